@@ -8,5 +8,6 @@ cli, process       the program and its process            job, open_job        o
 ranks, services    collectives; cacher and store          assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices: from configuration to objects
 checkpoints, resume_point: resume, record, publish        export               a checkpoint for serving
+arithmetic: what bits depend on besides the settings
 progress, metrics, totals, result                         progress bar, AUC, sums over ranks, the JSON
 """

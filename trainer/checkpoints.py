@@ -306,6 +306,7 @@ class Checkpoints:
             settings=facts.settings,
             row_schema=facts.row_schema,
             identity=facts.identity,
+            arithmetic=facts.arithmetic,
         )
         return Publisher(
             folder,

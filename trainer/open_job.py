@@ -26,11 +26,12 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.engine import Engine
 from bagpipe.training.part import LoopPart
+from trainer.arithmetic import arithmetic_of, unlike_ranks
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 from trainer.checkpoints import Checkpoints
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.ranks import Ranks, check_same
-from trainer.resume_point import JobFacts, result_settings
+from trainer.resume_point import JobFacts, note, result_settings
 from trainer.services import open_services
 from trainer.stages import open_stages
 
@@ -143,11 +144,15 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
     parts = build_parts(built, dense)
+    facts = _facts(built, source, ranks)
+    unlike = unlike_ranks(facts.arithmetic)
+    if unlike and ranks.is_first:
+        note(unlike)
     checkpoints = stack.enter_context(
         Checkpoints(
             config,
             ranks,
-            _facts(built, source, ranks),
+            facts,
             store,
             cache=cache,
             dense=dense,
@@ -201,6 +206,7 @@ def _facts(built: BuiltModel, source: RemoteBatches, ranks: Ranks) -> JobFacts:
         rows=built.rows,
         identity=source.identity,
         world_size=ranks.world_size,
+        arithmetic=tuple(ranks.gather(arithmetic_of(built.config.run.device))),
     )
 
 

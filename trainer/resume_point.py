@@ -32,6 +32,7 @@ from bagpipe.store.fencing.fence import BucketState
 from bagpipe.store.interface import Store
 from bagpipe.store.redis.urls import redact
 from bagpipe.types.schema import DataSchema, RowSchema
+from trainer.arithmetic import first_unlike
 from trainer.ranks import Ranks, common_settings
 
 __all__ = ["JobFacts", "ResumePoint", "compare", "namespace_label", "note", "result_settings", "start_generation"]
@@ -96,12 +97,14 @@ class JobFacts:
         rows: row schema.
         identity: identity of the data and of the code, from the cacher.
         world_size: number of ranks.
+        arithmetic: by rank, see `trainer.arithmetic`.
     """
 
     settings: Mapping[str, Any]
     rows: RowSchema
     identity: Mapping[str, str]
     world_size: int
+    arithmetic: tuple[Mapping[str, str], ...] = ()
 
     @property
     def row_schema(self) -> dict[str, Any]:
@@ -189,6 +192,7 @@ def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Mani
         settings=facts.settings,
         row_schema=facts.row_schema,
         identity=facts.identity,
+        arithmetic=facts.arithmetic,
     )
 
 
@@ -271,11 +275,26 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
             f"the checkpoint at step {checkpoint.step} was made by {checkpoint.world_size} ranks, this job has "
             f"{facts.world_size}: results are no longer bit-identical to those of an uninterrupted run"
         )
+    if checkpoint.parts:
+        _note_other_arithmetic(checkpoint, facts)
     if checkpoint.identity.get("code") != facts.identity.get("code"):
         note(
             f"the checkpoint at step {checkpoint.step} was made with other cacher code: results are bit-identical to "
             "those of an uninterrupted run only if that code makes the same batches"
         )
+
+
+def _note_other_arithmetic(checkpoint: Manifest, facts: JobFacts) -> None:
+    """Print a note for the first rank that computes with other kernels than in the checkpoint."""
+    for rank, (theirs, ours) in enumerate(zip(checkpoint.arithmetic, facts.arithmetic, strict=False)):
+        found = first_unlike(theirs, ours)
+        if found is not None:
+            where = f" on rank {rank}" if facts.world_size > 1 else ""
+            note(
+                f"the checkpoint at step {checkpoint.step} was made with {found.path} {found.first}{where}, this job "
+                f"has {found.second}: results are no longer bit-identical to those of an uninterrupted run"
+            )
+            return
 
 
 def _json_round_trip(value: Mapping[str, Any]) -> dict[str, Any]:

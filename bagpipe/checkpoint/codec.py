@@ -30,6 +30,9 @@ _T = TypeVar("_T")
 _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 
+#: Format version -> the fields that it added, with their values in manifests of earlier versions.
+_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}}
+
 #: No separators and no leading dot: a name cannot leave its folder.
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.(npy|safetensors)")
 
@@ -42,7 +45,7 @@ def encode(record: Manifest | Part) -> bytes:
 
 
 def decode_manifest(content: bytes, path: str) -> Manifest:
-    """Decode a manifest.
+    """Decode a manifest. One of an earlier version becomes one of this version.
 
     Args:
         content: the file's bytes.
@@ -60,11 +63,14 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
         raise InputError(
             f"{path}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"
         )
+    for added, fields in _ADDED_FIELDS.items():
+        if type(version) is int and version < added:
+            value = {**fields, **value}
     manifest: Manifest = _read(Manifest, value, path, "")
-    if version != FORMAT_VERSION:
-        raise InputError(f"{path}: format_version: expected {FORMAT_VERSION}, got {version!r}")
+    if not version:
+        raise InputError(f"{path}: format_version: expected 1 to {FORMAT_VERSION}, got {version!r}")
     _check_manifest(manifest, path)
-    return manifest
+    return dataclasses.replace(manifest, format_version=FORMAT_VERSION)
 
 
 def decode_part(content: bytes, path: str) -> Part:

@@ -15,8 +15,8 @@ from bagpipe.errors import InputError
 
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
-#: Format version of the manifest and its files. Newer versions are rejected.
-FORMAT_VERSION = 1
+#: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`.
+FORMAT_VERSION = 2
 
 
 class BrokenCheckpoint(InputError):
@@ -93,6 +93,7 @@ class Manifest:
         settings: configuration that affects results, by key; JSON values.
         row_schema: `RowSchema.to_json`.
         identity: identity of the data, from the cacher.
+        arithmetic: by rank, what its sums depend on besides the settings (`trainer.arithmetic`); empty if not recorded.
         parts: the ranks' parts, by rank.
         base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
     """
@@ -108,6 +109,7 @@ class Manifest:
     settings: Mapping[str, Any]
     row_schema: Mapping[str, Any]
     identity: Mapping[str, str]
+    arithmetic: tuple[Mapping[str, str], ...] = ()
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
 

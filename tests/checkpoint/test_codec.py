@@ -63,6 +63,15 @@ def test_records_read_back():
     )
 
 
+def test_a_manifest_of_an_earlier_version_reads():
+    document = json.loads(encode(MANIFEST))
+    for name in ("checksum", "arithmetic"):
+        del document[name]
+    assert decode_manifest(_signed({**document, "format_version": 1}), "x") == MANIFEST
+    with pytest.raises(InputError, match="missing field arithmetic"):
+        decode_manifest(_signed(document), "x")
+
+
 @given(st.floats() | st.integers() | st.text(), st.text())
 def test_progress_reads_back_exactly(value, key):
     part = decode_part(encode(dataclasses.replace(PART, progress={key: value})), "x")
@@ -79,8 +88,8 @@ def test_values_without_json_are_not_written():
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("format_version",), 2, "format version 2, this bagpipe reads versions up to 1"),
-        (("format_version",), 0, "format_version: expected 1, got 0"),
+        (("format_version",), 3, "format version 3, this bagpipe reads versions up to 2"),
+        (("format_version",), 0, "format_version: expected 1 to 2, got 0"),
         (("format_version",), True, "format_version: expected an integer"),
         (("format_version",), "1", "format_version: expected an integer, got '1'"),
         (("step",), None, "missing field step"),
@@ -103,6 +112,8 @@ def test_values_without_json_are_not_written():
         (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),
         (("identity",), {"a": 1}, "identity: expected an object"),
         (("settings",), [1], "settings: expected an object"),
+        (("arithmetic",), {"device": "cpu"}, "arithmetic: expected a list"),
+        (("arithmetic",), [{"device": 1}], r"arithmetic\[0\]: expected an object"),
         (("base", 0, "step"), 9, "ascending steps"),
     ],
 )
@@ -136,7 +147,7 @@ def test_a_part_names_files_of_its_folder_only():
         b"1" * 5000,
         encode(MANIFEST)[:-9],
         encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
-        encode(MANIFEST).replace(b'"format_version": 1', b'"format_version": 3'),
+        encode(MANIFEST).replace(b'"format_version": 2', b'"format_version": 3'),
     ],
 )
 def test_damage_is_reported_as_damage(content):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,14 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
         ranks.gather(None)
         dense = {name: value.numpy() for name, value in parts.engine.dense.model.state_dict().items()}
         return {"dense": dense, "samples": trained.progress.samples, "seed": torch.initial_seed()}
+
+
+def unlike_job(membership: Membership, config: Config) -> dict[str, Any]:
+    """A rank of a job whose rank 1 runs in another environment. Returns its standard error, too."""
+    if membership.rank == 1:
+        os.environ["OPENBLAS_CORETYPE"] = "Generic"
+    with redirect_stderr(StringIO()) as err:
+        return whole_job(membership, config) | {"err": err.getvalue()}
 
 
 def run_processes(config: Config, world_size: int, folder: Path, work: Callable[..., Any] = whole_job) -> list[Any]:
@@ -195,6 +205,17 @@ def test_the_result_covers_all_ranks(clicks: MakeConfig, redis_servers: tuple[st
     assert result["loss"] == pytest.approx(float(progress.loss_sum) / progress.samples, rel=1e-12)
     assert (result["auc"], result["ne"]) == (alone.auc, pytest.approx(alone.ne, rel=1e-12))
     assert 0 < result["hit_rate"] < 1
+
+
+def test_rank_0_names_the_ranks_of_unlike_hosts(clicks: MakeConfig, tmp_path: Path) -> None:
+    config = change(clicks(), cache__rows=200, store__url="", run__steps=2)
+    first, second = run_processes(config, 2, tmp_path, unlike_job)
+    assert second["err"] == ""
+    assert (
+        "note: not all ranks compute like rank 0 (unlike: 1): OPENBLAS_CORETYPE is 'not set' on rank 0 and 'Generic' on"
+        in first["err"]
+    )
+    assert first["steps"] == 2
 
 
 def test_a_model_with_buffers_and_dropout(clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from bagpipe.checkpoint import codec
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import await_true
-from tests.system.programs import Program, await_gone, run_forked
+from tests.system.programs import Program, await_gone, run_forked, run_program
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.writes import Writes, client_of
 
@@ -76,6 +77,19 @@ def test_a_killed_job_with_half_rows_resumes(server: EmbeddedServer, tmp_path: P
     assert (done.code, done.err) == (0, "")
     assert digests(job.result) == digests(tmp_path / "uninterrupted.json")
     assert job.resumed_from() == 10
+
+
+def test_a_resume_on_another_processor_says_so(job: Resumed) -> None:
+    """A fresh interpreter: torch chooses its kernels once in a process."""
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("torch has only one set of kernels for this processor")
+    for step in ("7", "14"):
+        here = job.run("--run.steps", step)
+        assert (here.code, here.err) == (0, "")
+    other = run_program(job.line(), {"ATEN_CPU_CAPABILITY": "default"})
+    assert (other.code, job.resumed_from()) == (0, 14)
+    assert "was made with CPU capability" in other.error_line
+    assert "this job has 'DEFAULT': results are no longer bit-identical" in other.error_line
 
 
 @pytest.mark.parametrize("point", ["after-acquire", "mid-recovery", "before-begin", "after-begin"])
@@ -253,7 +267,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedde
         (["--pipeline.microbatches", "2"], nothing, r"made with pipeline\.microbatches 1, this job has 2"),
         (["--checkpoint.resume", "never"], nothing, r"belongs to a job's checkpoints \([0-9a-f]{8}\), not those of"),
         (["--checkpoint.dir", "", "--checkpoint.every", "0"], nothing, r"and checkpoint\.dir is not set"),
-        ([], newer, "has format version 2, "),
+        ([], newer, "has format version 3, "),
         ([], all_broken, "none of its 2 checkpoints is whole"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.manifest import FileEntry, Manifest, Part
 from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import Ledger
@@ -180,3 +181,50 @@ def test_allowed_differences_are_reported(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     compare(manifest, dataclasses.replace(FACTS, identity={"data": "1 file", "code": "d"}))
     assert "was made with other cacher code" in capsys.readouterr().err
+
+
+def trained(*arithmetic: dict[str, str]) -> Manifest:
+    """A checkpoint of one rank after the first batch."""
+    dense = FileEntry(name="dense-0000.safetensors", num_bytes=1, xxh3_128="0" * 32)
+    return Manifest(
+        lineage="0" * 32,
+        generation=1,
+        step=8,
+        parent_checkpoint_id="",
+        token="1",
+        epoch=1,
+        world_size=1,
+        settings=FACTS.settings,
+        row_schema=FACTS.row_schema,
+        identity=FACTS.identity,
+        arithmetic=arithmetic,
+        parts=(Part(rank=0, dense=dense),),
+    )
+
+
+def test_another_arithmetic_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = {"device": "cpu", "CPU capability": "AVX512"}
+    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
+    compare(trained({**ours, "CPU capability": "AVX2"}), facts)
+    assert capsys.readouterr().err == (
+        "note: the checkpoint at step 8 was made with CPU capability 'AVX2', this job has 'AVX512': results are no "
+        "longer bit-identical to those of an uninterrupted run\n"
+    )
+
+
+def test_the_first_rank_with_another_arithmetic_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = {"CPU capability": "AVX512"}, {"CPU capability": "AVX2"}
+    checkpoint = dataclasses.replace(trained(one, one, one), world_size=3)
+    compare(checkpoint, dataclasses.replace(FACTS, world_size=3, arithmetic=(one, other, other)))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "was made with CPU capability 'AVX512' on rank 1, this job has 'AVX2': results are no longer" in line
+
+
+def test_nothing_is_said_of_the_same_or_an_unknown_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints of earlier versions record none; at checkpoint 0 nothing was computed."""
+    ours = {"device": "cpu", "CPU capability": "AVX512"}
+    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
+    compare(trained(ours), facts)
+    compare(trained(), facts)
+    compare(dataclasses.replace(trained({"CPU capability": "AVX2"}), parts=()), facts)
+    assert capsys.readouterr().err == ""
