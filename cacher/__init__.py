@@ -5,6 +5,6 @@ data.loader ──Batch──> oracle.planner ──CachePlan──> planning.Pl
 
 server, security   listener, limits, authentication       service, requests   one stream per rank, checked input
 jobs, run          ranks and runs of every job            planning            plans of one run
-identity           digests of data and code               embedded            the daemon of one job
+identity           hashes of files and code               embedded            the daemon of one job
 cli, process       the daemon's process                   logs, counters, metrics   JSON lines, totals, Prometheus
 """

@@ -125,7 +125,7 @@ class Jobs:
             InputError: it does not match the cacher's configuration or the job's other ranks.
             JobError: no room for another job, or this job has failed.
         """
-        check_hello(hello, self._settings, self._data.schema, self._data.identity)
+        check_hello(hello, self._settings, self._data.schema)
         if hello.job_id in self._failed:
             raise JobError(f"the job was given up: {self._failed[hello.job_id]}")
         job = self._jobs.get(hello.job_id)

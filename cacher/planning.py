@@ -216,7 +216,7 @@ class PlannedData:
 
     Attributes:
         schema: of the data.
-        identity: digests of what the plans depend on besides `config`, see `cacher.identity`.
+        identity: what the plans depend on besides `config`.
 
     Raises:
         InputError: the data cannot be opened.
@@ -226,7 +226,8 @@ class PlannedData:
         self._config = config
         self._seed = seed
         self._source = open_source(config, seed)
-        self.identity = identity_of([*self._source.files, *filter(None, [config.schema])], self._source.layout)
+        files = [*self._source.files, *filter(None, [config.schema])]
+        self.identity = identity_of(files, self._source.layout, full=config.identity == "full")
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = self._source.schema
 

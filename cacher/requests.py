@@ -50,12 +50,12 @@ class PhaseRequest:
         return value
 
 
-def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema, identity: Mapping[str, str]) -> None:
-    """Compare a trainer's settings with the cacher's; after a reconnect also its schema and identity.
+def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema) -> None:
+    """Compare a trainer's settings with the cacher's; after a reconnect also its schema.
 
     Raises:
-        InputError: another protocol, settings, schema or identity, naming both values; a rank, world size, name
-            or number of credits out of range.
+        InputError: another protocol, settings or schema, naming both values; a rank, world size, name or number of
+            credits out of range.
     """
     if hello.protocol != PROTOCOL_VERSION:
         raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {hello.protocol}")
@@ -75,13 +75,6 @@ def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema
         found = first_difference(_plain(schema.to_json()), _object(hello.schema, "schema"))
         if found is not None:
             raise InputError(f"data schema, {found.path}: the cacher has {found.first}, the trainer {found.second}")
-    if hello.identity:
-        found = first_difference(identity, _object(hello.identity, "identity"))
-        if found is not None:
-            raise InputError(
-                f"{found.path} has changed since the trainer began: the cacher has {found.first}, "
-                f"the trainer's batches are of {found.second}"
-            )
 
 
 def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSchema, world_size: int) -> PhaseRequest:

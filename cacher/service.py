@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError, JobError
+from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
 from cacher.counters import Counters
 from cacher.jobs import EnteredRun, Jobs, Member
@@ -38,7 +38,7 @@ class CacherService:
     Args:
         jobs: the jobs served.
         schema: of the data.
-        identity: see `cacher.identity`.
+        identity: of the batches.
         counters: totals for the metrics.
         hello_timeout_s: longest wait for a Hello.
         max_silent: most streams without a Hello.
@@ -48,14 +48,14 @@ class CacherService:
         self,
         jobs: Jobs,
         schema: DataSchema,
-        identity: Mapping[str, str],
+        identity: BatchIdentity,
         counters: Counters,
         *,
         hello_timeout_s: float = 10.0,
         max_silent: int = 256,
     ) -> None:
         self._jobs = jobs
-        welcome = pb.Welcome(schema=json.dumps(schema.to_json()), identity=json.dumps(dict(identity)))
+        welcome = pb.Welcome(schema=json.dumps(schema.to_json()), identity=json.dumps(identity.to_json()))
         self._welcome: bytes = pb.CacherMessage(welcome=welcome).SerializeToString()
         self._counters = counters
         self._hello_timeout_s = hello_timeout_s

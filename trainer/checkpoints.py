@@ -305,7 +305,7 @@ class Checkpoints:
             world_size=facts.world_size,
             settings=facts.settings,
             row_schema=facts.row_schema,
-            identity=facts.identity,
+            identity=facts.identity.to_json(),
             arithmetic=facts.arithmetic,
         )
         return Publisher(

@@ -31,6 +31,7 @@ from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import BucketState
 from bagpipe.store.interface import Store
 from bagpipe.store.redis.urls import redact
+from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.arithmetic import first_unlike
 from trainer.ranks import Ranks, common_settings
@@ -45,6 +46,7 @@ _FREE = frozenset(
         "data.path",
         "data.schema",
         "data.workers",
+        "data.identity",
         "data.epochs",
         "optim.ema_evaluate",
         "run.steps",
@@ -53,6 +55,8 @@ _FREE = frozenset(
         "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
     }
 )
+#: The end of a refusal.
+_WAY_OUT = "use another checkpoint.dir, or checkpoint.resume=never"
 #: Keys of other sections that affect results.
 _EXTRA_KEYS = ("cacher.assign",)
 
@@ -95,14 +99,14 @@ class JobFacts:
     Attributes:
         settings: see `result_settings`.
         rows: row schema.
-        identity: identity of the data and of the code, from the cacher.
+        identity: identity of the batches, from the cacher.
         world_size: number of ranks.
         arithmetic: by rank, see `trainer.arithmetic`.
     """
 
     settings: Mapping[str, Any]
     rows: RowSchema
-    identity: Mapping[str, str]
+    identity: BatchIdentity
     world_size: int
     arithmetic: tuple[Mapping[str, str], ...] = ()
 
@@ -191,7 +195,7 @@ def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Mani
         world_size=0,
         settings=facts.settings,
         row_schema=facts.row_schema,
-        identity=facts.identity,
+        identity=facts.identity.to_json(),
         arithmetic=facts.arithmetic,
     )
 
@@ -260,7 +264,6 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("", {**defaults, **checkpoint.settings}, dict(facts.settings)),
         ("rows", dict(checkpoint.row_schema), facts.row_schema),
-        ("", {"the data": checkpoint.identity.get("data")}, {"the data": facts.identity.get("data")}),
     )
     for path, theirs, ours in pairs:
         found = first_difference(theirs, ours, path)
@@ -268,8 +271,9 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
             first, second = redact(found.first), redact(found.second)
             raise InputError(
                 f"the checkpoint at step {checkpoint.step} was made with {found.path} {first}, this job has {second}: "
-                "use another checkpoint.dir, or checkpoint.resume=never"
+                f"{_WAY_OUT}"
             )
+    _compare_batches(checkpoint, facts.identity)
     if checkpoint.parts and checkpoint.world_size != facts.world_size:
         note(
             f"the checkpoint at step {checkpoint.step} was made by {checkpoint.world_size} ranks, this job has "
@@ -277,10 +281,27 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
         )
     if checkpoint.parts:
         _note_other_arithmetic(checkpoint, facts)
-    if checkpoint.identity.get("code") != facts.identity.get("code"):
+
+
+def _compare_batches(checkpoint: Manifest, ours: BatchIdentity) -> None:
+    """Reject a checkpoint of other data. Print a note if not all could be compared, or other code reads the data."""
+    made = f"the checkpoint at step {checkpoint.step}"
+    size = checkpoint.identity.get("data")
+    if isinstance(size, str):  # format version 1: number and size of the files, and a digest of their names and times
+        change = None if size.startswith(f"{ours.size} (") else f"it has {ours.size}, not {size.partition(' (')[0]}"
+        if change is None and ours.files:
+            note(f"{made} recorded no content of the data files: only their number and total size were compared")
+    else:
+        theirs = BatchIdentity.from_json(checkpoint.identity)
+        change = theirs.first_change(ours)
+        if change is None and theirs.knows_less_than(ours):
+            note(f"{made} recorded sampled blocks of the data files: bytes between them were not compared")
+    if change is not None:
+        raise InputError(f"{made} was made with other data: {change}: {_WAY_OUT}")
+    if checkpoint.identity.get("code") != ours.code:
         note(
-            f"the checkpoint at step {checkpoint.step} was made with other cacher code: results are bit-identical to "
-            "those of an uninterrupted run only if that code makes the same batches"
+            f"{made} was made with other cacher code: results are bit-identical to those of an uninterrupted run only "
+            "if that code makes the same batches"
         )
 
 

@@ -15,7 +15,8 @@ from bagpipe.errors import InputError
 
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
-#: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`.
+#: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
+#: and the content of the data files.
 FORMAT_VERSION = 2
 
 
@@ -92,7 +93,7 @@ class Manifest:
         world_size: number of ranks.
         settings: configuration that affects results, by key; JSON values.
         row_schema: `RowSchema.to_json`.
-        identity: identity of the data, from the cacher.
+        identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name.
         arithmetic: by rank, what its sums depend on besides the settings (`trainer.arithmetic`); empty if not recorded.
         parts: the ranks' parts, by rank.
         base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
@@ -108,7 +109,7 @@ class Manifest:
     world_size: int
     settings: Mapping[str, Any]
     row_schema: Mapping[str, Any]
-    identity: Mapping[str, str]
+    identity: Mapping[str, Any]
     arithmetic: tuple[Mapping[str, str], ...] = ()
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()

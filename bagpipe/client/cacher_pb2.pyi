@@ -30,7 +30,7 @@ class CacherMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rank_batch: _Optional[_Union[RankBatch, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema", "identity")
+    __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -39,7 +39,6 @@ class Hello(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job_id: str
     instance: str
@@ -48,8 +47,7 @@ class Hello(_message.Message):
     credits: int
     settings: str
     schema: str
-    identity: str
-    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("schema", "identity")

@@ -23,6 +23,7 @@ from bagpipe.client.codec import CodecError, decode_rank_batch
 from bagpipe.client.link import Credentials, Link, LinkLost
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
@@ -89,6 +90,7 @@ class Receiver:
         self._link: Link | None = None  # the attempt, once welcomed and not known to be lost
         self._welcomed_s = 0.0
         self._run: Run | None = None
+        self._identity: BatchIdentity | None = None  # set before the schema is queued
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._receive, name="cacher-client", daemon=True)
 
@@ -149,15 +151,10 @@ class Receiver:
             self._received.put_nowait(Item(run=None, content=JobError("given up: the job has failed")))
 
     @property
-    def identity(self) -> Mapping[str, str]:
-        """The cacher's identity from its Welcome; empty before."""
-        try:
-            value = json.loads(self._hello.identity or "{}")
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-            raise JobError("the cacher sent an identity that cannot be read")
-        return value
+    def identity(self) -> BatchIdentity:
+        """Identity of the batches, from the cacher's first Welcome; only after the schema was taken."""
+        assert self._identity is not None, "welcomed"
+        return self._identity
 
     def statistics(self) -> QueueStatistics:
         return QueueStatistics(
@@ -245,10 +242,12 @@ class Receiver:
                 raise JobError("the cacher sent a message of no known kind")
 
     def _welcome(self, link: Link, welcome: pb.Welcome) -> None:
-        is_first = not self._hello.schema
-        if is_first:
-            self._hello.schema, self._hello.identity = welcome.schema, welcome.identity
+        identity = _identity(welcome.identity)
+        if self._identity is None:
+            self._hello.schema, self._identity = welcome.schema, identity
             self._received.put(Item(run=None, content=_schema(welcome.schema)))
+        else:
+            _check_same_batches(self._identity, identity)
         with self._lock:
             if self._closing.is_set():
                 link.put(leave=pb.Leave())
@@ -290,6 +289,22 @@ class Receiver:
 
 class _Gap(Exception):
     """A batch is missing."""
+
+
+def _check_same_batches(before: BatchIdentity, now: BatchIdentity) -> None:
+    """Raise JobError if a cacher that was started again would plan other batches."""
+    if before.code != now.code:
+        raise JobError(f"the cacher's code has changed since the trainer began: {now.code}, not {before.code}")
+    change = before.first_change(now)
+    if change is not None:
+        raise JobError(f"the data has changed since the trainer began: {change}")
+
+
+def _identity(text: str) -> BatchIdentity:
+    try:
+        return BatchIdentity.from_json(json.loads(text))
+    except (ValueError, RecursionError, InputError) as error:
+        raise JobError(f"the cacher sent an identity of its batches that cannot be read: {error}") from None
 
 
 def _schema(text: str) -> DataSchema:

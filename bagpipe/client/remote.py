@@ -23,6 +23,7 @@ from bagpipe.client.receiver import QueueStatistics, Receiver, Run
 from bagpipe.config.sections import Config
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase, RankBatch
+from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["RemoteBatches"]
@@ -141,8 +142,8 @@ class RemoteBatches:
         self._receiver.interrupt()
 
     @property
-    def identity(self) -> Mapping[str, str]:
-        """Identity of the data that the cacher's batches depend on besides the settings. Available once entered."""
+    def identity(self) -> BatchIdentity:
+        """What the cacher's batches depend on besides the settings. Available once entered."""
         return self._receiver.identity
 
     def skipped_rows(self) -> int:

@@ -36,6 +36,7 @@ __all__ = [
 # Names that the code dispatches on, repeated so that a wrong one is refused without importing torch.
 DataFormat = Literal["avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic"]
 BadRows = Literal["stop", "skip"]
+FileHashes = Literal["sampled", "full"]
 Policy = Literal["belady-window", "drop-unused"]
 Durability = Literal["memory", "everysec", "always"]
 Assignment = Literal["contiguous", "locality"]
@@ -62,6 +63,8 @@ class DataConfig:
         shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
         bad_rows: stop at a malformed row, or skip and count it.
         workers: parser processes; 0: the program itself parses.
+        identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
+            of sampled blocks of large ones (sampled), or of all bytes (full), which reads all data once more.
     """
 
     path: str = ""
@@ -74,6 +77,7 @@ class DataConfig:
     shuffle: bool = False
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
+    identity: FileHashes = "sampled"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,9 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path, listen: str) 
         source.__enter__()
         rank_batches = source.batches("train", spec_of(job, source.schema))
         assert next(rank_batches).batch.index == 0
-    path.write_text(line.replace("af", "ae") * 200)
-    with served(job, listen), pytest.raises(JobError, match=r"^data has changed since the trainer began: the cacher"):
+    path.write_text(line.replace("af", "ae") * 100)
+    words = rf"^the data has changed since the trainer began: {path} has other content: the block at byte 0"
+    with served(job, listen), pytest.raises(JobError, match=words):
         list(rank_batches)
     source.close()
 

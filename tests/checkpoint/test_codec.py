@@ -110,7 +110,7 @@ def test_values_without_json_are_not_written():
         (("parts", 0, "rows", 0, "num_rows"), 0, "has no rows"),
         (("parts", 0, "num_groups"), "12", r"num_groups: expected a list"),
         (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),
-        (("identity",), {"a": 1}, "identity: expected an object"),
+        (("identity",), [1], "identity: expected an object"),
         (("settings",), [1], "settings: expected an object"),
         (("arithmetic",), {"device": "cpu"}, "arithmetic: expected a list"),
         (("arithmetic",), [{"device": 1}], r"arithmetic\[0\]: expected an object"),

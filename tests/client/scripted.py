@@ -12,6 +12,7 @@ import grpc
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.cacher_pb2_grpc import CacherServicer, add_CacherServicer_to_server
+from bagpipe.types.batch_identity import BatchIdentity
 from data.schema_file import criteo_schema
 from tests.client.rank_batches import example_rank_batch, frame_of
 
@@ -21,8 +22,9 @@ __all__ = ["Script", "batch", "end", "error", "scripted", "welcome"]
 Script = Sequence[pb.CacherMessage | Callable[[pb.TrainerMessage], None]]
 
 
-def welcome(schema: str = "", identity: str = "") -> pb.CacherMessage:
+def welcome(schema: str = "", *, identity: str = "", code: str = "c", layout: str = "lines") -> pb.CacherMessage:
     schema = schema or json.dumps(criteo_schema().to_json())
+    identity = identity or json.dumps(BatchIdentity(code=code, layout=layout, files=()).to_json())
     return pb.CacherMessage(welcome=pb.Welcome(schema=schema, identity=identity))
 
 

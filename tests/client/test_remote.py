@@ -111,6 +111,25 @@ def test_a_stream_that_ends_early_is_lost(path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("restarted", "words"),
+    [
+        ({"code": "d"}, r"^the cacher's code has changed since the trainer began: d, not c$"),
+        ({"layout": "pages"}, r"^the data has changed since the trainer began: it is read as 'pages', not as 'lines'$"),
+        (
+            {"identity": "[]"},
+            r"^the cacher sent an identity of its batches that cannot be read: the identity",
+        ),
+    ],
+)
+def test_a_restarted_cacher_of_other_batches_is_left(path: Path, restarted: dict[str, str], words: str) -> None:
+    """No Start is sent to it."""
+    with scripted(path, [welcome(), start, batch(0)], [welcome(**restarted)]) as (url, requests):
+        with client(url, timeout_s=30) as source, pytest.raises(JobError, match=words):
+            indices(source.batches("train", SPEC))
+        assert [message.WhichOneof("kind") for message in requests[1]] == ["hello"]
+
+
 def test_batches_of_a_phase_left_early_are_dropped(path: Path) -> None:
     script: Script = [
         welcome(),
@@ -140,14 +159,14 @@ def test_a_new_stream_reports_a_run_that_has_ended(path: Path) -> None:
     def second_run(message: pb.TrainerMessage) -> None:
         assert (message.start.run, message.start.ended) == (1, False)
 
-    first: Script = [welcome(identity="{}"), start, batch(0), batch(1), end(2)]
+    first: Script = [welcome(), start, batch(0), batch(1), end(2)]
     second: Script = [welcome(), ended, second_run, batch(0, run=1), end(1, run=1)]
     with scripted(path, first, second) as (url, requests), client(url) as source:
         batches = source.batches("train", SPEC)
         assert reported.wait(30)
         assert indices(batches) == [0, 1]
         assert indices(source.batches("eval", SPEC)) == [0]
-        assert [messages[0].hello.identity for messages in requests[:2]] == ["", "{}"]
+        assert [bool(messages[0].hello.schema) for messages in requests[:2]] == [False, True]
 
 
 def test_every_batch_taken_is_acknowledged(path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.manifest import FileEntry, Manifest, Part
-from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.types.batch_identity import BatchIdentity, FileIdentity
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
 from trainer.ranks import Ranks
 from trainer.resume_point import JobFacts, compare, result_settings, start_generation
@@ -24,9 +25,14 @@ ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
 DATA = DataSchema(
     label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
 )
-FACTS = JobFacts(
-    settings=result_settings(Config(), DATA), rows=ROWS, identity={"data": "1 file", "code": "c"}, world_size=1
-)
+FILE = FileIdentity(name="/data/day", num_bytes=100, sampled=("a",))
+IDENTITY = BatchIdentity(code="c", layout="lines", files=(FILE,))
+FACTS = JobFacts(settings=result_settings(Config(), DATA), rows=ROWS, identity=IDENTITY, world_size=1)
+
+
+def identity_with(**changes: Any) -> BatchIdentity:
+    """The identity of data whose only file has changed."""
+    return dataclasses.replace(IDENTITY, files=(dataclasses.replace(FILE, **changes),))
 
 
 class Rank(Ranks):
@@ -159,7 +165,14 @@ def test_only_settings_that_change_results_are_compared() -> None:
         ({"settings": result_settings(Config(optim=OptimConfig(dense="adam")), DATA)}, "optim.dense 'adagrad', this"),
         ({"settings": result_settings(Config(run=RunConfig(dtype="float64")), DATA)}, "run.dtype 'float32', this"),
         ({"rows": dataclasses.replace(ROWS, seed=7)}, "rows.seed 0, this job has 7"),
-        ({"identity": {"data": "2 files", "code": "c"}}, "the data '1 file', this job has '2 files'"),
+        (
+            {"identity": identity_with(num_bytes=99)},
+            "other data: /data/day has 99 bytes, not 100: use another",
+        ),
+        (
+            {"identity": identity_with(sampled=("b",))},
+            "other data: /data/day has other content: the block at byte 0",
+        ),
     ],
 )
 def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -179,8 +192,35 @@ def test_allowed_differences_are_reported(tmp_path: Path, capsys: pytest.Capture
     settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
     compare(dataclasses.replace(manifest, settings=settings), FACTS)  # from before the key existed
     assert capsys.readouterr().err == ""
-    compare(manifest, dataclasses.replace(FACTS, identity={"data": "1 file", "code": "d"}))
+    moved = dataclasses.replace(FACTS, identity=identity_with(name="/moved/day"))
+    compare(manifest, moved)
+    assert capsys.readouterr().err == ""
+    compare(manifest, dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, code="d")))
     assert "was made with other cacher code" in capsys.readouterr().err
+
+
+def test_full_hashes_and_a_checkpoint_of_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`data.identity` can change; what could not be compared is said."""
+    full = DataConfig(identity="full")
+    facts = dataclasses.replace(
+        FACTS, settings=result_settings(Config(data=full), DATA), identity=identity_with(sections=("s",))
+    )
+    compare(trained(), facts)
+    assert "step 8 recorded sampled blocks of the data files: bytes between them were not" in capsys.readouterr().err
+    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), FACTS)
+    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), facts)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_of_format_version_1_records_no_content(capsys: pytest.CaptureFixture[str]) -> None:
+    old = dataclasses.replace(trained(), identity={"data": "1 files of 100 bytes (0123)", "code": "c"})
+    compare(old, FACTS)
+    assert "step 8 recorded no content of the data files: only their number and total" in capsys.readouterr().err
+    with pytest.raises(InputError, match="other data: it has 1 files of 99 bytes, not 1 files of 100 bytes: use"):
+        compare(old, dataclasses.replace(FACTS, identity=identity_with(num_bytes=99)))
+    generated = dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, files=()))
+    compare(dataclasses.replace(old, identity={"data": "0 files of 0 bytes (0123)", "code": "c"}), generated)
+    assert capsys.readouterr().err == ""
 
 
 def trained(*arithmetic: dict[str, str]) -> Manifest:
@@ -196,7 +236,7 @@ def trained(*arithmetic: dict[str, str]) -> Manifest:
         world_size=1,
         settings=FACTS.settings,
         row_schema=FACTS.row_schema,
-        identity=FACTS.identity,
+        identity=FACTS.identity.to_json(),
         arithmetic=arithmetic,
         parts=(Part(rank=0, dense=dense),),
     )
