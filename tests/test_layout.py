@@ -56,6 +56,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/store/redis/ledger_scripts.py": "tests/store/redis/test_ledger.py",
     "bagpipe/store/memory/table.py": "tests/store/memory/test_store.py",
     "bagpipe/testing/fence_conformance.py": "tests/store/test_conformance.py",
+    "bagpipe/testing/namespace_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/testing/fence_jobs.py": "tests/store/test_conformance.py",
     "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",
     "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",

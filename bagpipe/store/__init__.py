@@ -7,7 +7,7 @@
     RedisStore   ids ──keys──> buckets ──routing──> commands per server ──row_codecs──> frames of requests
                  resp_rows: arrays <-> RESP bytes           request_pipeline: frames <-> links, one deadline
                  shard_client: a list of servers            cluster_client: a cluster's masters, redirections
-                 namespace + schema_record: compared before anything is written
+                 namespace + schema_record: compared before anything is written; job_record: who made the rows
                  urls, servers, cluster: redis-py connects, authenticates, encrypts
                  server_checks: ACL rights, eviction, durability, restarts
                  fencing: owner tokens, write logs          ledger: acquire, commit, invalidate

@@ -70,6 +70,7 @@ class Store(Protocol):
     One thread can read while another writes; two threads must not read, or write, at the same time.
     `check` compares the namespace's schema record and creates nothing; `claim` writes the record if there is none.
     `reloads`: the caller reloads the rows of a server that has lost its data, so such a server is not refused.
+    `resets`: the caller removes all rows, so only a record that places them on other servers is refused.
     """
 
     schema: RowSchema
@@ -80,7 +81,7 @@ class Store(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def check(self, *, reloads: bool = False) -> bool:
+    def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """True if the namespace holds a matching schema record on any of its servers, False if it holds none.
 
         Raises:
@@ -134,6 +135,15 @@ class Store(Protocol):
         Raises:
             FencedError, RolledBackError: as for `write_many`, but checked for every bucket.
             ValueError: there is no fence.
+        """
+        ...
+
+    def reset(self, token: str) -> None:
+        """Acquire the namespace for `token` and clear it (`Ledger.clear`), whatever schema its record states.
+
+        Raises:
+            FencedError: another job has acquired it meanwhile.
+            InputError: as `check` with ``resets``.
         """
         ...
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.errors import InputError
-from bagpipe.store.keys import FORMAT_VERSION
+from bagpipe.store.keys import FORMAT_VERSION, MAX_BUCKETS
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["SchemaRecord"]
@@ -58,16 +58,39 @@ class SchemaRecord:
         Raises:
             InputError: names the first field that differs, with both values.
         """
+        self.compare_place(stored, label)
         for name, theirs, ours in self._pairs(stored, label):
             if theirs != ours:
-                raise InputError(f"{label} was made with {name} {theirs!r}, this job has {ours!r}")
+                raise InputError(
+                    f"{label} was made with {name} {theirs!r}, this job has {ours!r}: use another store.namespace, or "
+                    "delete its rows with store.existing=reset"
+                )
+
+    def compare_place(self, stored: Mapping[str, str], label: str) -> None:
+        """Refuse a stored record that puts rows elsewhere than this one does. The number of buckets can differ.
+
+        Raises:
+            InputError: names the first field that differs, with both values.
+        """
+        for name, field, ours in (
+            ("format version", "format", self.format_version),
+            ("number of servers", "servers", self.num_servers),
+            ("server position", "server", self.server),
+        ):
+            if stored.get(field) != str(ours):
+                raise InputError(f"{label} was made with {name} {stored.get(field)!r}, this job has {str(ours)!r}")
+
+    @staticmethod
+    def num_buckets_of(stored: Mapping[str, str], label: str) -> int:
+        """Number of buckets that a stored record states. Raises InputError if it is not valid."""
+        buckets = stored.get("buckets", "")
+        if not buckets.isdecimal() or not 1 <= int(buckets) <= MAX_BUCKETS:
+            raise InputError(f"{label} was made with store.buckets {buckets!r}, expected 1 to {MAX_BUCKETS}")
+        return int(buckets)
 
     def _pairs(self, stored: Mapping[str, str], label: str) -> Iterator[tuple[str, Any, Any]]:
         """(name, stored value, our value); a pair is meaningful only if all earlier pairs agree."""
-        yield "format version", stored.get("format"), str(self.format_version)
         yield "store.buckets", stored.get("buckets"), str(self.num_buckets)
-        yield "number of servers", stored.get("servers"), str(self.num_servers)
-        yield "server position", stored.get("server"), str(self.server)
         theirs, ours = _parse_schema(stored.get("schema", ""), label), self.schema.to_json()
         yield "optimizer", theirs.get("optimizer"), ours["optimizer"]
         yield "dtype", theirs.get("dtype"), ours["dtype"]

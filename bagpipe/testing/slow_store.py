@@ -117,9 +117,9 @@ class SlowStore:
         """Make every later write raise `error` after it has passed the gate."""
         self._failures["write"] = error
 
-    def check(self, *, reloads: bool = False) -> bool:
+    def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
-        return self.store.check(reloads=reloads)
+        return self.store.check(reloads=reloads, resets=resets)
 
     def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
@@ -152,6 +152,10 @@ class SlowStore:
     def rotate(self) -> NDArray[np.int64]:
         """See `Store.rotate`."""
         return self.store.rotate()
+
+    def reset(self, token: str) -> None:
+        """See `Store.reset`."""
+        self.store.reset(token)
 
     def ledger(self) -> Ledger:
         """See `Store.ledger`."""

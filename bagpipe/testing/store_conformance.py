@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.store.interface import Rows, Store, WriteRequest
 from bagpipe.testing.fence_conformance import FENCE_CHECKS
+from bagpipe.testing.namespace_conformance import NAMESPACE_CHECKS
 from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["CHECKS", "MakeStore", "check_store"]
@@ -350,4 +351,5 @@ def check_statistics_count_rows(make_store: MakeStore) -> None:
 CHECKS: tuple[Callable[[MakeStore], None], ...] = (
     *(value for name, value in list(globals().items()) if name.startswith("check_") and name != "check_store"),
     *FENCE_CHECKS,
+    *NAMESPACE_CHECKS,
 )

@@ -28,13 +28,13 @@ def test_fields_read_plainly() -> None:
     assert fields["digest"] == SCHEMA.digest()
 
 
+WAYS_OUT = ": use another store.namespace, or delete its rows with store.existing=reset"
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         (dataclasses.replace(RECORD, num_buckets=32), "here was made with store.buckets '32', this job has '16'"),
-        (dataclasses.replace(RECORD, num_servers=3), "here was made with number of servers '3', this job has '2'"),
-        (dataclasses.replace(RECORD, server=0), "here was made with server position '0', this job has '1'"),
-        (dataclasses.replace(RECORD, format_version=1), "here was made with format version '1', this job has '2'"),
         (
             dataclasses.replace(RECORD, schema=dataclasses.replace(SCHEMA, seed=9)),
             "here was made with seed 9, this job has 0",
@@ -55,7 +55,30 @@ def test_fields_read_plainly() -> None:
 def test_the_first_difference_is_named_with_both_values(other: SchemaRecord, message: str) -> None:
     with pytest.raises(InputError) as caught:
         RECORD.compare(other.to_fields(), "here")
-    assert str(caught.value) == message
+    assert str(caught.value) == message + WAYS_OUT
+    RECORD.compare_place(other.to_fields(), "here")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (dataclasses.replace(RECORD, num_servers=3), "here was made with number of servers '3', this job has '2'"),
+        (dataclasses.replace(RECORD, server=0), "here was made with server position '0', this job has '1'"),
+        (dataclasses.replace(RECORD, format_version=1), "here was made with format version '1', this job has '2'"),
+    ],
+)
+def test_rows_in_another_place_are_refused(other: SchemaRecord, message: str) -> None:
+    for compare in (RECORD.compare, RECORD.compare_place):
+        with pytest.raises(InputError) as caught:
+            compare(other.to_fields(), "here")
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("buckets", ["", "0", "65537", "-1", "x"])
+def test_a_record_without_a_valid_number_of_buckets_is_refused(buckets: str) -> None:
+    assert SchemaRecord.num_buckets_of(RECORD.to_fields(), "here") == 16
+    with pytest.raises(InputError, match=f"store.buckets '{buckets}', expected 1 to 65536"):
+        SchemaRecord.num_buckets_of({"buckets": buckets}, "here")
 
 
 @pytest.mark.parametrize("change", [{"schema": "{"}, {"schema": "[]"}, {"digest": "0"}, {"schema": "{}"}])

@@ -10,6 +10,7 @@ logs name the rows that differ from the last checkpoint. Keys beside the rows of
     <ns>:{b}:log:<token>:<epoch>:<writer>    list    "", then one element per group: the fields it wrote
     <ns>:{b}:fenced:<token>:<epoch>:<writer> list    a log whose job has lost the bucket
     <ns>:{b}:open                            hash    the rows while a group is written (never visible from outside)
+    <ns>:{0}:job                             hash    the namespace's job, see `bagpipe.store.job_record`; bucket 0 only
 
 A *writer* is a rank. An *epoch* is the interval between two checkpoints (0: recovery). A *group* is what one command
 sequence writes into one bucket; logging and writing a group is one atomic step. Hence, at any time and after any loss
@@ -30,6 +31,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import FIELD_DTYPE
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "distinct_fields",
     "fenced_log_key",
     "invalidated",
+    "job_key",
     "log_key",
     "log_name",
     "logs_key",
@@ -183,6 +186,21 @@ class Ledger(Protocol):
         """
         ...
 
+    def job(self) -> JobRecord | None:
+        """The record of the namespace's job; None without a valid one. Read-only."""
+        ...
+
+    def record_job(self, record: JobRecord) -> None:
+        """Replace the record of the namespace's job. Owner only."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all rows, logs, checkpoint ids and records, then the owner: the namespace is new again. Owner only.
+
+        Later writes of the owner are rejected too. An interrupted call leaves a part of the rows.
+        """
+        ...
+
     def inspect(self) -> None:
         """Check the servers and the owner.
 
@@ -230,6 +248,10 @@ def logs_key(bucket_key: bytes) -> bytes:
 
 def open_key(bucket_key: bytes) -> bytes:
     return bucket_key + b":open"
+
+
+def job_key(bucket_key: bytes) -> bytes:
+    return bucket_key + b":job"
 
 
 def log_name(fence: Fence) -> bytes:

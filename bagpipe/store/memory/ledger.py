@@ -18,6 +18,7 @@ from bagpipe.store.fencing.fence import (
     distinct_fields,
     invalidated,
 )
+from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import FIELD_DTYPE, bucket_of
 from bagpipe.store.memory.table import Table
 
@@ -34,6 +35,7 @@ class MemoryNamespace:
         tables: by table number; created on first use.
         owner, checkpoint_id: of all buckets.
         logs: by writer and epoch: the rows of each write, as `FIELD_DTYPE`.
+        job: record of its job.
     """
 
     def __init__(self, label: str, num_buckets: int) -> None:
@@ -45,6 +47,7 @@ class MemoryNamespace:
         self.owner = ""
         self.checkpoint_id = ""
         self.logs: dict[Fence, list[NDArray[np.void]]] = {}
+        self.job: JobRecord | None = None
 
     def check_owner(self, token: str) -> None:
         """Raise FencedError if the owner is another job, RolledBackError if there is none."""
@@ -185,6 +188,25 @@ class MemoryLedger:
         with self._namespace.lock:
             self._namespace.check_owner(self._token)
             self._namespace.checkpoint_id = checkpoint_id
+
+    def job(self) -> JobRecord | None:
+        """See `Ledger.job`."""
+        with self._namespace.lock:
+            return self._namespace.job
+
+    def record_job(self, record: JobRecord) -> None:
+        """See `Ledger.record_job`."""
+        with self._namespace.lock:
+            self._namespace.check_owner(self._token)
+            self._namespace.job = record
+
+    def clear(self) -> None:
+        """See `Ledger.clear`."""
+        namespace = self._namespace
+        with namespace.lock:
+            namespace.check_owner(self._token)
+            namespace.record, namespace.tables, namespace.logs, namespace.job = {}, [], {}, None
+            namespace.owner = namespace.checkpoint_id = ""
 
     def inspect(self) -> None:
         """See `Ledger.inspect`."""

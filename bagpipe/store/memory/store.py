@@ -61,10 +61,10 @@ class MemoryStore:
     ) -> None:
         self._is_open = False
 
-    def check(self, *, reloads: bool = False) -> bool:
+    def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
         with self._namespace.lock:
-            if self._namespace.record:
+            if self._namespace.record and not resets:
                 self._record.compare(self._namespace.record, self._namespace.label)
             return bool(self._namespace.record)
 
@@ -121,6 +121,14 @@ class MemoryStore:
             self._fence = replace(self._fence, epoch=self._fence.epoch + 1)
             self._namespace.logs.setdefault(self._fence, [])
         return num_groups
+
+    def reset(self, token: str) -> None:
+        """See `Store.reset`."""
+        with MemoryLedger(self._namespace) as ledger:
+            ledger.acquire(token)
+            ledger.clear()
+        with self._namespace.lock:
+            self._namespace.num_buckets = self._record.num_buckets
 
     def ledger(self) -> Ledger:
         """See `Store.ledger`."""

@@ -1,6 +1,8 @@
 """`RedisLedger`: the ledger of a namespace on servers, by one small script per bucket and call.
 
     state, acquire, begin, commit, invalidate   one script per bucket, pipelined to each server; all or nothing
+    clear                                       the same, then the schema records, then the owners
+    job, record_job                             one script in bucket 0
     touched                                     state of one bucket, then its logs in parts
     delete, drop                                scripts that check the owner first
 
@@ -34,12 +36,14 @@ from bagpipe.store.fencing.fence import (
     distinct_fields,
     fenced_log_key,
     invalidated,
+    job_key,
     log_key,
     logs_key,
     open_key,
     owner_key,
     parse_log_name,
 )
+from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.redis import ledger_scripts as scripts
 from bagpipe.store.redis.namespace import Backend, Namespace, Session
@@ -219,6 +223,27 @@ class RedisLedger:
         check_checkpoint_id(checkpoint_id)
         self._run_script(range(self.num_buckets), scripts.INVALIDATE, checkpoint_id)
 
+    def job(self) -> JobRecord | None:
+        """See `Ledger.job`."""
+        (words,) = self._run([self._script(0, scripts.JOB)])
+        texts = [word.decode(errors="replace") for word in words]
+        return JobRecord.from_fields(dict(zip(texts[::2], texts[1::2], strict=True)))
+
+    def record_job(self, record: JobRecord) -> None:
+        """See `Ledger.record_job`."""
+        words = [word for pair in record.to_fields().items() for word in pair]
+        self._run_script([0], scripts.RECORD_JOB, *words)
+
+    def clear(self) -> None:
+        """See `Ledger.clear`."""
+        every = range(self.num_buckets)
+        self._run_script(every, scripts.CLEAR)
+        try:
+            with self._namespace.removed_records():
+                self._run_script(every, scripts.RELEASE)
+        except InputError as error:
+            raise StoreError(str(error)) from error
+
     def inspect(self) -> None:
         """See `Ledger.inspect`. One INFO per server, and the owners of up to 64 buckets."""
         assert self._monitor is not None, "the ledger is not open"
@@ -265,7 +290,7 @@ class RedisLedger:
 
     def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> KeyCommand:
         key = self._keys[bucket]
-        keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key))
+        keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key), job_key(key))
         return KeyCommand(key, ("EVAL", script, len(keys), *keys, *arguments))
 
     def _run_script(

@@ -1,7 +1,7 @@
 """Lua scripts of `RedisLedger`: one call per bucket, all or nothing, safe to repeat.
 
-KEYS: bucket, owner, checkpoint id, set of logs, open. ARGV[1]: the caller's token. A script that changes anything
-returns OK; LOST, if acknowledged rows are missing; or the owner's token, if that is not the caller's.
+KEYS: bucket, owner, checkpoint id, set of logs, open, job record. ARGV[1]: the caller's token. A script that changes
+anything returns OK; LOST, if acknowledged rows are missing; or the owner's token, if that is not the caller's.
 
 The key `open` does not exist while a script runs. Naming it makes a cluster's node answer TRYAGAIN while the bucket's
 slot moves; otherwise a script could find a bucket without its logs.
@@ -9,7 +9,19 @@ slot moves; otherwise a script could find a bucket without its logs.
 
 from __future__ import annotations
 
-__all__ = ["ACQUIRE", "BEGIN", "COMMIT", "DELETE", "DROP", "INVALIDATE", "STATE"]
+__all__ = [
+    "ACQUIRE",
+    "BEGIN",
+    "CLEAR",
+    "COMMIT",
+    "DELETE",
+    "DROP",
+    "INVALIDATE",
+    "JOB",
+    "RECORD_JOB",
+    "RELEASE",
+    "STATE",
+]
 
 #: Returns owner, checkpoint id, number of rows, then name and length of each log; length 0: the log is missing.
 STATE = """
@@ -100,3 +112,28 @@ DROP = _CHECK_OWNER + "redis.call('UNLINK', KEYS[1]) return 'OK'"
 
 #: ARGV[2..]: fields to remove; Lua's unpack fails near 8,000.
 DELETE = _CHECK_OWNER + "redis.call('HDEL', KEYS[1], unpack(ARGV, 2)) return 'OK'"
+
+#: Returns the fields of the job record: name, value, name, value, …
+JOB = "return redis.call('HGETALL', KEYS[6])"
+
+#: ARGV[2..]: name, value, name, value, …
+RECORD_JOB = _CHECK_OWNER + "redis.call('DEL', KEYS[6]) redis.call('HSET', KEYS[6], unpack(ARGV, 2)) return 'OK'"
+
+#: Removes everything of the bucket but its owner.
+CLEAR = (
+    _CHECK_OWNER
+    + """
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  redis.call('UNLINK', KEYS[1] .. ':log:' .. name, KEYS[1] .. ':fenced:' .. name)
+end
+redis.call('UNLINK', KEYS[1], KEYS[3], KEYS[4], KEYS[6])
+return 'OK'
+"""
+)
+
+#: Removes the owner. A bucket without one was released by an earlier call.
+RELEASE = """
+local owner = redis.call('GET', KEYS[2]) or ''
+if owner == ARGV[1] then redis.call('DEL', KEYS[2]) elseif owner ~= '' then return owner end
+return 'OK'
+"""

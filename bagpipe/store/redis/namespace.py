@@ -2,6 +2,7 @@
 
     check: record of server 0, 1, ... ──compare──> all match: True; no record and no rows: False; else InputError
     claim: check, then create the missing records; server 0 last, whose record means that the namespace is claimed
+    as_recorded, removed_records: the layout of the records that exist, and their removal
 
 Every server has a record with its position in the list. Rows are placed by position, so without the record a server
 that lost its data, or a reordered list, would look like rows that were never written. A cluster counts as one server.
@@ -9,9 +10,9 @@ that lost its data, or a reordered list, would look like rows that were never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -124,10 +125,10 @@ class Namespace:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {endpoint}")
                 seen[identity] = endpoint
 
-    def check(self, *, reloads: bool = False) -> bool:
+    def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
         self.check_servers()
-        claimed = self._is_claimed(self._stored_records(reloads=reloads))
+        claimed = self._is_claimed(self._stored_records(reloads=reloads, resets=resets))
         self._check_rights()
         return claimed
 
@@ -141,6 +142,36 @@ class Namespace:
             if records[number].fields is None:
                 created = self._create_record(number)
         return created and not self._is_claimed(records)
+
+    def as_recorded(self) -> Namespace:
+        """This namespace with the number of buckets that its record states, if it has one.
+
+        Raises:
+            InputError: as `check` with ``resets``.
+        """
+        fields = self._stored_records(reloads=True, resets=True)[0].fields
+        if fields is None:
+            return self
+        return replace(self, num_buckets=SchemaRecord.num_buckets_of(fields, self.label_of(0)))
+
+    @contextmanager
+    def removed_records(self) -> Iterator[None]:
+        """Remove all schema records. An error that leaves the block puts them back."""
+        key = meta_key(self.name)
+        removed: list[tuple[Backend, dict[str, str]]] = []
+        for backend in self.backends:
+            with backend.session(self.timeout_s) as session:
+                fields = _decode(session.run(key, lambda client: client.hgetall(key)))
+                session.run(key, lambda client: client.delete(key))
+            removed.append((backend, fields))
+        try:
+            yield
+        except BaseException:
+            for backend, fields in removed:
+                if fields:
+                    with backend.session(self.timeout_s) as session:
+                        session.run(key, partial(_create, key=key, fields=fields))
+            raise
 
     @property
     def bucket_keys(self) -> list[bytes]:
@@ -189,8 +220,8 @@ class Namespace:
         """Whether an earlier call claimed it. If server 0 has no record, that call was cut short or it is lost."""
         return records[0].fields is not None or any(record.has_rows for record in records)
 
-    def _stored_records(self, *, reloads: bool) -> list[_Stored]:
-        """Every server's record, compared with this job's.
+    def _stored_records(self, *, reloads: bool, resets: bool = False) -> list[_Stored]:
+        """Every server's record, compared with this job's; with `resets` only in what says where the rows are.
 
         Raises:
             InputError: a record differs; or a server has rows without a record; or, unless `reloads`, a server has
@@ -205,7 +236,8 @@ class Namespace:
             records.append(_Stored(fields=fields, has_rows=any(exist)))
         for number, record in enumerate(records):
             if record.fields is not None:
-                self._record(number).compare(record.fields, self.label_of(number))
+                compare = SchemaRecord.compare_place if resets else SchemaRecord.compare
+                compare(self._record(number), record.fields, self.label_of(number))
         claimed = records[0].fields is not None
         for number, record in enumerate(records):
             if record.fields is None and record.has_rows:

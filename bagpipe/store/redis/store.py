@@ -122,13 +122,19 @@ class RedisStore:
         if stack is not None:
             stack.close()
 
-    def check(self, *, reloads: bool = False) -> bool:
+    def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
-        return self._namespace.check(reloads=reloads)
+        return self._namespace.check(reloads=reloads, resets=resets)
 
     def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`."""
         return self._namespace.claim(reloads=reloads)
+
+    def reset(self, token: str) -> None:
+        """See `Store.reset`."""
+        with RedisLedger(self._namespace.as_recorded()) as ledger:
+            ledger.acquire(token)
+            ledger.clear()
 
     def ledger(self) -> Ledger:
         """See `Store.ledger`."""
