@@ -7,7 +7,7 @@ after training: metrics (AUC, NE) ─> digests ─> result JSON
 cli, process       the program and its process            job, open_job        one job: run it, open its parts
 ranks, services    collectives; cacher and store          assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices: from configuration to objects
-checkpoints, resume_point: resume, record, publish        export               a checkpoint for serving
-arithmetic: what bits depend on besides the settings
+checkpoints, resume_point: resume, record, publish        claim                the store's namespace is this job's
+arithmetic         what bits depend on besides settings   export               a checkpoint for serving
 progress, metrics, totals, result                         progress bar, AUC, sums over ranks, the JSON
 """

@@ -1,18 +1,16 @@
-"""`Checkpoints`: resumes, records and publishes a job's checkpoints on one rank, and fences its writes.
+"""`Checkpoints`: resumes, records and publishes a job's checkpoints on one rank.
 
     start_generation ──> ResumePoint ──restore──> model, optimizer, random state      before the first batch
-              claim: every rank has its first batch ──> rank 0 recovers the store's rows ──> every rank writes fenced
-    Recorder ──Part──> Publisher ──> folder, store                       during training
-    lost or corrupt rows ──> invalidate                                  at the end
+    Claim: the namespace is this job's and has the checkpoint's rows                  at the first batch
+    Recorder ──Part──> Publisher ──> folder, store                                    during training
 
-A job without `checkpoint.dir` is fenced too, and closes its writer logs periodically to bound their size.
+A job without `checkpoint.dir` has a claim too, and closes its writer logs periodically to bound their size.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,33 +20,29 @@ from numpy.typing import NDArray
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
-from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
-from bagpipe.checkpoint.recovery import Recovered, check_namespace, recover, take_over
 from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
-from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
-from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
+from bagpipe.errors import InputError
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
 from bagpipe.training.part import LoopPart
+from trainer.claim import Claim
 from trainer.ranks import Ranks
-from trainer.resume_point import JobFacts, ResumePoint, namespace_label, note, start_generation
+from trainer.resume_point import JobFacts, ResumePoint, start_generation
 
 __all__ = ["Checkpoints"]
 
 #: Batches between closings of the writer logs of a job without checkpoints. A log takes 12 B per row written.
 _CLOSE_EVERY = 1_000
 
-#: Interval of the progress notes of a reload.
-_NOTE_INTERVAL_S = 5.0
-
 
 class Checkpoints:
-    """Checkpoints of one rank. On exit, drops unpublished checkpoints and invalidates lost or corrupt rows.
+    """Checkpoints of one rank. On exit, drops unpublished checkpoints.
 
     Args:
         config: the job.
@@ -61,6 +55,7 @@ class Checkpoints:
 
     Attributes:
         resume_point: what the job starts from.
+        claim: the job's claim on the store's namespace.
         recorder: recorder for the engine.
 
     Raises:
@@ -91,11 +86,8 @@ class Checkpoints:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
+        self.claim = Claim(config, ranks, store, self.resume_point, rows=self._rows, on_adopted=self._build_on)
         self._publisher: Publisher | None = None
-        #: Used by rank 0, which recovers and commits. Entered when the namespace is claimed.
-        self._ledger: Ledger = store.ledger()
-        self._watch: Ledger | None = None
-        self._is_suspect = False
         self._dense = dense
         self._parts = tuple(parts)
         self._device = cache.device
@@ -103,6 +95,7 @@ class Checkpoints:
 
     def __enter__(self) -> Self:
         self._restore()
+        self._stack.enter_context(self.claim)
         self._stack.enter_context(self.recorder)
         return self
 
@@ -111,13 +104,7 @@ class Checkpoints:
     ) -> None:
         if self._publisher is not None:
             self._publisher.close()
-        with closing(self._stack):
-            if isinstance(error, LostRowError) and self._has_claimed:
-                self._check_owner(error)
-            is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError))
-            if is_suspect and self._has_claimed and self.resume_point.checkpoint_id:
-                with suppress(StoreError), self._store.ledger() as ledger:
-                    ledger.invalidate(invalidated(self.resume_point.checkpoint_id))
+        self._stack.__exit__(kind, error, trace)
 
     @property
     def first_batch(self) -> int:
@@ -126,11 +113,7 @@ class Checkpoints:
     @property
     def resumed_from(self) -> int | None:
         """Step of the loaded checkpoint; None for initial values."""
-        return self.first_batch if self.resume_point.parts else None
-
-    @property
-    def _has_claimed(self) -> bool:
-        return self._watch is not None
+        return self.first_batch if self.resume_point.is_trained else None
 
     @property
     def num_published(self) -> int:
@@ -163,7 +146,7 @@ class Checkpoints:
             first_batch=self.first_batch,
             paths=paths,
             on_part=on_part,
-            inspect=self._inspect,
+            inspect=self.claim.inspect,
             cache=cache,
             store=self._store,
             dense=self._dense,
@@ -174,7 +157,7 @@ class Checkpoints:
     @property
     def known(self) -> IsWritten | None:
         """Test for rows that the checkpoint has, and the store therefore must have; None for initial values."""
-        return self._contains if self.resume_point.parts else None
+        return self._contains if self.resume_point.is_trained else None
 
     def _restore(self) -> None:
         """Load the dense part and the tensors of other parts.
@@ -183,7 +166,7 @@ class Checkpoints:
             InputError: the state belongs to another model or cannot be read.
         """
         checkpoint, dense = self.resume_point.checkpoint, self._dense
-        if checkpoint is None or not self.resume_point.parts:
+        if checkpoint is None or not self.resume_point.is_trained:
             return
         rank = self._ranks.rank
         has_own = rank < len(self.resume_point.parts)
@@ -214,81 +197,14 @@ class Checkpoints:
         assert self._rows is not None, "there is a checkpoint"
         return self._rows.contains(table, ids)
 
-    def claim(self) -> bool:
-        """Collective: take over the namespace and recover the rows of the checkpoint. True if it has no rows."""
-        ranks = self._ranks
-        ranks.gather(None)
-        is_new = bool(ranks.share(self._recover() if ranks.is_first else None))
-        self._store.fence(Fence(token=self.resume_point.token, writer=ranks.rank, epoch=1))
-        self._watch = self._stack.enter_context(self._store.ledger())
-        return is_new
-
     def claim_if_resumed(self) -> None:
         """Collective, after training: recover the rows of a resumed job that had no batches left to train."""
-        if self.resume_point.parts and not self._has_claimed:
-            self.claim()
-
-    def _recover(self) -> bool:
-        resume_point, rows = self.resume_point, self._rows
-        ledger = self._stack.enter_context(self._ledger)
-        states, label = ledger.state(), namespace_label(self._config)
-        checkpoint = resume_point.checkpoint
-        check_namespace(states, label, "" if checkpoint is None else checkpoint.manifest.lineage)
-        self._store.claim(reloads=checkpoint is not None)
-        if checkpoint is None or rows is None:
-            return take_over(ledger, token=resume_point.token, num_writers=self._ranks.world_size, namespace=label)
-        done = recover(
-            self._store,
-            ledger,
-            token=resume_point.token,
-            checkpoint=checkpoint.manifest,
-            rows=rows,
-            num_writers=self._ranks.world_size,
-            namespace=label,
-            progress=_ReloadProgress(rows.num_records),
-        )
-        _note_reload(done, len(states))
-        return not rows.num_records
-
-    def _inspect(self) -> None:
-        assert self._watch is not None, "claimed before anything is written"
-        try:
-            self._watch.inspect()
-        except FencedError:
-            raise
-        except StoreError:
-            self._is_suspect = True
-            raise
-
-    def _check_owner(self, error: LostRowError) -> None:
-        """Raise FencedError instead if another job has taken over the namespace: its recovery deletes rows."""
-        try:
-            self._inspect()
-        except FencedError as fenced:
-            raise fenced from error
-        except StoreError:
-            pass  # the lost row stays the job's error
+        if self.resume_point.is_trained and not self.claim.is_taken:
+            self.claim.take()
 
     def check_rows(self) -> None:
-        """On rank 0, after training: find rows that the store lost after their last use.
-
-        Raises:
-            LostRowError: a row of the last checkpoint is not in the store.
-            StoreError: a server has changed, or another job has taken over the namespace.
-        """
-        if self._has_claimed:  # the last inspection may have been many write-backs ago
-            self._inspect()
-        if self._publisher is None:
-            return
-        newest = self._publisher.newest
-        rows = CheckpointRows(newest.folder, newest.manifest, self._facts.rows)
-        for number, table in enumerate(self._store.schema.tables):
-            missing = np.setdiff1d(rows.ids(number), self._store.ids(number), assume_unique=True)
-            if len(missing):
-                raise LostRowError(
-                    f"table {table.name} id {missing[0]} was written, but is not in the store any more "
-                    f"({len(missing)} such rows at the end)"
-                )
+        """On rank 0, after training: find rows that the store lost after their last use. See `Claim.check_rows`."""
+        self.claim.check_rows(self._publisher.newest if self._publisher is not None else None)
 
     # ---- publishing ----------------------------------------------------------------------------------------------
 
@@ -314,44 +230,27 @@ class Checkpoints:
             template,
             facts.rows,
             rank=self._ranks.rank,
-            ledger=self._ledger,
+            ledger=self.claim.ledger,
             keep=self._config.checkpoint.keep,
             full_every=self._config.checkpoint.full_every,
             timeout_s=self._config.run.peer_timeout_s,
         )
 
+    def _build_on(self, checkpoint: Checkpoint) -> None:
+        """Make a checkpoint the one that the next checkpoint builds on."""
+        assert self._publisher is not None, "there is a folder"
+        self._publisher.newest = checkpoint
+
     def _publish(self, step: int, epoch: int, part: Part | None) -> None:
         assert self._publisher is not None, "there is a folder"
         assert part is not None, "there is a folder"
         self._publisher(step, epoch, part)
+        self.claim.has_published = True
 
     def _close_logs(self, step: int, epoch: int, part: Part | None) -> None:
         """Delete logs up to epoch - 2. Another rank may not have closed the log of the previous epoch yet."""
         if self._ranks.is_first and epoch > 2:
-            self._ledger.commit("", epoch - 2)
-
-
-class _ReloadProgress:
-    """Prints the progress of a long reload."""
-
-    def __init__(self, num_records: int) -> None:
-        self._num_records = num_records
-        self._start_s = self._printed_s = time.monotonic()
-
-    def __call__(self, num_rows: int, num_bytes: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self._printed_s >= _NOTE_INTERVAL_S:
-            self._printed_s = now_s
-            rate = num_bytes / (now_s - self._start_s) / 1e6
-            note(f"{num_rows} of at most {self._num_records} rows loaded into the store, {rate:.0f} MB/s")
-
-
-def _note_reload(done: Recovered, num_buckets: int) -> None:
-    if done.buckets_reloaded:
-        note(
-            f"{done.buckets_reloaded} of the store's {num_buckets} buckets were loaded from the checkpoint's files: "
-            f"{done.rows_written} rows, {done.bytes_written / 1e6:.0f} MB in {done.seconds:.1f} s"
-        )
+            self.claim.ledger.commit("", epoch - 2)
 
 
 def _combined_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:

@@ -156,6 +156,7 @@ def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics,
         quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
         found = {**quality, "embedding_digest": embedding_digest(job.store)}
         job.checkpoints.check_rows()  # after the digest, which could have missed the same rows
+        job.checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=stopped)
     return Result(
         **ranks.share(found),
         steps=totals.steps,
@@ -178,5 +179,5 @@ def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics,
         checkpoints=job.checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,
         stopped=stopped,
-        continued=job.continued,
+        continued=job.checkpoints.claim.continued,
     )

@@ -54,7 +54,6 @@ class OpenJob:
         replicas: sums the dense gradients; None on one rank and with stages.
         held: the stages and the ranks that hold them; empty on one rank and without stages.
         parts: the optional parts of the training loop.
-        continued: the namespace already had a schema record, so training starts from its rows.
     """
 
     source: RemoteBatches
@@ -65,7 +64,6 @@ class OpenJob:
     replicas: DenseParallel | None
     held: tuple[HeldStage, ...]
     parts: tuple[LoopPart, ...]
-    continued: bool
 
     @property
     def spec(self) -> OracleSpec:
@@ -127,7 +125,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
             durability=config.store.durability,
         )
     )
-    existed = store.check(reloads=bool(config.checkpoint.dir))
+    store.check(reloads=bool(config.checkpoint.dir), resets=config.store.existing == "reset")
     peers = ranks.peers
     held: tuple[HeldStage, ...] = ()
     cache = build_cache(built)
@@ -167,7 +165,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         parts=parts,
         trace=trace,
         peers=peers,
-        claim=checkpoints.claim,
+        claim=checkpoints.claim.take,
         recorder=checkpoints.recorder,
         known=checkpoints.known,
         wake=source.interrupt,
@@ -182,7 +180,6 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         replicas=replicas,
         held=held,
         parts=parts,
-        continued=existed and not config.checkpoint.dir,
     )
 
 

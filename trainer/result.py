@@ -35,7 +35,7 @@ class Result:
         checkpoints: checkpoints written by this process.
         checkpoint_stall_s: time training waited for checkpoints.
         stopped: the run was interrupted and stopped cleanly.
-        continued: the namespace existed before the job, and training continued from its rows.
+        continued: training started from another job's rows (``store.existing = rows-only``).
     """
 
     steps: int
@@ -86,7 +86,9 @@ class Result:
                 f"(loss scale at the end: {self.loss_scale})"
             )
         if self.continued:
-            notes.append("the namespace already existed: training continued from its rows, not from initial values")
+            notes.append(
+                "training started from another job's rows, with a fresh dense part (store.existing = rows-only)"
+            )
         if self.skipped_rows:
             notes.append(f"{self.skipped_rows} malformed rows were skipped")
         return [

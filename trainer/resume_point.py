@@ -1,7 +1,7 @@
 """`ResumePoint`: the newest complete checkpoint of a job's folder, or initial values. Rank 0 decides.
 
     checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     read-only
-    store ──ledger.state──> check_namespace: the rows belong to the lineage                          so far
+    store ──ledger.state──> decide: rows of another job are refused, or the user chose what to do    so far
     checkpoint.dir ──new generation──> token, lineage ──(fresh start: checkpoint 0)──> ResumePoint, on every rank
 
 A *lineage* is the set of checkpoints that descend from one fresh start. A *generation* is one start of a job on the
@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bagpipe.checkpoint.existing_rows import Existing, decide
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
-from bagpipe.checkpoint.recovery import check_namespace
 from bagpipe.client.agreement import first_difference
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.store.fencing.fence import BucketState
 from bagpipe.store.interface import Store
 from bagpipe.store.redis.urls import redact
 from bagpipe.types.batch_identity import BatchIdentity
@@ -87,6 +86,16 @@ class ResumePoint:
         return self.checkpoint.manifest.step if self.checkpoint is not None else 0
 
     @property
+    def lineage(self) -> str:
+        """Lineage of the job's checkpoints; empty without a folder."""
+        return self.checkpoint.manifest.lineage if self.checkpoint is not None else ""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the job resumes trained values, not initial ones."""
+        return bool(self.parts)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the checkpoint, one per rank that wrote it; empty for initial values."""
         return self.checkpoint.manifest.parts if self.checkpoint is not None else ()
@@ -129,10 +138,9 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
             this rank's folder is not that of rank 0. The first two errors change nothing.
         StoreError: the store failed.
     """
-    label = namespace_label(config)
     if not config.checkpoint.dir:
         if ranks.is_first:
-            check_namespace(_bucket_states(store), label, "")
+            _check_existing(config, store)
         return ResumePoint(token=ranks.share(_token(0)))
     folder = CheckpointFolder(Path(config.checkpoint.dir).absolute())
     first: ResumePoint | None = None
@@ -141,7 +149,7 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
         resume = config.checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
-        check_namespace(_bucket_states(store), label, lineage)
+        _check_existing(config, store, lineage, is_trained=found is not None and bool(found.manifest.parts))
         generation = folder.new_generation()
         token = _token(generation)
         with _file_errors_as_input_errors(folder):
@@ -231,9 +239,22 @@ def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> Resum
     return ResumePoint(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
 
 
-def _bucket_states(store: Store) -> tuple[BucketState, ...]:
+def _check_existing(config: Config, store: Store, lineage: str = "", *, is_trained: bool = False) -> None:
+    """Refuse a namespace with rows of another job, unless `store.existing` says what to do with them. Read-only."""
     with store.ledger() as ledger:
-        return ledger.state()
+        existing = decide(
+            ledger.state(),
+            ledger.job(),
+            namespace=namespace_label(config),
+            lineage=lineage,
+            existing=config.store.existing,
+            is_trained=is_trained,
+        )
+    if existing is Existing.ROWS_ONLY and not lineage and _restart_count():
+        raise InputError(
+            f"{namespace_label(config)} holds rows that the launcher's previous attempt has trained, and only a "
+            "checkpoint can tell which: set checkpoint.dir"
+        )
 
 
 def _token(generation: int) -> str:

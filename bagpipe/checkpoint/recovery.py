@@ -1,6 +1,6 @@
 """`recover`: restores the store's rows to a checkpoint, from any state of the store.
 
-    ledger.state ──check_namespace──> own lineage?  ──acquire──> all other writers are fenced out
+    ledger.acquire: all other writers are fenced out
     per bucket:   checkpoint id and logs name the rows that can differ ──> write those, delete rows the checkpoint lacks
                   no id or logs, another checkpoint, or a wrong row count ──> drop the bucket, write all its rows
     ledger.begin: sets the checkpoint's id, if the store still holds all of these writes
@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
+from bagpipe.checkpoint.existing_rows import decide
 from bagpipe.checkpoint.manifest import Manifest
-from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, invalidated
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.util.failpoints import hit
 
-__all__ = ["Recovered", "check_namespace", "is_empty", "is_usable", "recover", "take_over"]
+__all__ = ["Recovered", "is_empty", "is_usable", "recover", "take_over"]
 
 #: Rows looked up and written at a time: 8 MiB of 128-byte records.
 CHUNK_ROWS = 65_536
@@ -55,34 +55,6 @@ class Recovered:
     seconds: float
 
 
-def check_namespace(states: Sequence[BucketState], namespace: str, lineage: str) -> None:
-    """Reject a namespace with rows of another lineage. Read-only.
-
-    Args:
-        states: `Ledger.state`.
-        namespace: name of the namespace in error messages.
-        lineage: lineage of the job's checkpoints; empty for a job without checkpoints.
-
-    Raises:
-        InputError: the namespace has rows of another lineage, or rows without a lineage in a job with checkpoints.
-    """
-    for state in states:
-        theirs = state.checkpoint_id.partition(":")[0]
-        if theirs == lineage:
-            continue
-        if theirs:
-            what = "not those of this checkpoint.dir" if lineage else "and checkpoint.dir is not set"
-            raise InputError(
-                f"{namespace} belongs to a job's checkpoints ({theirs[:8]}), {what}: name their folder with "
-                "checkpoint.dir, or use another store.namespace"
-            )
-        if state.num_rows:
-            raise InputError(
-                f"{namespace} holds rows that belong to no checkpoint: leave checkpoint.dir unset to go on from them, "
-                "or use another store.namespace"
-            )
-
-
 def is_empty(states: Sequence[BucketState]) -> bool:
     """Whether the namespace has no rows."""
     return not any(state.num_rows for state in states)
@@ -104,15 +76,21 @@ def is_usable(state: BucketState, bucket: int, checkpoint: Manifest) -> bool:
     return all(kept.get(part.rank) == part.num_groups[bucket] for part in checkpoint.parts)
 
 
-def take_over(ledger: Ledger, *, token: str, num_writers: int, namespace: str = _NAMESPACE) -> bool:
+def take_over(
+    ledger: Ledger, *, token: str, num_writers: int, existing: str = "refuse", namespace: str = _NAMESPACE
+) -> bool:
     """Acquire the namespace for `token` and start from its current rows. True if there are none.
+
+    Args:
+        ledger, token, num_writers, namespace: as in `recover`.
+        existing: as in `bagpipe.checkpoint.existing_rows.decide`.
 
     Raises:
         InputError, FencedError, StoreError: as `recover`.
     """
     ledger.acquire(token)
     states = ledger.state()
-    check_namespace(states, namespace, "")
+    decide(states, ledger.job(), namespace=namespace, lineage="", existing=existing)
     ledger.begin("", num_writers)
     return is_empty(states)
 
@@ -131,7 +109,7 @@ def recover(
     """Restore the store's rows to a checkpoint; afterwards only `token` can change them.
 
     Args:
-        store: open store whose namespace passed `check_namespace`. Afterwards it writes as the recovery's writer.
+        store: open store without rows of another job. Afterwards it writes as the recovery's writer.
         ledger: entered ledger.
         token: fencing token of this job.
         checkpoint, rows: the checkpoint to restore.
@@ -149,7 +127,7 @@ def recover(
     hit("after-acquire")
     # Read the state after the acquire: before it, other jobs could write.
     states = ledger.state()
-    check_namespace(states, namespace, checkpoint.lineage)
+    decide(states, ledger.job(), namespace=namespace, lineage=checkpoint.lineage, existing="refuse")
     store.fence(Fence(token=token, writer=0, epoch=0))
     writer = _Writer(store, ledger, progress)
     usable = np.array([is_usable(state, bucket, checkpoint) for bucket, state in enumerate(states)])

@@ -130,6 +130,8 @@ class StoreConfig:
         timeout_s: deadline of one exchange with the store.
         durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death; not the last
             second before a power failure) or always (both). A server that promises less is refused.
+        existing: rows of a job that this one does not resume: refuse them, train them on with a fresh dense part
+            (rows-only), or delete them (reset).
     """
 
     url: str = ""
@@ -140,6 +142,7 @@ class StoreConfig:
     buckets: Annotated[int, POWER_OF_TWO] = 64
     timeout_s: Annotated[float, ABOVE_0] = 30.0
     durability: Durability = "memory"
+    existing: Literal["refuse", "rows-only", "reset"] = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

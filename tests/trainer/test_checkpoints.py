@@ -33,7 +33,7 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
         MemoryStore(ROWS, name=name) as other,
         Checkpoints(Config(), ranks, FACTS, own, **trained()) as checkpoints,
     ):
-        checkpoints.claim()
+        checkpoints.claim.take()
         other.fence(Fence(token=checkpoints.resume_point.token, writer=1, epoch=1))
         other.write(0, np.arange(3), np.ones((3, 8), np.float32))
         for epoch, step in enumerate((1_000, 1_001), start=1):
@@ -53,7 +53,7 @@ def test_rows_missing_at_the_end_are_an_error() -> None:
         Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
     ):
         checkpoints.check_rows()  # nothing claimed, nothing trained
-        checkpoints.claim()
+        checkpoints.claim.take()
         checkpoints.check_rows()
         store._namespace.owner = ""
         with pytest.raises(RolledBackError, match="has no owner any more"):
@@ -71,7 +71,7 @@ def test_a_lost_row_of_a_namespace_that_was_taken_over_says_so(
             MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
             Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
         ):
-            checkpoints.claim()
+            checkpoints.claim.take()
             store._namespace.owner = owner
             raise LostRowError("row 1")
 

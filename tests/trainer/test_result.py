@@ -26,7 +26,7 @@ def test_the_summary_of_a_result() -> None:
     assert "the run was interrupted" in "\n".join(dataclasses.replace(RESULT, stopped=True).lines())
     assert "AUC 0.50000" in text
     assert "2 malformed rows were skipped" in text
-    assert "the namespace already existed" in text
+    assert "training started from another job's rows" in text
     assert "3 batches were skipped: a loss or gradient was not finite (loss scale at the end: 2048)" in text
     assert "resumed from the checkpoint at step 20" in text
     assert "4 checkpoints written, training waited 0.25 s" in text

@@ -1,0 +1,80 @@
+"""`adopt`: makes the rows of another job the first checkpoint of this one (`store.existing = rows-only`).
+
+ledger.acquire: all other writers are fenced out
+store ──ids, read──> full row files ──publish──> checkpoint of step 0 ──ledger.begin──> the rows belong to it
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest, RowFile
+from bagpipe.checkpoint.row_file import RecordFile, record_dtype
+from bagpipe.errors import LostRowError
+from bagpipe.store.fencing.fence import Ledger
+from bagpipe.store.interface import Store
+from bagpipe.util.failpoints import hit
+
+__all__ = ["adopt"]
+
+#: Rows read at a time: 8 MiB of 128-byte records.
+_CHUNK_ROWS = 65_536
+
+
+def adopt(
+    store: Store, ledger: Ledger, *, token: str, folder: CheckpointFolder, manifest: Manifest, num_writers: int
+) -> Checkpoint:
+    """Publish the store's rows as a checkpoint and begin from it. The rows are not changed.
+
+    After a kill it can be repeated: no row is trained before `Ledger.begin` has set the id of every bucket.
+
+    Args:
+        store: open store whose rows are adopted.
+        ledger: entered ledger.
+        token: fencing token of this job.
+        folder: folder of the checkpoints.
+        manifest: manifest of the checkpoint, without rows.
+        num_writers: number of ranks of this job.
+
+    Raises:
+        FencedError: another job has begun since.
+        StoreError: the store failed.
+        OSError: the folder cannot be written.
+    """
+    ledger.acquire(token)
+    hit("after-acquire")
+    files = _save_rows(store, folder.step_folder(manifest.generation, manifest.step), manifest.step)
+    checkpoint = folder.publish(replace(manifest, base=files))
+    hit("before-begin")
+    num_rows = [state.num_rows for state in ledger.state()]
+    ledger.begin(checkpoint.manifest.checkpoint_id, num_writers, num_rows=num_rows)
+    hit("after-begin")
+    return checkpoint
+
+
+def _save_rows(store: Store, folder: Path, step: int) -> tuple[RowFile, ...]:
+    """Write all rows of the store into full row files, one per row width that has rows."""
+    schema, files = store.schema, []
+    tables = range(len(schema.tables))
+    for row_bytes in sorted({schema.row_bytes(table) for table in tables}):
+        dtype = record_dtype(row_bytes, schema.dtype)
+        with RecordFile(folder / f"full-{step:08d}-{row_bytes:06d}.npy", dtype) as file:
+            for table in (table for table in tables if schema.row_bytes(table) == row_bytes):
+                ids = store.ids(table)
+                for first in range(0, len(ids), _CHUNK_ROWS):
+                    chunk = ids[first : first + _CHUNK_ROWS]
+                    result = store.read(table, chunk)
+                    if not result.found.all():
+                        raise LostRowError(f"table {schema.tables[table].name} id {chunk[~result.found][0]} vanished")
+                    records = np.zeros(len(chunk), dtype)
+                    records["id"], records["table"], records["step"], records["row"] = chunk, table, step, result.rows
+                    file.write(records)
+        if file.num_records:
+            files.append(RowFile(file=file.entry, row_bytes=row_bytes, num_rows=file.num_records, full=True, step=step))
+        else:
+            file.path.unlink()
+    return tuple(files)
