@@ -140,13 +140,12 @@ def build_dense(
     """
     config, model = built.config, built.converted.model
     optimizer = dense_optimizer(model.parameters(), config.optim)
-    skips_nonfinite = config.run.nonfinite == "skip"
     if built.stages is None:
         return WholeDense(
             model=model,
             optimizer=optimizer,
             executor=built.dense,
-            skips_nonfinite=skips_nonfinite,
+            skips_nonfinite=config.run.nonfinite == "skip",
             replicas=replicas,
         )
     pipeline = DensePipeline(
@@ -160,9 +159,7 @@ def build_dense(
         links=links,
         reduce=reduce,
     )
-    return StagedDense(
-        pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision, skips_nonfinite=skips_nonfinite
-    )
+    return StagedDense(pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision)
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:

@@ -65,7 +65,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
             not a multiple of the pipeline ranks.
     """
     pipeline = config.pipeline
-    if pipeline.schedule == "none" and pipeline.microbatches == 1:
+    if not pipeline.is_staged:
         return None
     if pipeline.microbatches > 1:
         _check_independent_examples(batch_dependent_modules(model), pipeline.microbatches)

@@ -70,6 +70,12 @@ def _stages_problem(config: Config) -> str | None:
     return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
 
 
+def _chunks_problem(config: Config) -> str | None:
+    if config.pipeline.schedule != "none" or config.pipeline.chunks == 0:
+        return None
+    return f"{config.pipeline.chunks} needs pipeline.schedule, the name of a schedule, got none"
+
+
 def _average_problem(config: Config) -> str | None:
     if not config.optim.ema_evaluate or config.optim.ema_decay:
         return None
@@ -77,11 +83,9 @@ def _average_problem(config: Config) -> str | None:
 
 
 def _nonfinite_problem(config: Config) -> str | None:
-    if config.run.nonfinite == "stop" or config.pipeline.schedule == "none":
+    if config.run.nonfinite == "stop" or not config.pipeline.is_staged:
         return None
-    return (
-        f"{config.run.nonfinite} is not possible with stages (pipeline.schedule {config.pipeline.schedule}): use stop"
-    )
+    return f"{config.run.nonfinite} is not possible with {_stages_words(config)}: use stop"
 
 
 def _autocast_problem(config: Config) -> str | None:
@@ -91,11 +95,11 @@ def _autocast_problem(config: Config) -> str | None:
 
 
 def _growth_problem(config: Config) -> str | None:
-    steps, schedule = config.run.loss_scale_growth_interval, config.pipeline.schedule
+    steps = config.run.loss_scale_growth_interval
     if not steps:
         return None
-    if schedule != "none":
-        return f"{steps} is not possible with stages (pipeline.schedule {schedule}): use 0"
+    if config.pipeline.is_staged:
+        return f"{steps} is not possible with {_stages_words(config)}: use 0"
     return None if config.run.nonfinite == "skip" else f"{steps} needs run.nonfinite skip, got {config.run.nonfinite}"
 
 
@@ -104,13 +108,15 @@ def _cuda_graph_problem(config: Config) -> str | None:
         return None
     if not config.run.device.startswith("cuda"):
         return f"needs run.device cuda, got {config.run.device}"
+    return f"is not possible with {_stages_words(config)}" if config.pipeline.is_staged else None
+
+
+def _stages_words(config: Config) -> str:
     pipeline = config.pipeline
-    if pipeline.schedule != "none" or pipeline.microbatches > 1:
-        return (
-            f"is not possible with stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
-            f"pipeline.microbatches {pipeline.microbatches})"
-        )
-    return None
+    return (
+        f"stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
+        f"pipeline.microbatches {pipeline.microbatches})"
+    )
 
 
 def _schedule_problem(config: Config) -> str | None:
@@ -141,6 +147,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
     Rule("pipeline.stages", _stages_problem),
+    Rule("pipeline.chunks", _chunks_problem),
     Rule("pipeline.schedule", _schedule_problem),
     Rule("optim.ema_evaluate", _average_problem),
     Rule("run.nonfinite", _nonfinite_problem),

@@ -237,6 +237,11 @@ class PipelineConfig:
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
 
+    @property
+    def is_staged(self) -> bool:
+        """The model is trained in stages: micro-batches without a schedule are those of one stage."""
+        return self.schedule != "none" or self.microbatches > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:

@@ -36,7 +36,6 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
-        skips_nonfinite: see `DensePart`.
 
     Raises:
         InputError: the loss scale grows.
@@ -51,11 +50,8 @@ class StagedDense(DensePart):
         pipeline: DensePipeline,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
-        skips_nonfinite: bool = False,
     ) -> None:
-        super().__init__(
-            model=pipeline.staged.model, optimizer=optimizer, precision=precision, skips_nonfinite=skips_nonfinite
-        )
+        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision)
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline

@@ -151,7 +151,19 @@ def test_a_bad_value_gets_one_line(path, value, line):
         (
             {"loss_scale_growth_interval": 9},
             {"schedule": "1f1b", "stages": 2, "microbatches": 4},
-            "run.loss_scale_growth_interval 9 is not possible with stages (pipeline.schedule 1f1b): use 0",
+            "run.loss_scale_growth_interval 9 is not possible with stages or micro-batches (pipeline.schedule 1f1b, "
+            "pipeline.microbatches 4): use 0",
+        ),
+        (
+            {"loss_scale_growth_interval": 9, "nonfinite": "skip"},
+            {"microbatches": 2},
+            "run.nonfinite skip is not possible with stages or micro-batches (pipeline.schedule none, "
+            "pipeline.microbatches 2): use stop",
+        ),
+        (
+            {},
+            {"chunks": 2},
+            "pipeline.chunks 2 needs pipeline.schedule, the name of a schedule, got none",
         ),
     ],
 )
