@@ -1,6 +1,7 @@
 """Failpoints: named points where a process can be made to die, for tests of recovery. Cost: one comparison.
 
-BAGPIPE_CRASH_AT=after-manifest:2     the process kills itself the second time it reaches that point
+BAGPIPE_CRASH_AT=after-manifest:2          the process kills itself the second time it reaches that point
+BAGPIPE_CRASH_AT=after-fetch:5:SIGINT      it sends itself another signal, such as Ctrl-C's
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POINTS = (
 )
 
 _ARMED = os.environ.get("BAGPIPE_CRASH_AT", "")
-_NAME, _, _TIMES = _ARMED.partition(":")
+_NAME, _TIMES, _SIGNAL = (*_ARMED.split(":"), "", "")[:3]
 _reached: Counter[str] = Counter()
 
 if _ARMED and _NAME not in POINTS:
@@ -39,8 +40,8 @@ if _ARMED and _NAME not in POINTS:
 
 
 def hit(point: str) -> None:
-    """Kill this process (SIGKILL) if this failpoint is armed. Callable from any thread."""
+    """Kill this process if this failpoint is armed (SIGKILL, or the signal named). Callable from any thread."""
     if point == _NAME:
         _reached[point] += 1
         if _reached[point] == int(_TIMES or 1):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[_SIGNAL or "SIGKILL"])

@@ -30,6 +30,7 @@ def run(crash_at: str) -> subprocess.CompletedProcess[str]:
         ("after-commit", "", -signal.SIGKILL),
         ("after-commit:3", "0\n1\n", -signal.SIGKILL),
         ("after-fetch:4", "0\n1\n2\n", 0),
+        ("after-fetch:2:SIGTERM", "0\n", -signal.SIGTERM),
     ],
 )
 def test_the_nth_time_is_the_last(crash_at: str, printed: str, status: int) -> None:
