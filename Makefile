@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full check format suite browser search chaos soak gpu docs setup clean
+.PHONY: help train test test-full check format suite browser search chaos fuzz soak gpu docs setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -51,6 +51,9 @@ search: setup ## property tests on new random examples, ten times as many
 
 chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="--runs 20 --seed 7")
 	$(PY) -m tests.harness.chaos $(if $(ARGS),$(ARGS),--runs 200)
+
+fuzz: setup ## random jobs, each without a cache, with one, and killed and resumed (ARGS="--runs 20 --seed 7 --jobs 2")
+	$(PY) -m tests.harness.fuzz $(if $(ARGS),$(ARGS),--runs 200)
 
 soak: setup ## one long job whose memory, descriptors and threads must stay flat (SOAK_S seconds, default an hour)
 	$(PY) -m tests.harness.soak --seconds $(SOAK_S) $(ARGS)

@@ -1,1 +1,1 @@
-"""Test harnesses: programs under faults (chaos), long runs (soak), and a stream race detector (races)."""
+"""Test harnesses: faults (chaos), random configurations (fuzz), long runs (soak), a stream race detector (races)."""

@@ -1,0 +1,3 @@
+from tests.harness.fuzz.cli import main
+
+main()

@@ -1,0 +1,148 @@
+"""`python -m tests.harness.fuzz`: many random jobs, a line for each; exit code 1 if any twin differs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
+from bagpipe.util.program import run_program
+from tests.harness.fuzz.draw import Draw
+from tests.harness.fuzz.drawing import STORES, draw
+from tests.harness.fuzz.shrink import shrink
+from tests.harness.fuzz.site import Site
+from tests.harness.fuzz.trial import Verdict, run_trial
+
+__all__ = ["main", "run_many"]
+
+
+def main() -> None:
+    """Run the program and exit with its code."""
+    sys.exit(run_program(_fuzz))
+
+
+def _fuzz(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.fuzz", description=__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of all draws (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (default: %(default)s)")
+    parser.add_argument("--cluster", action="store_true", help="draw a cluster of three servers too")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a simpler draw where one is wrong")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all verdicts here")
+    options = parser.parse_args(argv)
+    for name, least in (("runs", 1), ("jobs", 1), ("first", 0)):
+        if getattr(options, name) < least:
+            raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
+    start_s = time.monotonic()
+    again = f"python -m tests.harness.fuzz --runs 1 --seed {options.seed}{' --cluster' if options.cluster else ''}"
+    verdicts = []
+    numbers = range(options.first, options.first + options.runs)
+    shrinks = not options.no_shrink
+    for verdict in run_many(options.seed, numbers, jobs=options.jobs, with_cluster=options.cluster, shrinks=shrinks):
+        verdicts.append(verdict)
+        how = "equal" if not verdict.problem else f"WRONG: {verdict.problem}"
+        print(
+            f"{verdict.number:4} {verdict.seconds:6.2f} s  {verdict.num_starts} starts, {verdict.num_kills} kills  "
+            f"{verdict.draw}: {verdict.end}: {how}",
+            flush=True,
+        )
+        if verdict.problem:
+            print(_report(verdict, f"{again} --first {verdict.number}"), flush=True)
+    wrong = [verdict.number for verdict in verdicts if verdict.problem]
+    print(
+        f"{len(verdicts)} runs of seed {options.seed}, {sum(verdict.num_starts for verdict in verdicts)} starts, "
+        f"{sum(verdict.num_kills for verdict in verdicts)} kills, "
+        f"{sum(verdict.num_comparisons for verdict in verdicts)} comparisons in {time.monotonic() - start_s:.0f} s: "
+        f"{len(wrong)} wrong" + (f", numbers {wrong}" if wrong else "")
+    )
+    if options.json:
+        Path(options.json).write_text(
+            json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"
+        )
+    return EXIT_FAILED if wrong else EXIT_DONE
+
+
+def _report(verdict: Verdict, again: str) -> str:
+    """What a person needs to repeat a wrong run."""
+    lines = [f"again: {again}", *verdict.commands, f"left in {verdict.folder}"]
+    if verdict.simpler is not None:
+        lines += [f"simpler, also wrong: {verdict.simpler.draw}: {verdict.simpler.problem}"]
+        lines += [*verdict.simpler.commands, f"left in {verdict.simpler.folder}"]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def run_many(
+    seed: int,
+    numbers: Sequence[int],
+    *,
+    jobs: int = 1,
+    with_cluster: bool = False,
+    shrinks: bool = False,
+    programs: Path | None = None,
+) -> Iterator[Verdict]:
+    """Run draws, in order of their ends.
+
+    Args:
+        seed: of all draws.
+        numbers: of the draws.
+        jobs: draws at a time, each with an interpreter and servers of its own.
+        with_cluster: also draw a cluster.
+        shrinks: look for a simpler draw that is wrong too.
+        programs: checkout whose trainer and cacher are run; None: the current folder.
+    """
+    stores = (*STORES, "cluster") if with_cluster else STORES
+    left = SimpleQueue[int]()
+    for number in numbers:
+        left.put(number)
+    found = SimpleQueue[Verdict | BaseException]()
+
+    def work() -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="fuzz-site-") as folder:
+                with Site(Path(folder), programs or Path.cwd(), with_cluster) as site:
+                    while True:
+                        drawn = draw(seed, left.get_nowait(), stores=stores)
+                        verdict = run_trial(drawn, site)
+                        found.put(_with_simpler(drawn, verdict, site) if verdict.problem and shrinks else verdict)
+        except Empty:
+            return
+        except BaseException as error:
+            found.put(error)
+
+    threads = [threading.Thread(target=work, name=f"fuzz-{number}", daemon=True) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for _ in numbers:
+        verdict = found.get()
+        if isinstance(verdict, BaseException):
+            raise verdict
+        if not verdict.problem:
+            shutil.rmtree(verdict.folder)
+        yield verdict
+    for thread in threads:
+        thread.join()
+
+
+def _with_simpler(drawn: Draw, wrong: Verdict, site: Site) -> Verdict:
+    """The verdict with that of a simpler draw."""
+    found: dict[Draw, Verdict] = {}
+
+    def is_wrong(simpler: Draw) -> bool:
+        found[simpler] = run_trial(simpler, site)
+        return bool(found[simpler].problem)
+
+    simplest = shrink(drawn, is_wrong)
+    for simpler, verdict in found.items():
+        if simpler != simplest:
+            shutil.rmtree(verdict.folder)
+    return dataclasses.replace(wrong, simpler=found.get(simplest))

@@ -1,0 +1,286 @@
+"""`draw`: the job and the twins of (seed, number). Pure.
+
+Random(seed, number) ──values of space.JOB, group by group──> settings ──config_of──> accepted? else again
+                     ──log that suits the model──> Log          ──twins──> Draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from bagpipe.errors import InputError
+from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.types.schema import Table
+from bagpipe.util.failpoints import POINTS
+from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
+from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
+from tests.harness.fuzz.log_files import FIXED_COLUMNS, SHAPES, tables_of
+from tests.harness.fuzz.space import JOB, TWIN, Values, choices_of, config_of, draw_value
+
+__all__ = ["STORES", "draw"]
+
+#: Kinds of stores of the harness; jobs can also have their own.
+STORES = ("memory", "server", "servers")
+
+#: Factories beside the models by name.
+FACTORIES: Values = {
+    "tests.harness.fuzz.models:poisoned": 4,
+    "tests.harness.fuzz.models:infinite": 2,
+    "tests.system.factory:build": 3,
+    "tests.system.factory:normalised": 2,
+    "tests.system.staged_models:dropping": 2,
+    "tests.system.staged_models:normalising": 2,
+    "tests.system.staged_models:sequences": 2,
+    "tests.system.staged_models:spare": 1,
+    "tests.system.staged_models:tied": 1,
+    "tests.system.staged_models:two_heads": 2,
+}
+#: Their weights where a bad batch ends the job.
+_BAD: Values = {name: 0.7 for name in FACTORIES if name.startswith("tests.harness.fuzz.models")}
+#: Models that cannot be cut into stages or micro-batches: mostly drawn whole.
+_WHOLE = ("build", "normalised", "normalising", "sequences")
+_ONE_STAGE = {
+    "pipeline.schedule": "none",
+    "pipeline.stages": "1",
+    "pipeline.microbatches": "1",
+    "pipeline.chunks": "0",
+}
+#: Models whose tables may differ in dimension.
+_RAGGED = ("wide-deep", "towers")
+
+#: Columns of the models in tests.system.factory.
+_MIXED = (
+    Column(name="user", table="user", missing=0.1),
+    Column(name="items", table="items", bag="short", weighted=True, missing=0.2),
+    Column(name="queried", table="items", bag="short", missing=0.2),
+    Column(name="topic", table="topic", vocabulary=9),
+    Column(name="history", table="history", bag="short", missing=0.2),
+)
+_MIXED_TABLES = (
+    Table(name="user"),
+    Table(name="items"),
+    Table(name="topic", rows=9, pooling="mean"),
+    Table(name="history", pooling="none"),
+)
+
+_FORMATS: Values = {"parquet": 5, "synthetic": 2, "criteo-tsv": 2, "avazu-csv": 1, "movielens": 2}
+_WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
+_MAX_TRIES = 10_000
+#: Batches of a job, about.
+_MAX_BATCHES = 30
+
+
+def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
+    """The draw of a seed and a number.
+
+    Args:
+        seed, number: decide everything.
+        stores: kinds of stores of twins that can keep rows between starts.
+    """
+    rng = Random(f"fuzz {seed} {number}")
+    settings = _job(rng)
+    model = _model(rng, settings)
+    if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and rng.random() < 0.95:
+        settings |= _ONE_STAGE
+    log = _log(rng, settings, model)
+    settings |= model | {"data.limit": str(rng.choice([0, 0, 0, max(1, log.num_examples - 3)]))}
+    world_size = _world_size(rng, settings)
+    batches = _num_batches(log, settings)
+    twins = tuple(
+        _twin(rng, name, world_size, stores, _kills(rng, world_size, batches) if name == "resumed" else ())
+        for name in ("cached", "resumed")
+    )
+    drawn = Draw(
+        seed=seed,
+        number=number,
+        world_size=world_size,
+        log=log,
+        job=tuple(sorted(settings.items())),
+        twins=(DIRECT, *twins),
+    )
+    for twin in drawn.twins:
+        config_of(settings_of(drawn, twin, NOWHERE))
+    return drawn
+
+
+def _job(rng: Random) -> dict[str, str]:
+    """Values of `JOB` that the rules accept, with defaults for other keys."""
+    settings: dict[str, str] = {}
+    for group in JOB:
+        settings |= _accepted(rng, group, settings)
+    return settings
+
+
+def _accepted(rng: Random, group: Mapping[str, Values], before: Mapping[str, str]) -> dict[str, str]:
+    """Values of a group that the rules accept beside the ones before."""
+    for _ in range(_MAX_TRIES):
+        drawn = {path: draw_value(rng, values) for path, values in group.items()}
+        if _is_valid({**before, **drawn}):
+            return drawn
+    raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
+
+
+def _is_valid(settings: Mapping[str, str]) -> bool:
+    try:
+        config_of(settings)
+    except InputError:
+        return False
+    return True
+
+
+def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
+    name = rng.choice(choices_of("model.name"))
+    factories = FACTORIES if settings["run.nonfinite"] == "skip" else {**FACTORIES, **_BAD}
+    return {"model.name": name} | ({"model.factory": draw_value(rng, factories)} if rng.random() < 0.35 else {})
+
+
+def _world_size(rng: Random, settings: Mapping[str, str]) -> int:
+    """Mostly a number of ranks that the schedule can use."""
+    world_size = rng.choices(list(_WORLD_SIZES), weights=list(_WORLD_SIZES.values()))[0]
+    schedule = DENSE_SCHEDULES.get(settings["pipeline.schedule"])
+    if schedule is None or rng.random() < 0.05:
+        return world_size
+    num_ranks = schedule.num_ranks(int(settings["pipeline.stages"]), int(settings["pipeline.chunks"]) or None)
+    return world_size if world_size % num_ranks == 0 else 1
+
+
+def _log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> Log:
+    factory = model.get("model.factory", "")
+    is_mixed = factory.startswith("tests.system.factory")
+    needs_dense = factory.startswith("tests.harness.fuzz.models")
+    form = "parquet" if is_mixed or needs_dense or "sequences" in factory else draw_value(rng, _FORMATS)
+    tables: tuple[Table, ...]
+    if is_mixed:
+        columns, tables = tuple(_with_law(rng, column) for column in _MIXED), _MIXED_TABLES
+    else:
+        columns = _columns(rng, form, is_weighted="sequences" not in factory)
+        is_ragged = not factory and model["model.name"] in _RAGGED
+        # A schema with mean pooling of weighted features is refused, and so is rarely drawn.
+        weighted = {column.table for column in columns if column.weighted and rng.random() < 0.95}
+        tables = tuple(_table(rng, form, table, is_ragged, table.name in weighted) for table in tables_of(columns))
+    if "sequences" in factory:
+        tables = (Table(name=tables[0].name, pooling="none"), *tables[1:])
+    batch_size = int(settings["data.batch_size"])
+    most = min(300, batch_size * _MAX_BATCHES // int(settings["data.epochs"]))
+    sizes = [rng.randint(2 * batch_size, most) if most > 2 * batch_size else most, rng.randint(1, batch_size + 1)]
+    whole = max(1, most // batch_size - 1) * batch_size
+    sizes += [whole + 1, whole]
+    return Log(
+        format=form,
+        shape=rng.choice(SHAPES[form]),
+        seed=rng.randrange(2**32),
+        num_examples=rng.choices(sizes, weights=[8, 1, 1, 1])[0],
+        num_bad=rng.choices([0, 1, 5], weights=[5, 1, 1] if settings["data.bad_rows"] == "skip" else [20, 1, 0])[0],
+        num_dense=3 if is_mixed else rng.randint(1 if needs_dense else 0, 3),
+        columns=columns,
+        tables=tables,
+        labels=rng.choices(LABEL_LAWS, weights=[8, 1, 1])[0] if form == "parquet" else "clicks",
+        extreme=rng.choice([0.0, 0.0, 0.02]) if settings["run.nonfinite"] == "skip" or rng.random() < 0.05 else 0.0,
+    )
+
+
+def _with_law(rng: Random, column: Column) -> Column:
+    return Column(
+        name=column.name,
+        table=column.table,
+        law=rng.choice(ID_LAWS),
+        vocabulary=column.vocabulary,
+        bag=column.bag,
+        missing=column.missing,
+        weighted=column.weighted,
+    )
+
+
+def _columns(rng: Random, form: str, *, is_weighted: bool) -> tuple[Column, ...]:
+    fixed = FIXED_COLUMNS.get(form)
+    if fixed is not None:
+        names = fixed[: rng.randint(2, 3)] if form == "movielens" else fixed
+        return tuple(
+            Column(
+                name=name,
+                table=name,
+                law=rng.choice(ID_LAWS),
+                vocabulary=rng.choice([3, 40]),
+                missing=0.0 if form == "movielens" else rng.choice([0.0, 0.2, 1.0]),
+            )
+            for name in names
+        )
+    names = tuple(f"f{number}" for number in range(rng.randint(1, 5)))
+    weighted = is_weighted and form == "parquet" and rng.random() < 0.3
+    return tuple(
+        Column(
+            name=name,
+            table=rng.choice(names[: number + 1]) if rng.random() < 0.3 else name,
+            law=rng.choice(ID_LAWS),
+            vocabulary=rng.choice([1, 5, 40, 300]),
+            bag=rng.choice(list(BAG_LENGTHS)),
+            missing=rng.choice([0.0, 0.1, 0.5, 1.0]),
+            weighted=weighted and rng.random() < 0.6,
+        )
+        for number, name in enumerate(names)
+    )
+
+
+def _table(rng: Random, form: str, table: Table, is_ragged: bool, is_summed: bool) -> Table:
+    """A bound, a hash, a dimension and a pooling, where the format and the model allow them."""
+    is_free = table.name not in ("hour", "weekday", "genres")
+    bound = rng.choice([None, None, 7, 500]) if is_free else None
+    pooling = rng.choice(["sum", "mean"]) if form in ("parquet", "synthetic") and not is_summed else "sum"
+    return Table(
+        name=table.name,
+        rows=bound,
+        hash=bound is not None and (form in FIXED_COLUMNS or rng.random() < 0.5),
+        dim=rng.choice([None, 2, 7]) if is_ragged and rng.random() < 0.5 else None,
+        pooling="mean" if table.name == "genres" else pooling,  # type: ignore[arg-type]
+    )
+
+
+def _num_batches(log: Log, settings: Mapping[str, str]) -> int:
+    """Training batches, about."""
+    num_examples = log.num_examples * (1 - float(settings["data.eval_fraction"]))
+    batches = int(settings["data.epochs"]) * -(-num_examples // int(settings["data.batch_size"]))
+    return max(1, min(int(batches), int(settings["run.steps"]) or int(batches)))
+
+
+def _twin(rng: Random, name: str, world_size: int, stores: Sequence[str], kills: tuple[Kill, ...]) -> Twin:
+    settings = {path: draw_value(rng, values) for path, values in TWIN.items()}
+    store = rng.choice([*stores, "own", "own-durable"])
+    if store == "memory" and world_size > 1:
+        store = "server"
+    if store in ("servers", "cluster"):  # each server needs a bucket
+        settings["store.buckets"] = str(max(4, int(settings["store.buckets"])))
+    # The servers of the harness keep nothing; without a folder for its files, neither does a job's own.
+    if store != "own-durable":
+        settings["store.durability"] = "memory"
+    is_resumed = name == "resumed"
+    return Twin(
+        name=name,
+        settings=tuple(sorted(settings.items())),
+        share=rng.choices([0.0, rng.random() ** 2, 1.0, None], weights=[4, 4, 1, 1 if is_resumed else 0])[0],
+        store=store,
+        cacher="own" if rng.random() < 0.1 else "daemon",
+        has_checkpoints=is_resumed or rng.random() < 0.3,
+        kills=kills,
+        again=is_resumed and rng.random() < 0.3,
+        traces=rng.random() < 0.1,
+    )
+
+
+def _kills(rng: Random, world_size: int, num_batches: int) -> tuple[Kill, ...]:
+    kills = []
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        is_interrupt = rng.random() < 0.2
+        # A point of every batch; else any point, some of which a job may never reach.
+        every_batch = is_interrupt or rng.random() < 0.6
+        point = "after-fetch" if every_batch else rng.choice(POINTS)
+        kills.append(
+            Kill(
+                point=point,
+                times=rng.randint(1, num_batches) if point == "after-fetch" else rng.choice([1, 1, 1, 2, 4]),
+                rank=rng.randrange(world_size),
+                signal="SIGINT" if is_interrupt else "SIGKILL",
+                spreads=rng.random() < 0.6,
+            )
+        )
+    return tuple(kills)

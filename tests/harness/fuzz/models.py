@@ -1,0 +1,42 @@
+"""A model for ``model.factory`` whose loss is not finite for some examples, chosen by their values alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from bagpipe.config.sections import ModelConfig
+from bagpipe.models.torchrec_models import build_model
+from bagpipe.types.schema import DataSchema
+
+__all__ = ["infinite", "poisoned"]
+
+#: About one standard normal number in fifty is above.
+_THRESHOLD = 2.05
+
+
+class Poisoned(nn.Module):
+    """A model by name whose logits are bad where the first dense column is large."""
+
+    def __init__(self, model: nn.Module, bad: float) -> None:
+        super().__init__()
+        self.model = model
+        self.bad = bad
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """Logits ``[num_examples]``."""
+        logits: Tensor = self.model(dense, sparse).reshape(-1)
+        return torch.where(dense[:, 0] > _THRESHOLD, logits * self.bad, logits)
+
+
+def poisoned(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """NaN logits."""
+    return Poisoned(build_model(schema, dataclasses.replace(config, factory="")), float("nan"))
+
+
+def infinite(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """Infinite logits, whose loss is infinite or zero, depending on label and sign."""
+    return Poisoned(build_model(schema, dataclasses.replace(config, factory="")), float("inf"))

@@ -1,0 +1,104 @@
+"""A program: how far an exported checkpoint is from a plain PyTorch loop over the same data.
+
+flags ──data.loader──> batches ──tests.system.reference, torch alone──> parameters, rows, optimizer state ─┐
+--export FOLDER: model.safetensors, optimizer.safetensors ─────────────────────────────────────────────────┴─> the
+largest absolute difference, as JSON on standard output
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bagpipe.config.load import Option, parse_config
+from bagpipe.config.sections import Config
+from bagpipe.util.program import run_program
+from data.formats import open_source
+from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
+from tests.system.reference import PlainTable, Trained, plain_training, row_state
+from trainer.assembly import build_training_model
+
+__all__ = ["main"]
+
+_ROW_STATES = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
+
+
+def main() -> None:
+    """Run the program and exit with its code."""
+    sys.exit(run_program(_compare))
+
+
+def _compare(argv: Sequence[str]) -> int:
+    line = parse_config(argv, "plain_loop", (Option(flag="--export", help="an exported checkpoint", metavar="FOLDER"),))
+    folder = Path(line.options["export"])
+    weights, states = load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
+    trained = _train(line.config)
+    differences = {
+        name: (found - expected).abs().max().item()
+        for name, found, expected in _pairs(trained, line.config, weights, states)
+        if found.numel()
+    }
+    worst = max(differences, key=lambda name: differences[name])
+    sys.stdout.write(json.dumps({"worst": worst, "difference": differences[worst]}))
+    return 0
+
+
+def _train(config: Config) -> Trained:
+    built = build_training_model(config, open_source(config.data, config.run.seed).schema)
+    batches = [plain_batch(batch, built.data) for batch in all_batches(config)][: config.run.steps or None]
+    model, optim = config.model, config.optim
+    return plain_training(
+        "factory" if model.factory else model.name,
+        plain_tables(built, batches, config.run.dtype),
+        batches,
+        dict(built.converted.model.named_parameters()),
+        dim=model.embedding_dim,
+        bottom=model.bottom_mlp,
+        top=model.top_mlp,
+        rows=optim.rows,
+        rows_lr=optim.rows_lr,
+        dense=optim.dense,
+        dense_lr=optim.dense_lr,
+        eps=optim.eps,
+    )
+
+
+def _pairs(
+    trained: Trained, config: Config, weights: Mapping[str, Tensor], states: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, exported and plain value of every weight and state.
+
+    Raises:
+        AssertionError: they do not have the same names or rows.
+    """
+    tables = {id(module.weight) for module in trained.tables.rows}
+    dense = [(name, value) for name, value in trained.model.named_parameters() if id(value) not in tables]
+    plain_states = trained.dense.state_dict()["state"]
+    for number, (name, value) in enumerate(dense):
+        yield name, weights[name], value.detach()
+        for state, expected in plain_states.get(number, {}).items():
+            if f"{name}.{state}" in states and expected.shape == value.shape:
+                yield f"{name}.{state}", states[f"{name}.{state}"], expected
+    for number, table in enumerate(trained.tables.tables):
+        yield from _rows(table, row_state(trained, config.optim.rows, number), config, weights, states)
+
+
+def _rows(
+    table: PlainTable, records: Tensor, config: Config, weights: Mapping[str, Tensor], states: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    (name,) = [name for name in weights if name.endswith(f".{table.name}.weight")]
+    ids = torch.from_numpy(table.ids)
+    place = ids
+    if f"{name.removesuffix('weight')}ids" in weights:
+        stored = weights[f"{name.removesuffix('weight')}ids"]
+        assert torch.equal(stored, ids), f"{name}: rows of the plain loop and of the checkpoint differ"
+        place = torch.arange(len(ids))
+    parts = [weights[name], *(states[f"{name}.{state}"] for state in _ROW_STATES[config.optim.rows])]
+    found = torch.cat([part[place].reshape(len(ids), -1) for part in parts], dim=1)
+    yield name, found, records

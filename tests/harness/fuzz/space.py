@@ -1,0 +1,152 @@
+"""The values of every configuration key: of the job, of a twin, set by the harness, or not drawn and why.
+
+JOB    decide the results; equal in all twins of a draw; drawn group by group
+TWIN   must not change a result; drawn for every twin
+SET    computed: paths, addresses, the cache of a twin
+LEFT   not drawn, with the reason
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from random import Random
+
+from bagpipe.config.keys import Given, config_keys, convert, section_type
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config
+from bagpipe.schedule.registry import DENSE_SCHEDULES
+
+__all__ = ["JOB", "LEFT", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value"]
+
+#: Values as written in a flag, with their weights.
+Values = Mapping[str, float]
+
+
+def choices_of(path: str) -> tuple[str, ...]:
+    """The values of an enumerated key (`Literal` or bool) as flags; empty for other keys."""
+    section, _, name = path.partition(".")
+    return _choices(typing.get_type_hints(section_type(section))[name])
+
+
+def _choices(hint: object) -> tuple[str, ...]:
+    if hint is bool:
+        return ("false", "true")
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Union:
+        return tuple(choice for part in typing.get_args(hint) for choice in _choices(part))
+    return ()
+
+
+def _even(path: str, **weights: float) -> Values:
+    """All values of an enumerated key, each with weight 1 unless given."""
+    return {choice: weights.get(choice.replace("-", "_"), 1.0) for choice in choices_of(path)}
+
+
+#: Groups of keys in the order in which they are drawn. A group is drawn again until the rules accept it.
+JOB: tuple[Mapping[str, Values], ...] = (
+    {
+        "run.dtype": {"float32": 3, "float64": 2},
+        "cache.dtype": _even("cache.dtype", run=4),
+        "cache.rounding": _even("cache.rounding"),
+    },
+    {
+        "pipeline.schedule": {"none": 2.0 * len(DENSE_SCHEDULES), **dict.fromkeys(DENSE_SCHEDULES, 1.0)},
+        "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
+        "pipeline.microbatches": {"1": 5, "2": 2, "3": 1, "4": 1},
+        "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
+        "pipeline.recompute": _even("pipeline.recompute", false=3),
+    },
+    {
+        "run.nonfinite": _even("run.nonfinite"),
+        "run.autocast": _even("run.autocast", off=3),
+        "run.loss_scale": {"0": 6, "1": 1, "1024": 1, "65536": 1, "16777216": 0.3},
+        "run.loss_scale_growth_interval": {"0": 2, "1": 1, "3": 1},
+    },
+    {
+        "optim.rows": _even("optim.rows"),
+        "optim.rows_lr": {"0.02": 2, "0.1": 2, "1": 1, "1e-6": 1},
+        "optim.dense": _even("optim.dense"),
+        "optim.dense_lr": {"0.02": 2, "0.05": 2, "0.5": 1},
+        "optim.eps": {"1e-8": 2, "1e-6": 2, "1e-2": 1, "0": 0.3},
+        "optim.ema_decay": {"0": 3, "0.5": 1, "0.999": 1},
+        "optim.ema_evaluate": _even("optim.ema_evaluate"),
+    },
+    {
+        "model.embedding_dim": {"1": 1, "3": 1, "4": 3, "8": 1, "16": 0.5},
+        "model.bottom_mlp": {"6": 3, "8,5": 1, "20,12": 0.5},
+        "model.top_mlp": {"5": 3, "7,4": 1, "40,9": 0.5},
+    },
+    {
+        "data.batch_size": {"1": 0.3, "2": 0.6, "5": 2, "8": 3, "12": 3, "16": 2, "33": 0.5, "64": 0.3},
+        "data.epochs": {"1": 3, "2": 1, "3": 0.5},
+        "data.eval_fraction": {"0": 2, "0.1": 1, "0.3": 1},
+        "data.shuffle": _even("data.shuffle"),
+        "data.bad_rows": _even("data.bad_rows"),
+        "run.steps": {"0": 5, "1": 0.3, "7": 1},
+    },
+    {
+        "cacher.assign": _even("cacher.assign"),
+        "run.seed": {"0": 1, "1": 1, "9223372036854775807": 1},
+        "run.threads": {"1": 5, "2": 1},
+        "run.kernels": {"auto": 1, "torch": 1},
+    },
+)
+
+TWIN: Mapping[str, Values] = {
+    "data.workers": {"0": 6, "1": 1, "2": 1},
+    "oracle.lookahead": {"1": 1, "2": 1, "4": 1, "8": 2, "32": 1, "200": 1},
+    "oracle.policy": _even("oracle.policy"),
+    "cache.prefetch_depth": {"1": 2, "2": 1, "4": 2, "9": 1},
+    "store.buckets": {"1": 1, "2": 1, "8": 2, "64": 1},
+    "store.durability": _even("store.durability", memory=4),
+    "checkpoint.every": {"0": 1, "1": 1, "2": 2, "3": 2, "5": 2, "9": 1},
+    "checkpoint.keep": {"1": 2, "2": 2, "3": 1},
+    "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},
+}
+
+#: Drawn or computed outside these tables.
+SET = frozenset(
+    {
+        "data.path", "data.format", "data.schema", "data.limit", "model.name", "model.factory", "cache.rows",
+        "store.url", "store.namespace", "cacher.url", "checkpoint.dir", "checkpoint.resume", "run.dir", "run.trace",
+        "run.peer_timeout_s",
+    }
+)  # fmt: skip
+
+LEFT: Mapping[str, str] = {
+    "cacher.secret_file": "of cachers on a network",
+    "cacher.tls_ca": "of cachers on a network",
+    "cacher.tls_cert": "of cachers on a network",
+    "cacher.tls_key": "of cachers on a network",
+    "cacher.timeout_s": "a deadline",
+    "store.timeout_s": "a deadline",
+    "pipeline.partition": "names modules of one model",
+    "run.device": "the machine's",
+    "run.compile": "half a minute a start",
+    "run.cuda_graph": "needs a CUDA device",
+    "run.tensorboard": "its writer takes seconds to import",
+}
+
+
+def draw_value(rng: Random, values: Values) -> str:
+    """One value, by weight."""
+    return rng.choices(list(values), weights=list(values.values()))[0]
+
+
+def config_of(settings: Mapping[str, str]) -> Config:
+    """The checked configuration of values by key path.
+
+    Raises:
+        InputError: a rule refuses it.
+    """
+    keys = {key.path: key for key in config_keys()}
+    sections: dict[str, dict[str, object]] = {}
+    for path, text in settings.items():
+        key = keys[path]
+        value = convert(key, Given(value=text, subject=path))
+        sections.setdefault(key.section, {})[key.name] = value
+    config = Config(**{name: section_type(name)(**values) for name, values in sections.items()})
+    check_config(config)
+    return config

@@ -1,0 +1,189 @@
+"""`run_trial`: all twins of a draw, and whether they agree.
+
+write the log ─> direct ─> fewest cache rows ─> cached ─> resumed ─> compare each with direct ─> Verdict
+                                                            └─ its last checkpoint == plain_loop's numbers
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagpipe.errors import EXIT_DONE
+from tests.harness.fuzz.draw import Draw, Places, Twin, settings_of
+from tests.harness.fuzz.log_files import write_log
+from tests.harness.fuzz.site import Site
+from tests.harness.fuzz.twin import Outcome, TwinRun
+
+__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "run_trial"]
+
+#: Fields of the result that must be equal.
+COMPARED = (
+    "dense_digest",
+    "embedding_digest",
+    "loss",
+    "steps",
+    "samples",
+    "auc",
+    "ne",
+    "skipped_rows",
+    "skipped_batches",
+    "loss_scale",
+    "stopped",
+)
+#: Cache rows of a job whose need is unknown, because it is refused without a cache.
+_MANY_ROWS = 20_000
+_PROGRAM_TIMEOUT_S = 120.0
+#: Values of ``model.name`` and ``model.factory`` that the plain loop can train.
+PLAIN_MODELS = frozenset({"dlrm", "dcnv2", "deepfm", "wide-deep", "tests.system.factory:build"})
+#: Absolute, of every weight and optimizer state.
+_TOLERANCE = 1e-12
+#: Steps of Adagrad and Adam whose size is the sign of a rounding error, or large steps, magnify differences.
+_LEAST_EPS, _LARGEST_RATE = 1e-6, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Outcome of a trial.
+
+    Attributes:
+        seed, number: of the draw.
+        draw: in words.
+        end: how the direct twin ended, in words.
+        num_starts, num_kills: of all twins.
+        num_comparisons: twins, and plain loops, compared with the direct twin.
+        seconds: wall time.
+        problem: empty if none.
+        commands: of all starts, if there is a problem.
+        folder: with all files.
+        simpler: verdict of a simpler wrong draw, if one was looked for and found.
+    """
+
+    seed: int
+    number: int
+    draw: str
+    end: str
+    num_starts: int
+    num_kills: int
+    num_comparisons: int
+    seconds: float
+    problem: str = ""
+    commands: tuple[str, ...] = ()
+    folder: str = ""
+    simpler: Verdict | None = None
+
+
+def run_trial(draw: Draw, site: Site) -> Verdict:
+    """Run and compare. The caller removes the folder."""
+    start_s = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{draw.seed}-{draw.number}-"))
+    data = write_log(draw.log, folder)
+    outcomes: list[Outcome] = []
+    problem, num_comparisons = "", 0
+    need = {"largest": _MANY_ROWS, "total": _MANY_ROWS}
+    for twin in draw.twins:
+        (folder / twin.name).mkdir()
+        run = TwinRun(
+            draw=draw, twin=twin, site=site, folder=folder / twin.name, data=data, cache_rows=_rows(draw, twin, need)
+        )
+        outcome = run.go()
+        outcomes.append(outcome)
+        problem = outcome.problem or _difference(outcomes[0], outcome)
+        if problem:
+            problem = f"{twin.name}: {problem}"
+            break
+        num_comparisons += len(outcomes) > 1
+        if outcome.result is None:
+            continue
+        if len(outcomes) == 1:
+            need = json.loads(_program(site, site.capacity_program, _plain_arguments(draw, data), folder))
+        elif twin.has_checkpoints and twin.kills and _has_plain_loop(draw, outcome.result):
+            num_comparisons += 1
+            problem = _difference_from_plain_loop(draw, site, data, folder / twin.name)
+    return Verdict(
+        seed=draw.seed,
+        number=draw.number,
+        draw=str(draw),
+        end=_words(outcomes[0]),
+        num_starts=sum(len(outcome.commands) for outcome in outcomes),
+        num_kills=sum(outcome.num_kills for outcome in outcomes),
+        num_comparisons=num_comparisons,
+        seconds=round(time.monotonic() - start_s, 2),
+        problem=problem,
+        commands=tuple(command for outcome in outcomes for command in outcome.commands) if problem else (),
+        folder=str(folder),
+    )
+
+
+def _rows(draw: Draw, twin: Twin, need: Mapping[str, int]) -> int:
+    """Cache rows of each rank."""
+    if twin.share is None:
+        return 0
+    rows = need["largest"] + round(twin.share * (need["total"] - need["largest"]))
+    return -(-rows // draw.world_size)
+
+
+def _difference(direct: Outcome, other: Outcome) -> str:
+    if (other.code, other.lines) != (direct.code, direct.lines):
+        return f"ended with {_words(other)}, direct with {_words(direct)}"
+    if direct.result is None or other.result is None:
+        return ""
+    pairs = [(key, other.result[key], direct.result[key]) for key in COMPARED]
+    return "; ".join(f"{key} {found} for {expected}" for key, found, expected in pairs if found != expected)
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.result is not None:
+        return f"{outcome.result['steps']} steps"
+    return f"code {outcome.code}: {' | '.join(outcome.lines)}"
+
+
+def _plain_arguments(draw: Draw, data: Mapping[str, str]) -> list[str]:
+    """Flags of the job itself, without a cache or a store."""
+    settings = settings_of(draw, draw.twins[0], Places(folder="", data=data))
+    return [f"--{path}={value}" for path, value in settings.items() if value]
+
+
+def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
+    """Whether a plain loop trains this job, and within 1e-12: float64, and steps that do not magnify rounding."""
+    values = dict(draw.job)
+    is_exact = values["run.dtype"] == "float64" and float(values["optim.eps"]) >= _LEAST_EPS
+    is_tame = max(float(values["optim.rows_lr"]), float(values["optim.dense_lr"])) <= _LARGEST_RATE
+    is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
+    has_dense = draw.log.format in ("criteo-tsv", "parquet", "synthetic")
+    is_finite = not result["skipped_batches"] and not draw.log.extreme
+    return is_exact and is_tame and is_plain and has_dense and is_finite
+
+
+def _difference_from_plain_loop(draw: Draw, site: Site, data: Mapping[str, str], folder: Path) -> str:
+    """The problem with the last checkpoint of a twin."""
+    out = folder / "export"
+    export = ["export", "--checkpoint.dir", str(folder / "checkpoints"), "--out", str(out)]
+    _program(site, "trainer.cli", export, folder)
+    arguments = [*_plain_arguments(draw, data), "--export", str(out)]
+    found = json.loads(_program(site, "tests.harness.fuzz.plain_loop", arguments, folder))
+    if found["difference"] <= _TOLERANCE:
+        return ""
+    return f"{folder.name}: {found['worst']} differs by {found['difference']:.3g} from a plain loop"
+
+
+def _program(site: Site, module: str, arguments: list[str], folder: Path) -> str:
+    """Standard output of a program that must end well.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    name = module.rpartition(".")[2]
+    started = site.zygote.start(module, arguments, streams=folder / f"program-{name}")
+    started.has_ended(_PROGRAM_TIMEOUT_S)
+    started.signal(signal.SIGKILL)
+    if site.zygote.reap(started) != EXIT_DONE:
+        raise RuntimeError(f"{shlex.join([module, *arguments])}: {' | '.join(started.error_lines()[-3:])}")
+    return started.out.read_text()
