@@ -96,6 +96,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
 
 TWIN: Mapping[str, Values] = {
     "data.workers": {"0": 6, "1": 1, "2": 1},
+    "data.identity": _even("data.identity"),
     "oracle.lookahead": {"1": 1, "2": 1, "4": 1, "8": 2, "32": 1, "200": 1},
     "oracle.policy": _even("oracle.policy"),
     "cache.prefetch_depth": {"1": 2, "2": 1, "4": 2, "9": 1},
