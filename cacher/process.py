@@ -4,14 +4,12 @@
   thread, a daemon held 120 MB with the default and 90 MB with one arena; under attack 240 MB and 150 MB.
 * A thread waits at most `SWITCH_INTERVAL_S` for the interpreter lock (default: 5 ms), because the event loop has short
   tasks for many ranks while the planner runs.
-* gRPC's core does not log: its lines are not JSON, and the daemon counts or logs the same events.
 * The maximum of file descriptors: the usual 1,024 are fewer than the idle connections that a daemon must survive.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import sys
 from contextlib import suppress
@@ -26,7 +24,6 @@ _M_ARENA_MAX = -8
 
 def configure_process() -> None:
     """Apply the settings. Call it before starting threads."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc only

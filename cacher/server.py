@@ -49,6 +49,8 @@ class Limits:
         hello_timeout_s: longest silence at the start of a connection or stream.
         grace_s: how long to wait for a rank whose connection broke.
         drain_timeout_s: how long jobs can go on after SIGTERM.
+        stop_grace_s: how long the daemon waits, when it stops, for calls that are ending. Cancelling them would make
+            gRPC in a trainer that is leaving log an error.
         keepalive_s: silence after which a peer is pinged, and after as long again dropped.
         idle_s: a connection without a stream is closed after this time.
     """
@@ -57,6 +59,7 @@ class Limits:
     hello_timeout_s: float = 10.0
     grace_s: float = 120.0
     drain_timeout_s: float = 3600.0
+    stop_grace_s: float = 1.0
     keepalive_s: float = 20.0
     idle_s: float = 60.0
 
@@ -140,7 +143,7 @@ class CacherServer:
     async def __aexit__(self, *_: object) -> None:
         """End all streams and threads."""
         runs = self.jobs.stop()
-        await self._server.stop(grace=0)
+        await self._server.stop(grace=self._limits.stop_grace_s)
         for run in runs:
             await asyncio.to_thread(run.join, _JOIN_TIMEOUT_S)
         if self.address.path:

@@ -26,7 +26,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/checkpoint/recorded.py": "tests/system/test_recorder.py",
     "bagpipe/checkpoint/recorder.py": "tests/system/test_recorder.py",
     "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
-    "bagpipe/client/link.py": "tests/client/test_remote.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/oracle/rank_batch.py": "tests/client/rank_batches.py",
     "bagpipe/config/ranges.py": "tests/config/test_rules.py",

@@ -109,7 +109,8 @@ def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, resu
     result = _result(job, ranks, totals, metrics, stopped=stopped)
     if result_path and ranks.is_first:
         result.write(result_path)
-    # Barrier: rank 0 must not stop its cacher and store while other ranks use them.
+    # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
+    job.source.close()
     ranks.gather(None)
     return result
 

@@ -12,3 +12,9 @@
 remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
 address: where a cacher listens.  agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
 """
+
+import os
+
+# gRPC's core logs to stderr every error that it also returns, and some events that are none. It reads the variable when
+# `grpc` is imported, which the modules of this package do.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
 
 __all__ = ["Credentials", "Link", "LinkLost"]
-
-# gRPC's core logs every error to stderr that it also returns. It reads the variable when the first channel is made.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _KEEPALIVE_MS = 20_000
 _FINAL = {

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import queue
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.cacher_pb2_grpc import CacherStub
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
+from cacher.server import Limits
 from tests.cacher.daemons import (
     Daemon,
     all_batches,
@@ -33,6 +41,18 @@ def health(target: str) -> int:
     with grpc.insecure_channel(target) as channel:
         status: int = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10).status
         return status
+
+
+def hello(job: Config) -> pb.Hello:
+    return pb.Hello(
+        protocol=PROTOCOL_VERSION, job_id="job", instance="one", world_size=1, credits=1,
+        settings=json.dumps(settings_of(job)),
+    )  # fmt: skip
+
+
+def is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def test_health_check() -> None:
@@ -65,6 +85,25 @@ def test_a_socket_left_behind_is_used_again(tmp_path: Path) -> None:
         gone.bind(str(path))
     with served(JOB, f"unix:{path}"):
         assert len(all_batches(f"unix:{path}", JOB)[0]) == 18
+
+
+def test_a_call_that_ends_while_the_daemon_stops_ends_well(tmp_path: Path) -> None:
+    """Else gRPC logs "Got goaway" in the trainer of a job that has ended well."""
+    listen = f"unix:{tmp_path}/c.sock"
+    requests: queue.SimpleQueue[pb.TrainerMessage | None] = queue.SimpleQueue()
+    requests.put(pb.TrainerMessage(hello=hello(JOB)))
+    with ExitStack() as server, ThreadPoolExecutor(1) as pool, grpc.insecure_channel(listen) as channel:
+        server.enter_context(served(JOB, listen, limits=Limits(stop_grace_s=60)))
+        call = CacherStub(channel).Train(iter(requests.get, None))
+        assert next(call).WhichOneof("kind") == "welcome"
+        stopped = pool.submit(server.close)
+        while is_listening(tmp_path / "c.sock"):
+            assert not stopped.done()
+        requests.put(pb.TrainerMessage(leave=pb.Leave()))
+        requests.put(None)
+        assert list(call) == []
+        assert call.code() is grpc.StatusCode.OK
+        stopped.result()
 
 
 @pytest.mark.multiproc

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig
+from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig, StoreConfig
 from bagpipe.errors import CapacityError
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
 from bagpipe.schedule.lowering.step_program import step_program
@@ -86,3 +88,24 @@ def test_errors_are_reported_before_services_end(tmp_path: Path, monkeypatch: py
         run_job(config)
     assert ranks.reported == [("CapacityError", ["store.sock"])]
     assert list(tmp_path.glob("*.sock")) == []
+
+
+class _GatheringRanks(Ranks):
+    """A rank that records, at each exchange with the others, whether it is connected to a cacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected: list[bool] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        self.connected.append(any(thread.name == "cacher-client" for thread in threading.enumerate()))
+        return super().gather(value)
+
+
+@pytest.mark.multiproc
+def test_a_rank_leaves_the_cacher_before_the_ranks_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So rank 0 stops its cacher when no rank is connected."""
+    ranks = _GatheringRanks()
+    monkeypatch.setattr("trainer.job.open_ranks", lambda *_, **__: nullcontext(ranks))
+    run_job(Config(data=DataConfig(limit=200, workers=0), store=StoreConfig(url="memory://")))
+    assert ranks.connected[-2:] == [True, False]
