@@ -14,6 +14,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
 
     formats         name -> Source: criteo, avazu, movielens (movielens_genres), parquet (arrow_files), synthetic
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
+    checked_read    a block without the rows that the loss is not defined for
     columns         parsed rows; row_order: epochs, permutations, positions; schema_file: the schema TOML
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
     cli             `python -m data`; testing: the conformance suite of readers

@@ -1,6 +1,6 @@
 """Writes any source as a self-describing Arrow IPC or parquet file: the columnar form.
 
-    source.read(block) ──> Columns ──> Arrow record batch of about 65,536 rows ──> file.arrow | file.parquet
+    read_checked(source, block) ──> Columns ──> Arrow record batch of about 65,536 rows ──> file.arrow | file.parquet
 
 `.arrow` is uncompressed and memory-mapped: the fastest to read, about as large as the text. `.parquet` is dictionary
 encoded, with a checksum in every page: about a quarter of the size, half as fast. The format `parquet` reads both
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from data.arrow_files import embed_schema
+from data.checked_read import read_checked
 from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
 from data.source import Source
@@ -77,7 +78,7 @@ def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
     group: list[RowSlice] = []
     raw_rows = skipped = 0
     for block in (block for segment in source.segments() for block in source.blocks(segment)):
-        columns = source.read(block)
+        columns = read_checked(source, block)
         used = min(columns.num_raw_rows, limit - raw_rows) if limit else columns.num_raw_rows
         bad = int(np.searchsorted(columns.bad_rows, used))
         group.append(RowSlice(columns, bag_starts(columns.lengths), 0, used - bad))

@@ -26,8 +26,8 @@ from data.source import Block, Segment
 from data.text_files import (
     BLOCK_BYTES,
     TextSource,
-    line_number,
     list_files,
+    locate_line,
     read_text,
     text_segments,
 )
@@ -105,7 +105,7 @@ class CriteoSource(TextSource):
     def _error(self, block: Block, text: bytes, line: int) -> InputError:
         content = text.split(b"\n", line + 1)[line]
         reason = explain_line(content) or self._explain_range(content)
-        return InputError(f"{block.file}:{line_number(block) + line}: {reason}")
+        return InputError(f"{locate_line(block, line)}: {reason}")
 
     def _explain_range(self, content: bytes) -> str:
         for feature, text in zip(self.schema.features, content.split(b"\t")[1 + NUM_DENSE :], strict=True):

@@ -23,7 +23,7 @@ from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
 from data.number_parsing import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
 from data.source import Block
-from data.text_files import line_number
+from data.text_files import locate_line
 
 __all__ = [
     "Column",
@@ -258,7 +258,7 @@ def good_columns(
         content = fields.text.split(b"\n", line + 1)[line]
         row = int(np.searchsorted(fields.lines, line))
         reason = error(content) or next(problem.reason for problem in problems if problem.lines[0] == row)
-        raise InputError(f"{block.file}:{line_number(block) + line}: {reason}")
+        raise InputError(f"{locate_line(block, line)}: {reason}")
     columns = Columns(
         labels=labels,
         dense=np.zeros((labels.shape[0], len(schema.dense)), np.float32),

@@ -3,8 +3,8 @@
     row group ──pyarrow──> Arrow columns ──no copy where possible──> values, lengths, dense, labels ──checks──> Columns
 
 A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if its label is
-null or not finite, a dense value is not finite, an id lies outside its table, a list holds a null, or the numbers of
-ids and weights differ. Rows are numbered from 0 within their file.
+null, a dense value is not finite, an id lies outside its table, a list holds a null, or the numbers of ids and weights
+differ (and `data.checked_read` checks its label). Rows are numbered from 0 within their file.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ class ParquetSource:
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
         return segment.num_rows or 0
 
+    def locate(self, block: Block, row: int) -> str:
+        before = sum(open_arrow(block.file).group_rows[: block.group]) + block.start
+        return f"{block.file}: row {before + row} (from 0)"
+
     def read(self, block: Block) -> Columns:
         names = [self.schema.label, *self.schema.dense, *(item.name for item in self.schema.features)]
         names += [name for _, name in self.weights]
@@ -183,10 +187,10 @@ class _BlockReader:
 
     def columns(self) -> Columns:
         schema, rows = self.source.schema, self.table.num_rows
-        labels = self._numbers(schema.label, nulls_are_bad=True)
+        labels = self._labels()
         dense = np.empty((rows, len(schema.dense)), np.float32)
         for number, name in enumerate(schema.dense):
-            dense[:, number] = self._numbers(name)
+            dense[:, number] = self._dense(name)
         lengths = np.empty((len(schema.features), rows), np.int32)
         values, weights = [], []
         for number, feature in enumerate(schema.features):
@@ -212,17 +216,18 @@ class _BlockReader:
 
     def _error(self, row: int) -> InputError:
         reason = next(reason for rows, reason in self.problems if rows[0] == row)
-        before = sum(open_arrow(self.block.file).group_rows[: self.block.group]) + self.block.start
-        return InputError(f"{self.block.file}: row {before + row} (from 0): {reason}")
+        return InputError(f"{self.source.locate(self.block, row)}: {reason}")
 
-    def _numbers(self, name: str, nulls_are_bad: bool = False) -> NDArray[np.float32]:
+    def _labels(self) -> NDArray[np.float32]:
+        name = self.source.schema.label
         array = _single(self.table.column(name))
         if array.null_count:
-            if nulls_are_bad:
-                rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
-                self.problems.append((rows, f"expected a number in column {name!r}, got null"))
-            array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-        numbers: NDArray[np.float32] = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+            rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            self.problems.append((rows, f"expected a number in column {name!r}, got null"))
+        return _to_float32(array)
+
+    def _dense(self, name: str) -> NDArray[np.float32]:
+        numbers = _to_float32(_single(self.table.column(name)))
         finite = np.isfinite(numbers)
         if not finite.all():
             rows = np.flatnonzero(~finite)
@@ -279,6 +284,15 @@ class _BlockReader:
             rows = _row_of(lengths, np.flatnonzero(~finite))
             self.problems.append((rows, f"expected finite weights in column {name!r}, got nan or infinity"))
         return weights
+
+
+def _to_float32(array: pa.Array) -> NDArray[np.float32]:
+    """Numbers or booleans ``[n]``; null becomes 0, a number beyond float32 infinity."""
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    with np.errstate(over="ignore"):
+        numbers: NDArray[np.float32] = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return numbers
 
 
 def _row_of(lengths: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:

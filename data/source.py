@@ -100,6 +100,7 @@ class Source(Protocol):
         schema: its columns.
         in_processes: `read` holds the interpreter lock, so that worker processes pay off; otherwise a thread reads.
         multi_hot: features whose bags can hold more than one id.
+        bad_rows: treatment of malformed rows, one of `BAD_ROWS`.
         layout: name of the rule that decides where blocks begin; a saved position is valid only for the same layout.
     """
 
@@ -114,6 +115,9 @@ class Source(Protocol):
 
     @property
     def multi_hot(self) -> frozenset[str]: ...
+
+    @property
+    def bad_rows(self) -> str: ...
 
     @property
     def layout(self) -> str: ...
@@ -139,6 +143,14 @@ class Source(Protocol):
 
         Raises:
             InputError: a bad row under the stop policy: file, line, what was expected, what came.
+        """
+        ...
+
+    def locate(self, block: Block, row: int) -> str:
+        """Where a raw row of a block is, for a message: file and line, or file and row. Can scan the file.
+
+        Args:
+            row: from 0, in the block.
         """
         ...
 

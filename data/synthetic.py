@@ -101,6 +101,10 @@ class SyntheticSource:
         return frozenset(feature.name for feature, how in names if how.bag != 1)
 
     @property
+    def bad_rows(self) -> str:
+        return "stop"  # there are none
+
+    @property
     def layout(self) -> str:
         return f"synthetic/{BLOCK_ROWS}/{self.rows}/{self.seed}"
 
@@ -117,6 +121,9 @@ class SyntheticSource:
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
         yield Block(file=segment.file, start=segment.start, stop=segment.stop, num_rows=segment.num_rows)
+
+    def locate(self, block: Block, row: int) -> str:
+        return f"{block.file}: row {block.start + row} (from 0)"
 
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
         return segment.stop - segment.start

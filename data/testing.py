@@ -11,7 +11,7 @@ import numpy as np
 
 from bagpipe.types.batch import Batch
 from data.loader import LookaheadLoader
-from data.source import Source
+from data.source import Source, check_bad_rows
 
 __all__ = ["assert_same_batches", "check_resume", "check_source", "read_all"]
 
@@ -79,7 +79,12 @@ def check_resume(make_loader: MakeLoader) -> list[Batch]:
 
 
 def check_source(source: Source, batch_size: int = 7) -> None:
-    """Check a reader's contract: resumable at every position in every order, and split without loss."""
+    """Check a reader's contract: resumable at every position in every order, split without loss, and rows located."""
+    check_bad_rows(source.bad_rows)
+    blocks = [block for segment in source.segments() for block in source.blocks(segment)]
+    places = [source.locate(block, row) for block in blocks for row in (0, 1)]
+    assert all(place.startswith(block.file) for block, place in zip(blocks, places[::2], strict=True)), places
+    assert all(first != second for first, second in zip(places[::2], places[1::2], strict=True)), places
     for options in (
         {},
         {"shuffle": True, "seed": 3, "epochs": 2},

@@ -24,8 +24,8 @@ __all__ = [
     "TextSource",
     "count_segment",
     "first_line",
-    "line_number",
     "list_files",
+    "locate_line",
     "read_text",
     "text_blocks",
     "text_segments",
@@ -62,6 +62,9 @@ class TextSource:
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
         return text_blocks(segment, self.block_bytes)
+
+    def locate(self, block: Block, row: int) -> str:
+        return locate_line(block, row)
 
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
         return count_segment(segment, at_most)
@@ -248,11 +251,10 @@ def read_text(block: Block) -> bytes:
     return text if text.endswith(b"\n") else text + b"\n"
 
 
-def line_number(block: Block) -> int:
-    """1-based number of the block's first line in its file. Scans the file up to the block; only for error messages."""
-    if block.line:
-        return block.line
-    return 1 + _count_lines(block.file, 0, block.start, None)
+def locate_line(block: Block, line: int) -> str:
+    """``FILE:LINE`` of line number `line` (from 0) of a block. Scans the file up to the block; only for messages."""
+    first_line = block.line or 1 + _count_lines(block.file, 0, block.start, None)
+    return f"{block.file}:{first_line + line}"
 
 
 def count_segment(segment: Segment, at_most: int | None) -> int:

@@ -1,6 +1,6 @@
 """The parser process and the pool of parser processes. Imports no torch.
 
-    loader ──ReadTask──> worker: source.read(block), select and permute rows ──Columns──> loader
+    loader ──ReadTask──> worker: read_checked, select and permute rows ──Columns──> loader
 
 Workers ignore Ctrl-C, because the loader stops them, and exit when their parent is gone.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from data.checked_read import read_checked
 from data.columns import Columns, take_rows
 from data.row_order import row_permutation
 from data.source import Block, Source
@@ -64,7 +65,7 @@ def good_range(columns: Columns, low: int, high: int) -> tuple[int, int]:
 
 def read_task(source: Source, task: ReadTask) -> Columns:
     """Read a block; if shuffled, return only the rows to serve, in serving order."""
-    columns = source.read(task.block)
+    columns = read_checked(source, task.block)
     how = task.shuffle
     if how is None:
         return columns

@@ -20,7 +20,7 @@ from bagpipe.util.program import run_program
 from data.columnar_writer import write_columnar
 from data.columns import Columns
 from data.source import Block, Segment
-from data.text_files import BLOCK_BYTES, count_segment, line_number, list_files, read_text, text_blocks, text_segments
+from data.text_files import BLOCK_BYTES, count_segment, list_files, locate_line, read_text, text_blocks, text_segments
 
 USER, TAGS = Feature(name="user", table="user"), Feature(name="tags", table="tags")
 TABLES = (Table(name="user"), Table(name="tags", pooling="mean"))
@@ -38,6 +38,7 @@ class JsonLinesSource:
     schema: DataSchema = SCHEMA
     in_processes: bool = True  # Python code: needs worker processes
     multi_hot: frozenset[str] = frozenset({"tags"})
+    bad_rows: str = "stop"
     layout: str = f"json-lines/{BLOCK_BYTES}"
 
     def segments(self) -> tuple[Segment, ...]:
@@ -45,6 +46,9 @@ class JsonLinesSource:
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
         return text_blocks(segment, BLOCK_BYTES)
+
+    def locate(self, block: Block, row: int) -> str:
+        return locate_line(block, row)
 
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
         return count_segment(segment, at_most)
@@ -59,7 +63,7 @@ class JsonLinesSource:
                 users.append([id_of(row["user"])] if row.get("user") else [])  # missing: an empty bag
                 tags.append([id_of(tag) for tag in row.get("tags") or []])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                where = f"{block.file}:{line_number(block) + number}"
+                where = self.locate(block, number)
                 raise InputError(f"{where}: expected an object with a number 'clicked', got {error!r}") from None
         return Columns(
             labels=np.array(labels, np.float32),

@@ -1,5 +1,7 @@
 """The loss: binary cross-entropy of logits, summed over the examples and over the heads of a model.
 
+It is defined for the labels of `bagpipe.types.labels.LOSS_LABELS`; readers refuse others.
+
 Rule of this file: *a loss is computed in the labels' dtype*, whatever the logits come in.
 """
 

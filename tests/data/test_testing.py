@@ -10,7 +10,8 @@ import pytest
 
 from data.criteo import CriteoSource
 from data.loader import LookaheadLoader
-from data.testing import assert_same_batches, check_resume, read_all
+from data.source import Block
+from data.testing import assert_same_batches, check_resume, check_source, read_all
 from tests.data.files import criteo_lines
 
 
@@ -42,3 +43,12 @@ def test_differences_are_noticed(source: CriteoSource) -> None:
 def test_a_loader_that_loses_its_position_is_detected(source: CriteoSource) -> None:
     with pytest.raises(AssertionError, match="restoring changes the position"):
         check_resume(lambda state: LookaheadLoader(source, batch_size=6))
+
+
+def test_a_reader_that_locates_no_row_is_detected(source: CriteoSource) -> None:
+    class Lost(CriteoSource):
+        def locate(self, block: Block, row: int) -> str:
+            return block.file
+
+    with pytest.raises(AssertionError):
+        check_source(Lost(files=source.files))

@@ -12,8 +12,8 @@ from data.text_files import (
     MAX_LINE_BYTES,
     count_segment,
     first_line,
-    line_number,
     list_files,
+    locate_line,
     natural_key,
     read_text,
     text_blocks,
@@ -73,7 +73,7 @@ def test_lines_are_counted_and_numbered(tmp_path: Path, name: str) -> None:
     line = 1
     for segment in segments:
         for block in text_blocks(segment, 5):
-            assert line_number(block) == line
+            assert locate_line(block, 0) == f"{path}:{line}"
             line += (block.payload or TEXT[block.start : block.stop]).count(b"\n")
 
 
@@ -153,5 +153,5 @@ def test_the_header_is_skipped_but_counted(tmp_path: Path, name: str, block_byte
         segments = text_segments(str(path), block_bytes, header=True)
         blocks = [block for segment in segments for block in text_blocks(segment, block_bytes)]
         assert b"".join(map(read_text, blocks)) == text
-        assert line_number(blocks[0]) == 2
+        assert locate_line(blocks[0], 0) == f"{path}:2"
         assert sum(count_segment(segment, None) for segment in segments) == text.count(b"\n")
