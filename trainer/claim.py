@@ -79,6 +79,7 @@ class Claim:
         self._watch: Ledger | None = None
         self._is_suspect = False
         self._is_new = False
+        self._has_ended = False
         self._record = JobRecord(
             job=resume_point.lineage or resume_point.token.partition("-")[2],
             has_checkpoints=bool(resume_point.lineage),
@@ -146,9 +147,14 @@ class Claim:
                 )
 
     def finish(self, *, steps: int, dense_digest: str, stopped: bool) -> None:
-        """On rank 0: record how the job ended. Raises StoreError."""
+        """On rank 0: record how the job ended. A later error, such as one of the held-out data, changes nothing.
+
+        Raises:
+            StoreError: the record cannot be written.
+        """
         if self.is_taken:
             self._write_record(state="stopped" if stopped else "finished", steps=steps, dense_digest=dense_digest)
+        self._has_ended = True
 
     def _prepare_rows(self) -> tuple[bool, bool]:
         """On rank 0: own the namespace, with the rows to start from. Returns (it has no rows, another job's rows)."""
@@ -224,6 +230,8 @@ class Claim:
             if self._resume_point.checkpoint_id:
                 with self._store.ledger() as ledger:
                     ledger.invalidate(invalidated(self._resume_point.checkpoint_id))
+        elif self._has_ended:
+            return
         elif self._ranks.is_first and isinstance(error, InputError) and self._is_new and not self.has_published:
             self.ledger.clear()
         elif self._ranks.is_first:

@@ -9,12 +9,14 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
+from bagpipe.errors import InputError
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.training.digest import dense_digest, embedding_digest
@@ -22,7 +24,7 @@ from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
-from trainer.metrics import BinaryMetrics
+from trainer.metrics import METRIC_NAMES, BinaryMetrics, Quality
 from trainer.open_job import OpenJob, open_job
 from trainer.progress import ProgressReporter
 from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
@@ -31,6 +33,21 @@ from trainer.stages import check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["run_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """The end of an evaluation.
+
+    Attributes:
+        quality: of all held-out examples on rank 0; meaningless on other ranks.
+        stopped: the job was interrupted.
+        error: the held-out examples cannot be used; the same on every rank.
+    """
+
+    quality: Quality
+    stopped: bool = False
+    error: InputError | None = None
 
 
 def run_job(config: Config, *, membership: Membership | None = None, result_path: str = "") -> Result:
@@ -43,7 +60,8 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
 
     Raises:
         InputError: configuration, data or store cannot be used. Bad data in a later batch is reported after the batches
-            before it are trained and written back.
+            before it are trained and written back. Bad held-out data is reported after the result is written, which
+            then has no metrics.
         StoreError, JobError: the job failed. PeerError: another rank failed.
     """
     common, config = common_settings(config), config_of_rank(config, membership)
@@ -91,7 +109,8 @@ def _open_progress(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
 def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, result_path: str) -> Result:
     """Steps after training: share the model between ranks, evaluate, write the trace, compute digests and result."""
     config, checkpoints, engine = job.built.config, job.checkpoints, job.engine
-    _raise_input_error(trained)
+    if trained.input_error is not None:
+        raise trained.input_error
     checkpoints.claim_if_resumed()
     if job.replicas is not None:
         job.replicas.share_buffers()
@@ -99,19 +118,21 @@ def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, resu
         share_stages(job.held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
         for part in job.parts:
             part.share(job.held, ranks.peers.dense)
-    metrics, stopped = _evaluate(job, ranks, trained)
+    evaluation = _evaluate(job, ranks, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
         engine.trace.write(path_of_rank(config.run.trace, ranks.rank), process=f"rank {ranks.rank}", lanes=lanes)
     digest = dense_digest(engine.dense.model, engine.dense.optimizer)
     samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
-    result = _result(job, ranks, totals, metrics, stopped=stopped)
+    result = _result(job, ranks, totals, evaluation)
     if result_path and ranks.is_first:
         result.write(result_path)
     # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
     job.source.close()
     ranks.gather(None)
+    if evaluation.error is not None:
+        raise evaluation.error
     return result
 
 
@@ -132,32 +153,36 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
             check_folder(path, key)
 
 
-def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> tuple[BinaryMetrics, bool]:
-    """Metrics of all held-out examples, on rank 0, and whether the job was interrupted. Empty if interrupted."""
+def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
+    """Score the held-out examples, unless there are none or the job was interrupted."""
     if trained.report.stopped or not job.built.config.data.eval_fraction:
-        return BinaryMetrics(), trained.report.stopped
+        return _Evaluation(quality=Quality(), stopped=trained.report.stopped)
     metrics = BinaryMetrics()
     evaluated = job.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
-    _raise_input_error(evaluated)
+    own_error = evaluated.input_error
+    for text in filter(None, ranks.gather(None if own_error is None else str(own_error))):
+        quality = Quality(left_out=dict.fromkeys(METRIC_NAMES, text))
+        return _Evaluation(quality=quality, error=own_error or InputError(text))
     if evaluated.report.stopped:
-        return BinaryMetrics(), True
-    return metrics if ranks.peers is None else metrics.gathered(ranks.collect), False
+        return _Evaluation(quality=Quality(), stopped=True)
+    if ranks.peers is not None:
+        metrics = metrics.gathered(ranks.collect)
+    return _Evaluation(quality=metrics.quality())
 
 
-def _raise_input_error(phase: RunResult) -> None:
-    if phase.input_error is not None:
-        raise phase.input_error
-
-
-def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics, *, stopped: bool) -> Result:
+def _result(job: OpenJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation) -> Result:
     """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     found = None
     if ranks.is_first:
-        quality = {"auc": metrics.auc(), "ne": metrics.normalised_entropy()}
-        found = {**quality, "embedding_digest": embedding_digest(job.store)}
+        found = {
+            "auc": evaluation.quality.auc,
+            "ne": evaluation.quality.ne,
+            "metrics_left_out": dict(evaluation.quality.left_out),
+            "embedding_digest": embedding_digest(job.store),
+        }
         job.checkpoints.check_rows()  # after the digest, which could have missed the same rows
-        job.checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=stopped)
+        job.checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.stopped)
     return Result(
         **ranks.share(found),
         steps=totals.steps,
@@ -179,6 +204,6 @@ def _result(job: OpenJob, ranks: Ranks, own: RankTotals, metrics: BinaryMetrics,
         resumed_from=job.checkpoints.resumed_from,
         checkpoints=job.checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,
-        stopped=stopped,
+        stopped=evaluation.stopped,
         continued=job.checkpoints.claim.continued,
     )

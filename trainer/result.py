@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagpipe.util.outputs import write_json
+from trainer.metrics import METRIC_NAMES
 
 __all__ = ["Result"]
 
@@ -19,8 +21,8 @@ class Result:
         seconds: wall time of training in this process, including the final write-back.
         samples_per_s: examples trained in this process / seconds.
         loss: mean training loss of the whole job; None without steps or if it is not finite.
-        auc, ne: AUC and normalised entropy of the held-out examples. None if there are no such examples, only
-            one class, or a score that is not finite.
+        auc, ne: AUC and normalised entropy of the held-out examples; None without a value.
+        metrics_left_out: why a metric of the held-out examples has no value, by its field; empty without evaluation.
         rows_unique: unique rows, summed over batches.
         rows_fetched: rows read from the store. rows_written: rows written to it.
         hit_rate: share of unique rows that were in the cache at the start of their batch.
@@ -45,6 +47,7 @@ class Result:
     loss: float | None
     auc: float | None
     ne: float | None
+    metrics_left_out: Mapping[str, str]
     rows_unique: int
     rows_fetched: int
     rows_written: int
@@ -73,7 +76,7 @@ class Result:
         ne = "n/a" if self.ne is None else f"{self.ne:.5f}"
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
-        notes = []
+        notes = [f"{METRIC_NAMES[name]} is left out: {reason}" for name, reason in self.metrics_left_out.items()]
         if self.stopped:
             notes.append("the run was interrupted: training or evaluation may be incomplete")
         if self.resumed_from is not None:

@@ -57,7 +57,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
         engine.evaluate(source.batches("eval", built.eval_spec), metrics.add)
         assert cacher.pid is not None, "the cacher runs"
         meter.note_helper(cacher.pid)
-        return metrics.auc(), first_losses[0], progress.hit_rate
+        return metrics.quality().auc, first_losses[0], progress.hit_rate
 
 
 def _fill(url: str, schema: RowSchema, namespace: str, sample: Sample) -> None:

@@ -117,7 +117,7 @@ def _run_peer(config: Config, sample: Sample, meter: Meter, task: Task) -> tuple
     metrics = BinaryMetrics()
     for batch in sample.held_out:
         metrics.add(contender.score(batch), batch.labels)
-    return metrics.auc(), float(torch.stack(losses[:LOSS_STEPS]).mean())
+    return metrics.quality().auc, float(torch.stack(losses[:LOSS_STEPS]).mean())
 
 
 def main() -> None:

@@ -118,6 +118,7 @@ def run_job(
         metrics = BinaryMetrics()
         if config.data.eval_fraction:
             engine.evaluate(source.batches("eval", built.spec), metrics.add)
+        quality = metrics.quality()
         return JobOutcome(
             dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),
             embedding_digest=embedding_digest(store),
@@ -127,8 +128,8 @@ def run_job(
             state=engine.dense.optimizer.state_dict()["state"],
             trained=trained,
             built=built,
-            auc=metrics.auc(),
-            ne=metrics.normalised_entropy(),
+            auc=quality.auc,
+            ne=quality.ne,
         )
 
 
