@@ -116,6 +116,7 @@ def _lines(found: Replay) -> list[str]:
     """The lines printed on the terminal."""
     lines = [
         f"{found.path or found.format}: {found.examples:,} examples, {found.ids:,} ids, {found.rows:,} distinct rows",
+        *_least_caches(found),
         "",
         *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
         *_failures(record.error for record in found.records),
@@ -126,6 +127,15 @@ def _lines(found: Replay) -> list[str]:
         lines += ["", *_table(TRIAL_COLUMNS, (_trial_cells(trial) for trial in found.trials if trial.error is None))]
         lines += _failures(trial.error for trial in found.trials)
     return lines
+
+
+def _least_caches(found: Replay) -> Iterator[str]:
+    """The smallest cache that every batch fits, by batch size."""
+    ranks = found.records[0].world_size
+    for batch_size, largest in found.largest.items():
+        least = -(-largest // ranks)
+        each = f" on each of {ranks} ranks" if ranks > 1 else ""
+        yield f"largest batch of {batch_size} examples: {largest:,} unique rows, so cache.rows at least {least}{each}"
 
 
 def _cells(record: ReplayRecord) -> tuple[str, ...]:

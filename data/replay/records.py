@@ -144,6 +144,7 @@ class Replay:
 
     Attributes:
         path, format: of the data. examples, batches, ids: read. rows: distinct rows.
+        largest: by batch size, unique rows of the largest batch: the slots that all caches together must have.
         machine: hardware and versions, name -> value, for the report's footer.
         records: one per combination, in the order of the command line: batch sizes, policies, lookaheads, cache sizes.
         skew: by table.
@@ -157,6 +158,7 @@ class Replay:
     batches: int
     ids: int
     rows: int
+    largest: dict[int, int]
     machine: dict[str, str]
     records: tuple[ReplayRecord, ...]
     skew: tuple[TableSkew, ...]

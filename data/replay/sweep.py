@@ -98,6 +98,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
         batches=logs[0].batches,
         ids=logs[0].ids,
         rows=logs[0].num_rows,
+        largest={log.batch_size: log.largest for log in logs},
         machine=machine_facts(),
         records=tuple(records),
         skew=counter.skew(tuple(table.name for table in tables.rows.tables)),

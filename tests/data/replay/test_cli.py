@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,9 +33,21 @@ def test_table_json_and_report(tmp_path: Path) -> None:
     assert "<html" in page.read_text(encoding="utf-8")
     lines = text.splitlines()
     assert lines[0].startswith(f"{log}: 600 examples, ")
-    assert [line.split()[0] for line in lines[2:9]] == ["policy", *["belady-window"] * 4, *["lru"] * 2]
-    assert [line.split()[2] for line in lines[7:9]] == ["any", "any"]
+    assert [line.split()[0] for line in lines[3:10]] == ["policy", *["belady-window"] * 4, *["lru"] * 2]
+    assert [line.split()[2] for line in lines[8:10]] == ["any", "any"]
     assert lines[-1].startswith("recommended: belady-window with ")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_smallest_cache_of_the_whole_log_is_printed(tmp_path: Path, world_size: int) -> None:
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--world_size", world_size)
+    _, text = run_replay(*flags)
+    match = re.search(r"largest batch of 60 examples: (\d+) unique rows, so cache.rows at least (\d+)", text)
+    assert match is not None
+    least = int(match[2])
+    assert least == -(-int(match[1]) // world_size)
+    assert run_replay(*flags, "--cache_rows", least)[0] == 0
+    assert run_replay(*flags, "--cache_rows", least - 1)[0] == 2
 
 
 def test_failures_are_marked_and_the_rest_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

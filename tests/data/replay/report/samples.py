@@ -117,6 +117,7 @@ FULL = Replay(
     batches=157,
     ids=80_000 * 26,
     rows=361_000,
+    largest={512: 4_100, 1024: 7_312},
     machine={"processor": "2 cores of an Intel Xeon", "memory": "8 GiB", "python": "3.11.9", "numpy": "2.4.6"},
     records=tuple(
         failed(policy, lookahead, cache_rows, batch_size, "batch 17 needs 7,312 unique rows, the cache holds 5,000")
