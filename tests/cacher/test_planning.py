@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bagpipe.client.codec import encode_rank_batch
 from bagpipe.config.sections import DataConfig
@@ -191,6 +193,49 @@ def test_a_refusal_names_the_largest_need_of_the_window(
     match = f"batch 2 needs 130 .* to at least {needed}, the largest need up to batch {last_batch} "
     with pytest.raises(CapacityError, match=match):
         list(data.batches("train", spec, max_steps=max_steps))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_batch_that_does_not_fit_is_refused_when_it_enters_the_window(tmp_path: Path, data: st.DataObject) -> None:
+    """For any ranks, stages, assignment, policy and first batch. The number that it names is enough for the window."""
+    needs = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=16))  # distinct lines of a batch
+    world_size, lookahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
+    first = data.draw(st.integers(0, len(needs) - 1))
+    assign = data.draw(st.sampled_from(["contiguous", "locality"]))
+    shares = () if assign == "locality" else data.draw(st.sampled_from([(), (1, *[0] * (world_size - 1))]))  # stages
+    path = tmp_path / "day"
+    path.write_text("".join(GOOD_LINE.replace("\taf", f"\t{line % need:x}") for need in needs for line in range(5)))
+    source = PlannedData(DataConfig(format="criteo-tsv", path=str(path), batch_size=5, eval_fraction=0.0, workers=0), 0)
+
+    def refusal(rows: int) -> tuple[int, str]:
+        """The batches planned, and the message of the refusal, if any."""
+        job = config(lookahead=lookahead, rows=rows, assign=assign)
+        policy = data.draw(st.sampled_from(["belady-window", "drop-unused"]))
+        spec = dataclasses.replace(spec_of(job, source.schema, world_size, shares), policy=policy)
+        count = 0
+        try:
+            for _ in source.phase("train", spec, first_batch=first):
+                count += 1
+        except CapacityError as error:
+            return count, str(error)
+        return count, ""
+
+    rows, wanted = -(-26 // world_size), needs[first:]
+    while True:
+        slots = rows * world_size
+        too_large = next((number for number, need in enumerate(wanted) if 26 * need > slots), None)
+        planned, message = refusal(rows)
+        if too_large is None:
+            assert (planned, message) == (len(wanted), "")
+            break
+        window = wanted[too_large : too_large + lookahead]
+        assert planned == max(0, too_large - lookahead + 1)
+        assert message.startswith(f"batch {first + too_large} needs {26 * wanted[too_large]} unique rows")
+        assert f"the largest need up to batch {first + too_large + len(window) - 1} " in message
+        rows = int(message.split("to at least ")[1].split(",")[0])
+        assert rows == -(-26 * max(window) // world_size)
+    assert refusal(0) == (len(wanted), ""), "direct mode has no capacity"
 
 
 def test_bad_data_comes_after_every_good_batch(tmp_path: Path) -> None:
