@@ -72,7 +72,7 @@ class PlainTables(nn.Module):
             EmbeddingBagConfig(
                 name=table.name,
                 embedding_dim=table.weights.shape[1],
-                num_embeddings=len(table.ids),
+                num_embeddings=max(1, len(table.ids)),
                 feature_names=list(table.features),
             )
             for table in self.tables
@@ -295,5 +295,5 @@ def row_state(trained: Trained, optimizer: str, number: int) -> Tensor:
     """Records ``[num_rows, dim + state]`` of one table."""
     weight: Any = trained.tables.rows[number].weight
     state = trained.rows.state[weight]
-    parts = [state[name].reshape(len(weight), -1) for name in _ROW_STATE[optimizer]]
+    parts = [state[name].reshape(len(weight), state[name].shape[1:].numel()) for name in _ROW_STATE[optimizer]]
     return torch.cat([weight.detach(), *parts], dim=1)

@@ -100,5 +100,5 @@ def _rows(
         assert torch.equal(stored, ids), f"{name}: rows of the plain loop and of the checkpoint differ"
         place = torch.arange(len(ids))
     parts = [weights[name], *(states[f"{name}.{state}"] for state in _ROW_STATES[config.optim.rows])]
-    found = torch.cat([part[place].reshape(len(ids), -1) for part in parts], dim=1)
+    found = torch.cat([part[place].reshape(len(ids), part.shape[1:].numel()) for part in parts], dim=1)
     yield name, found, records

@@ -166,9 +166,12 @@ def _difference_from_plain_loop(draw: Draw, site: Site, data: Mapping[str, str],
     """The problem with the last checkpoint of a twin."""
     out = folder / "export"
     export = ["export", "--checkpoint.dir", str(folder / "checkpoints"), "--out", str(out)]
-    _program(site, "trainer.cli", export, folder)
     arguments = [*_plain_arguments(draw, data), "--export", str(out)]
-    found = json.loads(_program(site, "tests.harness.fuzz.plain_loop", arguments, folder))
+    try:
+        _program(site, "trainer.cli", export, folder)
+        found = json.loads(_program(site, "tests.harness.fuzz.plain_loop", arguments, folder))
+    except RuntimeError as error:
+        return f"{folder.name}: {error}"
     if found["difference"] <= _TOLERANCE:
         return ""
     return f"{folder.name}: {found['worst']} differs by {found['difference']:.3g} from a plain loop"
