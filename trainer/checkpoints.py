@@ -26,7 +26,7 @@ from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
-from bagpipe.errors import InputError
+from bagpipe.errors import FencedError, InputError, JobError
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
@@ -95,7 +95,10 @@ class Checkpoints:
 
     def __enter__(self) -> Self:
         self._restore()
+        if self.resume_point.folder is not None:
+            self._stack.callback(self.resume_point.folder.release)
         self._stack.enter_context(self.claim)
+        self._stack.push(self._check_folder)
         self._stack.enter_context(self.recorder)
         return self
 
@@ -105,6 +108,18 @@ class Checkpoints:
         if self._publisher is not None:
             self._publisher.close()
         self._stack.__exit__(kind, error, trace)
+
+    def _check_folder(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise FencedError instead if another job has taken over the folder: it removes unfinished checkpoints."""
+        folder = self.resume_point.folder
+        if folder is None or not isinstance(error, JobError):
+            return
+        try:
+            folder.check_newest(self.resume_point.generation)
+        except FencedError as fenced:
+            raise fenced from error
 
     @property
     def first_batch(self) -> int:

@@ -134,8 +134,8 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
     """Choose and compare a checkpoint on rank 0, then start the next generation. Returns the same on every rank.
 
     Raises:
-        InputError: no checkpoint can be used, the store holds another job's rows, the folder cannot be written, or
-            this rank's folder is not that of rank 0. The first two errors change nothing.
+        InputError: a job runs on the folder, no checkpoint can be used, the store holds another job's rows, the folder
+            cannot be written, or this rank's folder is not that of rank 0. The first three errors change nothing.
         StoreError: the store failed.
     """
     if not config.checkpoint.dir:
@@ -146,11 +146,18 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
     first: ResumePoint | None = None
     if ranks.is_first:
         # A job restarted by its launcher resumes its own checkpoints, whatever checkpoint.resume says.
+        _check_holder(config, folder.holder())
         resume = config.checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
         _check_existing(config, store, lineage, is_trained=found is not None and bool(found.manifest.parts))
         generation = folder.new_generation()
+        if running := folder.holder(before=generation):  # it started at the same time
+            try:
+                _check_holder(config, running)
+            except InputError:
+                folder.abandon(generation)
+                raise
         token = _token(generation)
         with _file_errors_as_input_errors(folder):
             folder.note_start(generation, token, found)
@@ -165,6 +172,15 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
     if first is not None:
         return first
     return _from_message(folder, message)
+
+
+def _check_holder(config: Config, running: str) -> None:
+    """Refuse a folder on which a job runs, unless the user says that this one takes over."""
+    if running and not config.checkpoint.take_over:
+        raise InputError(
+            f"checkpoint.dir {config.checkpoint.dir} is in use by {running}: wait for that job's end or stop it, or "
+            "take over with checkpoint.take_over=true"
+        )
 
 
 def _restart_count() -> int:

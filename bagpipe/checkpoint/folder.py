@@ -1,6 +1,7 @@
 """`CheckpointFolder`: directory of a job's checkpoints: creation, publication, validation and pruning.
 
-    start ──new_generation──> generation-000007/ ──note_start──> its job's token, the checkpoint it resumes from
+    start ──holder──> does a job still run here?
+          ──new_generation──> generation-000007/, locked ──note_start──> its job's token, the checkpoint it resumes from
     save  ──step_folder──> files ──write_part (every rank)──> read_parts (rank 0) ──publish──> manifest.json
     begin ──newest / at──> Checkpoint whose files all match length and checksum; broken ones are skipped
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,8 +22,9 @@ from pathlib import Path
 
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
 from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
+from bagpipe.checkpoint.folder_lock import FolderLock, holder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
-from bagpipe.errors import InputError
+from bagpipe.errors import FencedError, InputError
 from bagpipe.util.failpoints import hit
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
@@ -30,6 +33,8 @@ _MANIFEST = "manifest.json"
 _UNPUBLISHED = "manifest.removed"
 #: File in a generation's folder: the token of its job, then generation and step of the checkpoint it resumes from.
 _START = "start"
+#: Start of the name of a generation's folder before it has a number.
+_STARTING = ".starting-"
 _GENERATION = re.compile(r"generation-(\d{6,12})")
 _STEP = re.compile(r"step-(\d{8,12})")
 
@@ -62,9 +67,21 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._broken: set[tuple[int, int]] = set()
+        self._lock: FolderLock | None = None
+
+    def holder(self, *, before: int | None = None) -> str:
+        """Process of the newest job that still runs on this path, as text; empty if there is none.
+
+        Args:
+            before: only jobs of earlier generations.
+        """
+        for generation, folder in reversed(self._generations()):
+            if (before is None or generation < before) and (found := holder(folder)):
+                return found
+        return ""
 
     def new_generation(self) -> int:
-        """Create the folder of the next generation exclusively: concurrent starts get different numbers.
+        """Create and lock the folder of the next generation: concurrent starts get different numbers.
 
         Raises:
             InputError: the folder cannot be written.
@@ -74,16 +91,45 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             for path in missing:
                 sync_folder(path.parent)
+            # Locked before it has a number: no other start can find it unlocked.
+            folder = self.path / f"{_STARTING}{secrets.token_hex(8)}"
+            folder.mkdir()
+            self._lock = FolderLock(folder)
             while True:
                 number = 1 + max((generation for generation, _ in self._generations()), default=0)
                 try:
-                    self.generation_folder(number).mkdir()
-                except FileExistsError:
+                    folder.rename(self.generation_folder(number))
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise
                     continue
                 sync_folder(self.path)
                 return number
         except OSError as error:
             raise InputError(f"checkpoint.dir {self.path} cannot be written: {error.strerror}") from None
+
+    def abandon(self, generation: int) -> None:
+        """Remove the folder of a generation that this process created and has not used."""
+        self.release()
+        shutil.rmtree(self.generation_folder(generation))
+
+    def release(self) -> None:
+        """Unlock the generation that this process created, if any."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def check_newest(self, generation: int) -> None:
+        """Check that no job has started on this path after the one of `generation`.
+
+        Raises:
+            FencedError: a job has; it may remove files that this one is about to write.
+        """
+        newest = max((number for number, _ in self._generations() if self._start(number)), default=0)
+        if newest > generation:
+            raise FencedError(
+                f"checkpoint.dir {self.path} was taken over: start {newest} of the job runs on it, this is start "
+                f"{generation}"
+            )
 
     def note_start(self, generation: int, token: str, origin: Checkpoint | None) -> None:
         """Record a generation's token and origin. A job that is still running does not prune the origin.
@@ -241,6 +287,9 @@ class CheckpointFolder:
         for generation, folder in self._generations():
             if generation < newest.manifest.generation:
                 self._sweep(folder)
+        for folder in self.path.glob(f"{_STARTING}*"):
+            if not holder(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _origins_after(self, generation: int) -> set[tuple[int, int]]:
         """Positions of the checkpoints from which later generations resume."""

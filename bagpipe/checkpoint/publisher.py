@@ -82,10 +82,12 @@ class Publisher:
         """Write this rank's part, whose logs end with `epoch`. Rank 0 then publishes and commits.
 
         Raises:
+            FencedError: another job has taken over the folder.
             JobError: a part is late, the replicas differ, or the publisher was closed.
             OSError: a file operation failed.
             StoreError: the commit failed; the checkpoint is published nevertheless.
         """
+        self._folder.check_newest(self._template.generation)
         self._folder.write_part(self._template.generation, step, part)
         if self._rank == 0:
             self._publish(step, epoch)

@@ -253,6 +253,7 @@ class CheckpointConfig:
         resume: resume from the newest complete checkpoint (auto), from the one of a step, or start anew (never).
         keep: complete checkpoints to keep; older ones are removed.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
+        take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
     """
 
     dir: str = ""
@@ -260,6 +261,7 @@ class CheckpointConfig:
     resume: Annotated[str, matching(r"auto|never|\d+", "auto, never or a step number")] = "auto"
     keep: Annotated[int, at_least(1)] = 2
     full_every: Annotated[int, at_least(1)] = 16
+    take_over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,12 +201,27 @@ def test_a_stopped_job_leaves_a_checkpoint(
     assert digests(job.result) == ended
 
 
-def test_a_second_start_takes_over(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_own_stores", [False, True])
+def test_a_second_start_is_refused_until_it_takes_over(
+    has_own_stores: bool, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+) -> None:
+    """Also without a common store, whose fence ends the first job: then the folder's does."""
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
     with Program([*job.line(), "--checkpoint.every", "40"], forked=tmp_path) as first:
         writes.wait(500)
-        second = job.run("--run.steps", "400")
+        assert first.process is not None
+        first.process.send_signal(signal.SIGSTOP)  # so that it has trained fewer than 400 steps
+        if has_own_stores:
+            job.arguments = ENDLESS
+        before = files(job.checkpoints)
+        second = job.run("--run.steps", "400", "--checkpoint.every", "0")
+        assert second.code == 2
+        assert f"is in use by process {first.pid} on host" in second.error_line
+        assert "take over with checkpoint.take_over=true" in second.error_line
+        assert {path.split("/")[0] for path in files(job.checkpoints)} == {path.split("/")[0] for path in before}
+        second = job.run("--run.steps", "400", "--checkpoint.take_over", "true")
         assert second.code == 0
+        first.process.send_signal(signal.SIGCONT)
         done = first.finish()
     assert done.code == 1
     assert "taken over" in done.error_line

@@ -147,6 +147,8 @@ class Scene:
         ]
         if self.every:
             arguments += ["--checkpoint.dir", str(self.checkpoints), "--checkpoint.every", str(self.every)]
+            # Starts overlap: one is stopped while the next begins, or outlives its launcher for a moment.
+            arguments += ["--checkpoint.take_over", "true"]
             arguments += ["--checkpoint.full_every", str(self.full_every)]
         environment = {MARK: str(self.folder)}
         if "agent" in self.needs:
