@@ -52,6 +52,7 @@ class CapacityError(InputError):
         world_size: int,
         largest: int = 0,
         last_batch: int | None = None,
+        held_out: bool = False,
     ) -> CapacityError:
         """The error of one batch.
 
@@ -62,13 +63,16 @@ class CapacityError(InputError):
             world_size: ranks.
             largest: unique rows of the largest batch from `batch_index` to `last_batch`.
             last_batch: last batch that was examined; None: only `batch_index`.
+            held_out: the batches are those of the held-out examples, which have numbers of their own.
         """
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
+        phase = "held-out " if held_out else ""
         known = ""
         if last_batch is not None:
             known = f", the largest need up to batch {last_batch} (`python -m data replay` finds the whole log's)"
         return cls(
-            f"batch {batch_index} needs {num_unique} unique rows but cache.rows is {num_slots // world_size}{each}: "
+            f"{phase}batch {batch_index} needs {num_unique} unique rows but cache.rows is "
+            f"{num_slots // world_size}{each}: "
             f"raise cache.rows to at least {-(-max(largest, num_unique) // world_size)}{known}, "
             "or lower data.batch_size"
         )

@@ -189,6 +189,7 @@ class PlannedPhase:
             world_size=self.spec.world_size,
             largest=largest,
             last_batch=last_batch,
+            held_out=self._loader.phase == "eval",
         )
 
     def _is_done(self) -> bool:

@@ -117,7 +117,7 @@ class LookaheadLoader:
         self._shuffle = shuffle and phase == "train"
         self._limit = limit
         self._eval_fraction = eval_fraction
-        self._phase: Phase = phase
+        self.phase: Phase = phase
         self._order: dict[str, Any] = {
             "phase": phase,
             "layout": source.layout,
@@ -148,20 +148,20 @@ class LookaheadLoader:
         self._batcher = Batcher(order, self._readers, self._batch_size)
         self._readers.__enter__()
         self._thread = threading.Thread(
-            target=self._run, args=(self._batcher,), name=f"bagpipe-loader-{self._phase}", daemon=True
+            target=self._run, args=(self._batcher,), name=f"bagpipe-loader-{self.phase}", daemon=True
         )
         self._thread.start()
         return self
 
     def _index_and_range(self, segments: tuple[Segment, ...]) -> tuple[RowIndex | None, RowRange]:
         """The rows of this phase. Counts rows only if the range depends on their number."""
-        if self._eval_fraction == 0 and self._phase == "eval":
+        if self._eval_fraction == 0 and self.phase == "eval":
             return None, RowRange(low=0, high=0)
         if self._eval_fraction == 0 and not (self._shuffle and self._limit):
             return None, RowRange(low=0, high=self._limit or None)
         index = RowIndex.scan(self.source, segments, self._limit or None)
         rows = min(index.num_rows, self._limit or index.num_rows)
-        return index, split(rows, self._eval_fraction, self._phase)
+        return index, split(rows, self._eval_fraction, self.phase)
 
     def __exit__(self, *_: object) -> None:
         self.close()

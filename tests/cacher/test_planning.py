@@ -195,6 +195,14 @@ def test_a_refusal_names_the_largest_need_of_the_window(
         list(data.batches("train", spec, max_steps=max_steps))
 
 
+def test_a_held_out_batch_that_does_not_fit_is_called_so() -> None:
+    """The batches of each phase are numbered from 0."""
+    job = config(rows=9)
+    data = PlannedData(job.data, job.run.seed)
+    with pytest.raises(CapacityError, match=r"^held-out batch 0 needs "):
+        list(data.batches("eval", spec_of(job, data.schema)))
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_batch_that_does_not_fit_is_refused_when_it_enters_the_window(tmp_path: Path, data: st.DataObject) -> None:
