@@ -8,6 +8,7 @@ cli, process       the program and its process            job, open_job        o
 ranks, services    collectives; cacher and store          assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices: from configuration to objects
 checkpoints, resume_point: resume, record, publish        claim                the store's namespace is this job's
-arithmetic         what bits depend on besides settings   export               a checkpoint for serving
+job_facts          may a job resume a checkpoint?         arithmetic           what bits depend on besides settings
+export             a checkpoint for serving
 progress, metrics, totals, result                         progress bar, AUC, sums over ranks, the JSON
 """

@@ -32,8 +32,9 @@ from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
 from bagpipe.training.part import LoopPart
 from trainer.claim import Claim
+from trainer.job_facts import JobFacts
 from trainer.ranks import Ranks
-from trainer.resume_point import JobFacts, ResumePoint, start_generation
+from trainer.resume_point import ResumePoint, start_generation
 
 __all__ = ["Checkpoints"]
 

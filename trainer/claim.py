@@ -29,8 +29,9 @@ from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowErro
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.job_record import JobRecord
+from trainer.job_facts import note
 from trainer.ranks import Ranks
-from trainer.resume_point import ResumePoint, namespace_label, note
+from trainer.resume_point import ResumePoint, namespace_label
 
 __all__ = ["Claim"]
 

@@ -30,8 +30,8 @@ from trainer.arithmetic import arithmetic_of, unlike_ranks
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 from trainer.checkpoints import Checkpoints
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
+from trainer.job_facts import JobFacts, note, result_settings
 from trainer.ranks import Ranks, check_same
-from trainer.resume_point import JobFacts, note, result_settings
 from trainer.services import open_services
 from trainer.stages import open_stages
 

@@ -13,7 +13,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import FencedError, LostRowError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
-from tests.trainer.test_resume_point import FACTS, ROWS
+from tests.trainer.facts import FACTS, ROWS
 from tests.training.small import small_dense
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks

@@ -15,7 +15,7 @@ from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.fence_jobs import take_over
-from tests.trainer.test_resume_point import FACTS, ROWS
+from tests.trainer.facts import FACTS, ROWS
 from trainer.claim import Claim
 from trainer.ranks import Ranks
 from trainer.resume_point import start_generation

@@ -11,28 +11,14 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.checkpoint.manifest import FileEntry, Manifest, Part
-from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, OptimConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.types.batch_identity import BatchIdentity, FileIdentity
-from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
+from tests.trainer.facts import DATA, FACTS, ROWS, identity_with
+from trainer.job_facts import result_settings
 from trainer.ranks import Ranks
-from trainer.resume_point import JobFacts, compare, result_settings, start_generation
-
-ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
-DATA = DataSchema(
-    label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
-)
-FILE = FileIdentity(name="/data/day", num_bytes=100, sampled=("a",))
-IDENTITY = BatchIdentity(code="c", layout="lines", files=(FILE,))
-FACTS = JobFacts(settings=result_settings(Config(), DATA), rows=ROWS, identity=IDENTITY, world_size=1)
-
-
-def identity_with(**changes: Any) -> BatchIdentity:
-    """The identity of data whose only file has changed."""
-    return dataclasses.replace(IDENTITY, files=(dataclasses.replace(FILE, **changes),))
+from trainer.resume_point import start_generation
 
 
 class Rank(Ranks):
@@ -151,14 +137,6 @@ def test_without_a_folder_there_is_no_checkpoint(tmp_path: Path) -> None:
         assert resume_point.token.startswith("0-")
 
 
-def test_only_settings_that_change_results_are_compared() -> None:
-    settings = FACTS.settings
-    for key in ("optim.rows_lr", "run.seed", "run.threads", "data.batch_size", "model.top_mlp", "pipeline.schedule"):
-        assert key in settings
-    for key in ("cache.rows", "oracle.lookahead", "store.url", "run.steps", "data.epochs", "data.workers", "run.dir"):
-        assert key not in settings
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -182,89 +160,3 @@ def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, 
         with pytest.raises(InputError, match=f"the checkpoint at step 0 was made with {words}"):
             start_generation(config_of(tmp_path), Rank(), dataclasses.replace(FACTS, **change), store)
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_allowed_differences_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with MemoryStore(ROWS) as store:
-        resume_point = start_generation(config_of(tmp_path), Rank(), FACTS, store)
-    assert resume_point.checkpoint is not None
-    manifest = resume_point.checkpoint.manifest
-    settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
-    compare(dataclasses.replace(manifest, settings=settings), FACTS)  # from before the key existed
-    assert capsys.readouterr().err == ""
-    moved = dataclasses.replace(FACTS, identity=identity_with(name="/moved/day"))
-    compare(manifest, moved)
-    assert capsys.readouterr().err == ""
-    compare(manifest, dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, code="d")))
-    assert "was made with other cacher code" in capsys.readouterr().err
-
-
-def test_full_hashes_and_a_checkpoint_of_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`data.identity` can change; what could not be compared is said."""
-    full = DataConfig(identity="full")
-    facts = dataclasses.replace(
-        FACTS, settings=result_settings(Config(data=full), DATA), identity=identity_with(sections=("s",))
-    )
-    compare(trained(), facts)
-    assert "step 8 recorded sampled blocks of the data files: bytes between them were not" in capsys.readouterr().err
-    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), FACTS)
-    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), facts)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_checkpoint_of_format_version_1_records_no_content(capsys: pytest.CaptureFixture[str]) -> None:
-    old = dataclasses.replace(trained(), identity={"data": "1 files of 100 bytes (0123)", "code": "c"})
-    compare(old, FACTS)
-    assert "step 8 recorded no content of the data files: only their number and total" in capsys.readouterr().err
-    with pytest.raises(InputError, match="other data: it has 1 files of 99 bytes, not 1 files of 100 bytes: use"):
-        compare(old, dataclasses.replace(FACTS, identity=identity_with(num_bytes=99)))
-    generated = dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, files=()))
-    compare(dataclasses.replace(old, identity={"data": "0 files of 0 bytes (0123)", "code": "c"}), generated)
-    assert capsys.readouterr().err == ""
-
-
-def trained(*arithmetic: dict[str, str]) -> Manifest:
-    """A checkpoint of one rank after the first batch."""
-    dense = FileEntry(name="dense-0000.safetensors", num_bytes=1, xxh3_128="0" * 32)
-    return Manifest(
-        lineage="0" * 32,
-        generation=1,
-        step=8,
-        parent_checkpoint_id="",
-        token="1",
-        epoch=1,
-        world_size=1,
-        settings=FACTS.settings,
-        row_schema=FACTS.row_schema,
-        identity=FACTS.identity.to_json(),
-        arithmetic=arithmetic,
-        parts=(Part(rank=0, dense=dense),),
-    )
-
-
-def test_another_arithmetic_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    ours = {"device": "cpu", "CPU capability": "AVX512"}
-    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
-    compare(trained({**ours, "CPU capability": "AVX2"}), facts)
-    assert capsys.readouterr().err == (
-        "note: the checkpoint at step 8 was made with CPU capability 'AVX2', this job has 'AVX512': results are no "
-        "longer bit-identical to those of an uninterrupted run\n"
-    )
-
-
-def test_the_first_rank_with_another_arithmetic_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = {"CPU capability": "AVX512"}, {"CPU capability": "AVX2"}
-    checkpoint = dataclasses.replace(trained(one, one, one), world_size=3)
-    compare(checkpoint, dataclasses.replace(FACTS, world_size=3, arithmetic=(one, other, other)))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "was made with CPU capability 'AVX512' on rank 1, this job has 'AVX2': results are no longer" in line
-
-
-def test_nothing_is_said_of_the_same_or_an_unknown_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
-    """Checkpoints of earlier versions record none; at checkpoint 0 nothing was computed."""
-    ours = {"device": "cpu", "CPU capability": "AVX512"}
-    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
-    compare(trained(ours), facts)
-    compare(trained(), facts)
-    compare(dataclasses.replace(trained({"CPU capability": "AVX2"}), parts=()), facts)
-    assert capsys.readouterr().err == ""

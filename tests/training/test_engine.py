@@ -28,8 +28,8 @@ from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.recording import Crash, recorded
 from tests.system.staging import staged
+from tests.trainer.facts import FACTS, ROWS
 from tests.trainer.test_checkpoints import trained
-from tests.trainer.test_resume_point import FACTS, ROWS
 from trainer.assembly import build_engine, build_training_model
 from trainer.checkpoints import Checkpoints
 from trainer.ranks import Ranks

@@ -1,0 +1,84 @@
+"""What a job and the checkpoint that it resumes must have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bagpipe.config.sections import Config, DataConfig
+from bagpipe.errors import InputError
+from tests.trainer.facts import DATA, FACTS, IDENTITY, identity_with, trained
+from trainer.job_facts import compare, result_settings
+
+
+def test_only_settings_that_change_results_are_compared() -> None:
+    settings = FACTS.settings
+    for key in ("optim.rows_lr", "run.seed", "run.threads", "data.batch_size", "model.top_mlp", "pipeline.schedule"):
+        assert key in settings
+    for key in ("cache.rows", "oracle.lookahead", "store.url", "run.steps", "data.epochs", "data.workers", "run.dir"):
+        assert key not in settings
+
+
+def test_allowed_differences_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = trained()
+    settings = {key: value for key, value in manifest.settings.items() if key != "run.threads"}
+    compare(dataclasses.replace(manifest, settings=settings), FACTS)  # from before the key existed
+    assert capsys.readouterr().err == ""
+    moved = dataclasses.replace(FACTS, identity=identity_with(name="/moved/day"))
+    compare(manifest, moved)
+    assert capsys.readouterr().err == ""
+    compare(manifest, dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, code="d")))
+    assert "was made with other cacher code" in capsys.readouterr().err
+
+
+def test_full_hashes_and_a_checkpoint_of_sampled_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """`data.identity` can change; what could not be compared is said."""
+    full = DataConfig(identity="full")
+    facts = dataclasses.replace(
+        FACTS, settings=result_settings(Config(data=full), DATA), identity=identity_with(sections=("s",))
+    )
+    compare(trained(), facts)
+    assert "step 8 recorded sampled blocks of the data files: bytes between them were not" in capsys.readouterr().err
+    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), FACTS)
+    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), facts)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_of_format_version_1_records_no_content(capsys: pytest.CaptureFixture[str]) -> None:
+    old = dataclasses.replace(trained(), identity={"data": "1 files of 100 bytes (0123)", "code": "c"})
+    compare(old, FACTS)
+    assert "step 8 recorded no content of the data files: only their number and total" in capsys.readouterr().err
+    with pytest.raises(InputError, match="other data: it has 1 files of 99 bytes, not 1 files of 100 bytes: use"):
+        compare(old, dataclasses.replace(FACTS, identity=identity_with(num_bytes=99)))
+    generated = dataclasses.replace(FACTS, identity=dataclasses.replace(IDENTITY, files=()))
+    compare(dataclasses.replace(old, identity={"data": "0 files of 0 bytes (0123)", "code": "c"}), generated)
+    assert capsys.readouterr().err == ""
+
+
+def test_another_arithmetic_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = {"device": "cpu", "CPU capability": "AVX512"}
+    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
+    compare(trained({**ours, "CPU capability": "AVX2"}), facts)
+    assert capsys.readouterr().err == (
+        "note: the checkpoint at step 8 was made with CPU capability 'AVX2', this job has 'AVX512': results are no "
+        "longer bit-identical to those of an uninterrupted run\n"
+    )
+
+
+def test_the_first_rank_with_another_arithmetic_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = {"CPU capability": "AVX512"}, {"CPU capability": "AVX2"}
+    checkpoint = dataclasses.replace(trained(one, one, one), world_size=3)
+    compare(checkpoint, dataclasses.replace(FACTS, world_size=3, arithmetic=(one, other, other)))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "was made with CPU capability 'AVX512' on rank 1, this job has 'AVX2': results are no longer" in line
+
+
+def test_nothing_is_said_of_the_same_or_an_unknown_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints of earlier versions record none; at checkpoint 0 nothing was computed."""
+    ours = {"device": "cpu", "CPU capability": "AVX512"}
+    facts = dataclasses.replace(FACTS, arithmetic=(ours,))
+    compare(trained(ours), facts)
+    compare(trained(), facts)
+    compare(dataclasses.replace(trained({"CPU capability": "AVX2"}), parts=()), facts)
+    assert capsys.readouterr().err == ""
