@@ -9,7 +9,7 @@
 | `KeyboardInterrupt`, `SystemExit` | a signal                                | 130       |
 
 Subclasses of `InputError`: `CapacityError`, `ScheduleError`. Subclasses of `StoreError`: `FencedError`,
-`LostRowError`, `CorruptRowError`, `RolledBackError`.
+`LostRowError`, `CorruptRowError`, `ChangedRowError`, `RolledBackError`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "EXIT_INPUT",
     "EXIT_INTERRUPTED",
     "CapacityError",
+    "ChangedRowError",
     "CorruptRowError",
     "FencedError",
     "InputError",
@@ -96,6 +97,10 @@ class LostRowError(StoreError):
 
 class CorruptRowError(StoreError):
     """The store returned a row with a wrong checksum: altered bytes, or another row's."""
+
+
+class ChangedRowError(StoreError):
+    """Rows of the store are not the ones last written: set back, changed or removed by another program."""
 
 
 class RolledBackError(StoreError):

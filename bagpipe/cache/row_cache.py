@@ -35,6 +35,7 @@ from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.stream import Streams
 from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.row_checksum import table_check_words
 from bagpipe.types.schema import RowSchema, RowTable
 
 __all__ = ["CacheStatistics", "RowCache"]
@@ -192,7 +193,7 @@ class RowCache:
         """
         self.ensure_slots(owner.num_slots)
         found = requests.found(results)
-        self.slots.claim(owner.fetch, owner.fetch_slots)
+        self.slots.claim(owner.fetch, owner.fetch_slots, requests.checks(results))
         by_table = {table: result for (table, _), result in zip(requests.reads, results, strict=True)}
         self._transfer.put(self.kernels, owner.fetch, owner.fetch_slots, found, by_table)
         self._inserted += len(found)
@@ -225,7 +226,11 @@ class RowCache:
             epoch = self.snapshot.epoch
             dirty = self.slots.dirty[slots]
             offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
-            copied = self._transfer.copy_out(RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]), slots[dirty])
+            copied = self._transfer.copy_out(
+                RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]),
+                slots[dirty],
+                self.slots.stored_checks[slots[dirty]],
+            )
             self.slots.release(slots)
         self._evicted += len(slots)
         self._evicted_dirty += int(np.count_nonzero(dirty))
@@ -241,9 +246,13 @@ class RowCache:
         for first in range(0, len(dirty), chunk_rows):
             slots = dirty[first : first + chunk_rows]
             with self.snapshot.lock:
-                copied = self._transfer.copy_out(self.slots.rows_at(slots, len(self._widths)), slots)
-            yield copied()
-            self.slots.mark_clean(slots)
+                rows = self.slots.rows_at(slots, len(self._widths))
+                copied = self._transfer.copy_out(rows, slots, self.slots.stored_checks[slots])
+            requests = copied()
+            yield requests
+            # The requests hold the rows in the order of the slots.
+            words = [table_check_words(request.table, request.ids, request.rows) for request in requests]
+            self.slots.mark_clean(slots, np.concatenate(words))
 
     def clear(self) -> None:
         """Drop all rows.

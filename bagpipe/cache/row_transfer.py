@@ -103,14 +103,29 @@ class FetchRequests:
         Raises:
             JobError: the results are not those of these reads.
         """
-        answers = [result.found for result in results]
-        num_read = sum(map(len, answers))
+        self._check_length(results)
+        found = self.wanted.copy()
+        if results:
+            # Both sides group rows by table, in the same order.
+            found[found] = np.concatenate([result.found for result in results])
+        return found
+
+    def checks(self, results: Sequence[ReadResult]) -> NDArray[np.uint64]:
+        """uint64 ``[len(owner.fetch)]``, check words of the stored rows; zero for a row the store does not have.
+
+        Raises:
+            JobError: as `found`.
+        """
+        checks = np.zeros(len(self.wanted), dtype=np.uint64)
+        self._check_length(results)
+        if results:
+            checks[self.wanted] = np.concatenate([result.checks for result in results])
+        return checks
+
+    def _check_length(self, results: Sequence[ReadResult]) -> None:
+        num_read = sum(len(result.found) for result in results)
         if num_read != self.num_rows:
             raise JobError(f"the plan fetches {self.num_rows} rows from the store, {num_read} were read")
-        found = self.wanted.copy()
-        if answers:
-            found[found] = np.concatenate(answers)  # both sides group rows by table, in the same order
-        return found
 
 
 class RowTransfer:
@@ -191,8 +206,14 @@ class RowTransfer:
         np.concatenate(parts, out=host_words(host))
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
-    def copy_out(self, rows: RowList, slots: Slots) -> CopiedRows:
-        """Start copying rows, ordered by table, to the host; the returned function waits for them. Under one lock."""
+    def copy_out(self, rows: RowList, slots: Slots, replaced: NDArray[np.uint64] | None = None) -> CopiedRows:
+        """Start copying rows, ordered by table, to the host; the returned function waits for them. Under one lock.
+
+        Args:
+            rows: k rows.
+            slots: ``[k]``, their slots.
+            replaced: ``[k]``, see `WriteRequest`.
+        """
         ranges = list(self._table_ranges(rows))
         blocks: list[PendingTensor] = []
         if ranges:
@@ -211,7 +232,8 @@ class RowTransfer:
                     start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
                     if start < stop:
                         part = host[start - span.first : stop - span.first]
-                        found.append(WriteRequest(table=table, ids=rows.ids[start:stop], rows=part))
+                        words = None if replaced is None else replaced[start:stop]
+                        found.append(WriteRequest(table=table, ids=rows.ids[start:stop], rows=part, replaced=words))
             return found
 
         return requests

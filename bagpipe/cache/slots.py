@@ -54,6 +54,8 @@ class SlotTable:
         slot_id: int64 ``[num_slots]``, id; undefined for a free slot.
         dirty: bool ``[num_slots]``, updated since its insert or its last write-back.
         changed: bool ``[num_slots]``, updated since its insert or since the latest snapshot (`RowSnapshot`).
+        stored_checks: uint64 ``[num_slots]``, check word of the stored row when it was fetched or last written; zero if
+            there was none.
         pending, named: bool ``[num_slots]``, the snapshot has yet to copy the row; has yet to note its table and id.
     """
 
@@ -62,6 +64,7 @@ class SlotTable:
         self.slot_id = np.zeros(num_slots, dtype=np.int64)
         self.dirty = np.zeros(num_slots, dtype=np.bool_)
         self.changed = np.zeros(num_slots, dtype=np.bool_)
+        self.stored_checks = np.zeros(num_slots, dtype=np.uint64)
         self.pending = np.zeros(num_slots, dtype=np.bool_)
         self.named = np.zeros(num_slots, dtype=np.bool_)
 
@@ -84,11 +87,17 @@ class SlotTable:
             self.slot_id = np.concatenate([self.slot_id, np.zeros(more, dtype=np.int64)])
             self.dirty = np.concatenate([self.dirty, np.zeros(more, dtype=np.bool_)])
             self.changed = np.concatenate([self.changed, np.zeros(more, dtype=np.bool_)])
+            self.stored_checks = np.concatenate([self.stored_checks, np.zeros(more, dtype=np.uint64)])
             self.pending = np.concatenate([self.pending, np.zeros(more, dtype=np.bool_)])
             self.named = np.concatenate([self.named, np.zeros(more, dtype=np.bool_)])
 
-    def claim(self, rows: RowList, slots: Slots) -> None:
+    def claim(self, rows: RowList, slots: Slots, checks: NDArray[np.uint64] | None = None) -> None:
         """Put rows into free slots, clean.
+
+        Args:
+            rows: k rows.
+            slots: ``[k]``, their slots.
+            checks: uint64 ``[k]``, their check words in the store, zero for new rows; None: all rows are new.
 
         Raises:
             JobError: a slot is not free.
@@ -101,6 +110,7 @@ class SlotTable:
         self.slot_id[slots] = rows.ids
         self.dirty[slots] = False
         self.changed[slots] = False
+        self.stored_checks[slots] = 0 if checks is None else checks
 
     def check(self, rows: RowList, slots: Slots) -> None:
         """Check that the slots hold exactly these rows.
@@ -129,8 +139,10 @@ class SlotTable:
         self.dirty[slots] = True
         self.changed[slots] = True
 
-    def mark_clean(self, slots: Slots) -> None:
+    def mark_clean(self, slots: Slots, checks: NDArray[np.uint64]) -> None:
+        """Note that rows were written; `checks`: their check words."""
         self.dirty[slots] = False
+        self.stored_checks[slots] = checks
 
     def dirty_slots(self) -> NDArray[np.int64]:
         """int64, the dirty slots ordered by (table, id), independently of slot numbers."""

@@ -37,8 +37,8 @@ class SnapshotReceiver(Protocol):
         """Take dirty rows that changed since the previous snapshot."""
         ...
 
-    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-        """Take table numbers and ids of dirty rows, ``[n]`` each."""
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64], stored_checks: NDArray[np.uint64]) -> None:
+        """Take table numbers and ids of dirty rows, and the check words of the store's rows; ``[n]`` each."""
         ...
 
 
@@ -132,8 +132,9 @@ class RowSnapshot:
     def _take_names(self, slots: Slots) -> None:
         slots = slots[self._slots.named[slots]]
         if len(slots) and self._receiver is not None:
-            self._receiver.take_names(self._slots.slot_table[slots], self._slots.slot_id[slots])
-            self._slots.named[slots] = False
+            table = self._slots
+            self._receiver.take_names(table.slot_table[slots], table.slot_id[slots], table.stored_checks[slots])
+            table.named[slots] = False
 
     def _await_copies(self) -> None:
         if self._copies:

@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.checkpoint.manifest import Manifest
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest
 from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, open_files
 from bagpipe.checkpoint.row_file import NAME_DTYPE, latest_positions, load_names, take_records
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.keys import bucket_of
+from bagpipe.store.row_checksum import table_check_words
+from bagpipe.store.row_sums import RowSums
 from bagpipe.store.validation import row_dtype
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["CheckpointRows"]
+__all__ = ["CheckpointRows", "check_row_sums"]
 
 #: Ids whose buckets are computed at a time.
 _COUNT_ROWS = 1 << 18
@@ -76,7 +78,8 @@ class CheckpointRows:
             hits, steps = hits[newer], steps[newer]
             ages[order[hits]] = steps
             rows[order[hits]] = records["row"][positions[hits]]
-        return ReadResult(rows, ages >= 0)
+        found = ages >= 0
+        return ReadResult(rows, found, np.where(found, table_check_words(table, ids, rows), np.uint64(0)))
 
     def contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each row exists in the checkpoint, bool ``[n]``. The first call builds the index."""
@@ -125,6 +128,24 @@ class CheckpointRows:
                 counts += np.bincount(buckets, minlength=num_buckets)
         return counts
 
+    def sums(self, num_buckets: int) -> RowSums:
+        """Sums of the check words of all rows, in a namespace of `num_buckets` buckets. Reads every row."""
+        sums = RowSums(num_buckets)
+        for table in range(len(self.schema.tables)):
+            for request in self.rows(table):
+                _add(sums, request)
+        return sums
+
+    def dirty_sums(self, num_buckets: int) -> RowSums:
+        """Sums of the check words of the `dirty` rows."""
+        sums = RowSums(num_buckets)
+        tables, ids = self.dirty()
+        for table in np.unique(tables).tolist():
+            named = ids[tables == table]
+            result = self.read(table, named)
+            sums.add_rows(np.array([table], np.uint32), named, result.checks)
+        return sums
+
     def rows(self, table: int) -> Iterator[WriteRequest]:
         """All rows of a table, in ascending order of ids, in chunks of a few MiB."""
         for records in merged_records(self._files[table], table):
@@ -157,6 +178,30 @@ class CheckpointRows:
         tables, ids = names["table"].astype(np.uint32), names["id"].astype(np.int64)
         positions = latest_positions(tables, ids, np.zeros(len(ids), np.int64))
         return tables[positions], ids[positions]
+
+
+def check_row_sums(folder: Path, manifest: Manifest) -> None:
+    """Check that the rows of a checkpoint follow from the rows that its jobs wrote. Reads every row.
+
+    Raises:
+        BrokenCheckpoint: they do not, or a file is missing or does not match the manifest.
+    """
+    if not manifest.row_sums:
+        return
+    expected = RowSums.of(manifest.row_sums)
+    rows = CheckpointRows(folder, manifest, RowSchema.from_json(manifest.row_schema))
+    found = rows.sums(expected.num_buckets) - rows.dirty_sums(expected.num_buckets)
+    differing = expected.differing(found)
+    if len(differing):
+        raise BrokenCheckpoint(
+            f"{folder}: rows of {len(differing)} of {expected.num_buckets} buckets were trained from values other than "
+            "the last ones written: another program had set rows of the store back, changed or removed them"
+        )
+
+
+def _add(sums: RowSums, request: WriteRequest) -> None:
+    words = table_check_words(request.table, request.ids, request.rows)
+    sums.add_rows(np.array([request.table], np.uint32), request.ids, words)
 
 
 def _request(table: int, records: NDArray[Any]) -> WriteRequest:

@@ -22,6 +22,7 @@ import xxhash
 from bagpipe.checkpoint.manifest import FORMAT_VERSION, BrokenCheckpoint, FileEntry, Manifest, Part
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import check_token
+from bagpipe.store.keys import MAX_BUCKETS
 
 __all__ = ["decode_manifest", "decode_part", "encode"]
 
@@ -31,7 +32,9 @@ _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 
 #: Format version -> the fields that it added, with their values in manifests of earlier versions.
-_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}}
+_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}, 3: {"row_sums": []}}
+#: The same of parts in a manifest.
+_ADDED_PART_FIELDS: Mapping[int, Mapping[str, Any]] = {3: {"row_sums": []}}
 
 #: No separators and no leading dot: a name cannot leave its folder.
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.(npy|safetensors)")
@@ -63,14 +66,26 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
         raise InputError(
             f"{path}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"
         )
-    for added, fields in _ADDED_FIELDS.items():
-        if type(version) is int and version < added:
-            value = {**fields, **value}
+    value = _upgraded(value, version)
     manifest: Manifest = _read(Manifest, value, path, "")
     if not version:
         raise InputError(f"{path}: format_version: expected 1 to {FORMAT_VERSION}, got {version!r}")
     _check_manifest(manifest, path)
     return dataclasses.replace(manifest, format_version=FORMAT_VERSION)
+
+
+def _upgraded(value: dict[str, Any], version: object) -> dict[str, Any]:
+    """A manifest's JSON with the fields that versions after its own have added."""
+    if type(version) is not int:
+        return value
+    for added, fields in _ADDED_FIELDS.items():
+        if version < added:
+            value = {**fields, **value}
+    parts = value.get("parts")
+    for added, fields in _ADDED_PART_FIELDS.items():
+        if version < added and isinstance(parts, list):
+            value["parts"] = parts = [{**fields, **part} if isinstance(part, dict) else part for part in parts]
+    return value
 
 
 def decode_part(content: bytes, path: str) -> Part:
@@ -176,6 +191,9 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     for file in manifest.row_files:
         if not file.row_bytes or not file.num_rows:
             raise InputError(f"{path}: row file {file.file.name!r} has no rows")
+    num_buckets = len(manifest.row_sums)
+    if num_buckets > MAX_BUCKETS or num_buckets & (num_buckets - 1):
+        raise InputError(f"{path}: row_sums: expected one for each bucket, a power of two, got {num_buckets}")
     _check_files(list(manifest.files), path)
 
 

@@ -3,7 +3,8 @@
     start ──holder──> does a job still run here?
           ──new_generation──> generation-000007/, locked ──note_start──> its job's token, the checkpoint it resumes from
     save  ──step_folder──> files ──write_part (every rank)──> read_parts (rank 0) ──publish──> manifest.json
-    begin ──newest / at──> Checkpoint whose files all match length and checksum; broken ones are skipped
+    begin ──newest / at──> Checkpoint whose files match length and checksum, and whose rows match their sums
+                             broken ones are skipped
 
 A checkpoint exists exactly while its manifest does: one rename publishes it, one rename removes it. Checkpoints are
 ordered by (generation, step): those of a job that resumed from an older step are newer than the skipped ones.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagpipe.checkpoint.checkpoint_rows import check_row_sums
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
 from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
 from bagpipe.checkpoint.folder_lock import FolderLock, holder
@@ -327,6 +329,7 @@ class CheckpointFolder:
                 )
             for entry in manifest.files:
                 check(folder, entry)
+            check_row_sums(folder, manifest)
         except BrokenCheckpoint as error:
             self._broken.add(position)
             warn(f"the checkpoint of step {position[1]} is broken and skipped: {error}")

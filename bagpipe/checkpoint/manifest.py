@@ -16,8 +16,8 @@ from bagpipe.errors import InputError
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
-#: and the content of the data files.
-FORMAT_VERSION = 2
+#: and the content of the data files, version 3 the sums of rows.
+FORMAT_VERSION = 3
 
 
 class BrokenCheckpoint(InputError):
@@ -68,6 +68,8 @@ class Part:
         rows: rows changed since the previous checkpoint, one file per width.
         dirty: names of rows newer in its cache than in the store.
         num_groups: per bucket, groups in its log of the interval that ends here.
+        row_sums: per bucket, the rank's share of `Manifest.row_sums`: the change by its writes since the job's start,
+            without the stored values of its dirty rows.
         progress: counters to resume from: samples, loss_sum, reader_state, …; floats are exact.
     """
 
@@ -76,6 +78,7 @@ class Part:
     rows: tuple[RowFile, ...] = ()
     dirty: FileEntry | None = None
     num_groups: tuple[int, ...] = ()
+    row_sums: tuple[int, ...] = ()
     progress: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,6 +100,9 @@ class Manifest:
         arithmetic: by rank, what its sums depend on besides the settings (`trainer.arithmetic`); empty if not recorded.
         parts: the ranks' parts, by rank.
         base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
+        row_sums: per bucket, the sum of the check words of all rows but the dirty ones, modulo 2**64, as it follows
+            from what was written and what that replaced. The files hold other rows if a row was trained from a value
+            that was not the last one written. Empty: not known.
     """
 
     format_version: int = FORMAT_VERSION
@@ -113,6 +119,7 @@ class Manifest:
     arithmetic: tuple[Mapping[str, str], ...] = ()
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
+    row_sums: tuple[int, ...] = ()
 
     @property
     def checkpoint_id(self) -> str:

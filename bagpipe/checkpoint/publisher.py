@@ -20,6 +20,7 @@ from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.errors import JobError
 from bagpipe.store.fencing.fence import Ledger
+from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
 
@@ -45,6 +46,7 @@ class Publisher:
     Attributes:
         num_published: number of checkpoints published so far.
         newest: the last published checkpoint; rank 0 only.
+        first_sums: sums of the store's rows at the job's start, known before the first call; rank 0 only.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Publisher:
             raise ValueError("expected a ledger for rank 0, got None")
         self.newest = resumed
         self.num_published = 0
+        self.first_sums: RowSums | None = None
         self._folder = folder
         self._template = template
         self._schema = schema
@@ -106,11 +109,17 @@ class Publisher:
             epoch=epoch,
             parts=parts,
             base=self._base(parent, self._folder.step_folder(generation, step)),
+            row_sums=self._row_sums(parts),
         )
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
         self._ledger.commit(manifest.checkpoint_id, manifest.epoch, [part.num_groups for part in parts])
         hit("after-commit")
         self._folder.prune(self._keep, self.newest)
+
+    def _row_sums(self, parts: Sequence[Part]) -> tuple[int, ...]:
+        if self.first_sums is None:
+            return ()
+        return tuple(sum((RowSums.of(part.row_sums) for part in parts), self.first_sums).to_list())
 
     def _await_parts(self, step: int) -> tuple[Part, ...]:
         generation, world_size = self._template.generation, self._template.world_size

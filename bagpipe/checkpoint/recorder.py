@@ -276,6 +276,7 @@ class Recorder:
         with self._lock:
             pending = self._pending[self._store_epoch]
             pending.num_groups = tuple(num_groups.tolist())
+            pending.sum_changes = self._store.sum_changes()
             self._store_epoch += 1
             self._complete(pending, "log")
 

@@ -3,6 +3,7 @@
     ledger.acquire: all other writers are fenced out
     per bucket:   checkpoint id and logs name the rows that can differ ──> write those, delete rows the checkpoint lacks
                   no id or logs, another checkpoint, or a wrong row count ──> drop the bucket, write all its rows
+                  with an audit, also a wrong sum of check words
     ledger.begin: sets the checkpoint's id, if the store still holds all of these writes
 
 A bucket's logs name every row written since its checkpoint id was set. A bucket with the checkpoint's id thus needs
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +26,12 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.existing_rows import decide
 from bagpipe.checkpoint.manifest import Manifest
+from bagpipe.errors import CorruptRowError
+from bagpipe.store.audit import stored_sums
 from bagpipe.store.fencing.fence import BucketState, Fence, Ledger, invalidated
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.keys import bucket_of
+from bagpipe.store.row_sums import RowSums
 from bagpipe.util.failpoints import hit
 
 __all__ = ["Recovered", "is_empty", "is_usable", "recover", "take_over"]
@@ -43,12 +48,14 @@ class Recovered:
 
     Attributes:
         buckets_reloaded: buckets rewritten completely; in the others only rows that could differ were written.
+        buckets_changed: of these, buckets whose rows only the audit found to differ.
         rows_written, bytes_written: row records.
         rows_deleted: rows that the checkpoint does not have.
         seconds: wall time.
     """
 
     buckets_reloaded: int
+    buckets_changed: int
     rows_written: int
     bytes_written: int
     rows_deleted: int
@@ -103,6 +110,7 @@ def recover(
     checkpoint: Manifest,
     rows: CheckpointRows,
     num_writers: int,
+    audit: RowSums | None = None,
     namespace: str = _NAMESPACE,
     progress: Callable[[int, int], None] = lambda num_rows, num_bytes: None,
 ) -> Recovered:
@@ -114,6 +122,8 @@ def recover(
         token: fencing token of this job.
         checkpoint, rows: the checkpoint to restore.
         num_writers: number of ranks of this job.
+        audit: sums of the checkpoint's rows. All rows of the store are read, and a bucket with another sum is
+            rewritten. None: the logs are trusted.
         namespace: name of the namespace in error messages.
         progress: called after each chunk with the rows and bytes written so far.
 
@@ -142,7 +152,9 @@ def recover(
     if usable.any():
         states = ledger.state()
     found = np.array([state.num_rows for state in states])
-    lost = np.flatnonzero((found != wanted) | ~usable & (wanted > 0)).tolist()
+    suspect = (found != wanted) | ~usable & (wanted > 0)
+    changed = np.zeros(len(states), np.bool_) if audit is None else _changed(store, audit) & ~suspect
+    lost = np.flatnonzero(suspect | changed).tolist()
     if lost:
         # From here on the rows match no checkpoint.
         ledger.invalidate(invalidated(checkpoint.checkpoint_id))
@@ -157,11 +169,20 @@ def recover(
     hit("after-begin")
     return Recovered(
         buckets_reloaded=len(lost),
+        buckets_changed=int(np.count_nonzero(changed)),
         rows_written=writer.rows_written,
         bytes_written=writer.bytes_written,
         rows_deleted=writer.rows_deleted,
         seconds=time.monotonic() - start_s,
     )
+
+
+def _changed(store: Store, expected: RowSums) -> NDArray[np.bool_]:
+    """Buckets whose rows are not those of the checkpoint, bool ``[num_buckets]``; all if a row is damaged."""
+    changed = np.ones(expected.num_buckets, np.bool_)
+    with suppress(CorruptRowError):
+        np.not_equal(stored_sums(store).values, expected.values, out=changed)
+    return changed
 
 
 class _Writer:

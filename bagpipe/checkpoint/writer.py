@@ -27,6 +27,7 @@ from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import FileEntry, Part
 from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.store.interface import WriteRequest
+from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
 
@@ -57,8 +58,9 @@ class PendingCheckpoint:
         dense: in-flight dense copies by model chunk; see `Recorder`.
         loss_sums: by counter, over all earlier batches.
         unshared: names of tensors that can differ between replicas.
-        names: tables and ids of dirty rows.
+        names: tables and ids of dirty rows, and the check words of the store's rows.
         num_groups: groups in this rank's logs.
+        sum_changes: `Store.sum_changes` when these logs were closed.
         progress: see `Part`.
         file: the dense file, once it is written.
     """
@@ -69,8 +71,9 @@ class PendingCheckpoint:
     dense: dict[str, DenseCopy] = field(default_factory=dict)
     loss_sums: dict[str, PendingTensor] = field(default_factory=dict)
     unshared: frozenset[str] = frozenset()
-    names: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = field(default_factory=list)
+    names: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()
+    sum_changes: RowSums = field(default_factory=lambda: RowSums(0))
     progress: dict[str, Any] = field(default_factory=dict)
     file: FileEntry | None = None
 
@@ -261,10 +264,14 @@ class CheckpointWriter:
 
     def _part(self, pending: PendingCheckpoint, folder: Path) -> Part:
         assert pending.file is not None, "the dense part is written first"
-        dirty = None
+        dirty, sums = None, pending.sum_changes
         if pending.names:
-            tables, ids = (np.concatenate(column) for column in zip(*pending.names, strict=True))
-            dirty = save_dirty(folder, rank=self._rank, tables=tables.astype(np.uint32), ids=ids)
+            numbers, ids, checks = (np.concatenate(column) for column in zip(*pending.names, strict=True))
+            tables = numbers.astype(np.uint32)
+            dirty = save_dirty(folder, rank=self._rank, tables=tables, ids=ids)
+            stored = RowSums(sums.num_buckets)
+            stored.add_rows(tables, ids, checks)
+            sums -= stored
             pending.names.clear()
         journal = self._journals.pop(pending.epoch, None)
         rows = () if journal is None else journal.seal(folder, pending.step)
@@ -274,6 +281,7 @@ class CheckpointWriter:
             rows=rows,
             dirty=dirty,
             num_groups=pending.num_groups,
+            row_sums=tuple(sums.to_list()),
             progress=pending.progress,
         )
 
@@ -288,8 +296,8 @@ class SnapshotSink:
     def take_rows(self, rows: CopiedRows, num_bytes: int) -> None:
         self._writer.rows(rows, num_bytes, epoch=self._making.epoch, step=self._making.step)
 
-    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-        self._making.names.append((tables, ids))
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64], stored_checks: NDArray[np.uint64]) -> None:
+        self._making.names.append((tables, ids, stored_checks))
 
 
 def _user_error(error: BaseException) -> BaseException:

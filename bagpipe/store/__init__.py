@@ -10,9 +10,11 @@
                  namespace + schema_record: compared before anything is written; job_record: who made the rows
                  urls, servers, cluster: redis-py connects, authenticates, encrypts
                  server_checks: ACL rights, eviction, durability, restarts
+                 row_checksum: a check word after every row; row_sums: their sum in each bucket;
+                 audit: the sums of all rows of a store
                  fencing: owner tokens, write logs          ledger: acquire, commit, invalidate
     server       a private server for one job, when no URL is given
 
-fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, resp and resp_rows do no I/O. Only
-redis/ needs redis-py.
+fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, row_sums, resp and resp_rows do no
+I/O. Only redis/ needs redis-py.
 """

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, Ledger
+from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
@@ -29,19 +30,30 @@ class ReadResult:
     Attributes:
         rows: ``[n, row_width]``, words of the schema; zero where not found.
         found: bool ``[n]``.
+        checks: uint64 ``[n]``, check words of the rows (`bagpipe.store.row_checksum`); zero where not found.
     """
 
     rows: Rows
     found: NDArray[np.bool_]
+    checks: NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """Rows of one table to write: ids int64 ``[n]`` (distinct), rows ``[n, row_width]``."""
+    """Rows of one table to write.
+
+    Attributes:
+        table: number of the table.
+        ids: int64 ``[n]``, distinct.
+        rows: ``[n, row_width]``.
+        replaced: uint64 ``[n]``, `ReadResult.checks` of the stored rows that these replace; zero for new rows. None:
+            the writer does not know them, and the write does not count in `Store.sum_changes`.
+    """
 
     table: int
     ids: NDArray[np.int64]
     rows: Rows
+    replaced: NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +168,14 @@ class Store(Protocol):
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """All ids of a table that have a row, ascending. O(rows of the table) time, 8 B per row; not for hot paths."""
+        ...
+
+    def sum_changes(self) -> RowSums:
+        """The change of each bucket's sum of check words by this store's acknowledged writes.
+
+        Counts the writes that name what they replaced. They changed the sums by this much if the rows they replaced
+        were those. Call from the writing thread, between writes.
+        """
         ...
 
     def statistics(self) -> StoreStatistics: ...

@@ -36,7 +36,7 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
     """The request's ids and rows, contiguous.
 
     Raises:
-        ValueError: as for `check_read`; or rows of a wrong shape or dtype; or a duplicate id.
+        ValueError: as for `check_read`; or rows or replaced check words of a wrong shape or dtype; or a duplicate id.
     """
     ids = check_read(schema, request.table, request.ids)
     expected = (ids.shape[0], schema.row_width(request.table))
@@ -44,6 +44,12 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
         raise ValueError(
             f"rows of table {request.table} must be {row_dtype(schema)} {list(expected)}, "
             f"got {request.rows.dtype} {list(request.rows.shape)}"
+        )
+    replaced = request.replaced
+    if replaced is not None and (replaced.dtype != np.uint64 or replaced.shape != ids.shape):
+        raise ValueError(
+            f"replaced check words of table {request.table} must be uint64 {list(ids.shape)}, "
+            f"got {replaced.dtype} {list(replaced.shape)}"
         )
     # Plans list ids in ascending order, so the cheap test usually suffices.
     if not (ids[1:] > ids[:-1]).all():

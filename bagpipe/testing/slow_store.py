@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
+from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["Gate", "SlowStore"]
@@ -164,6 +165,10 @@ class SlowStore:
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         return self.store.ids(table)
+
+    def sum_changes(self) -> RowSums:
+        """See `Store.sum_changes`."""
+        return self.store.sum_changes()
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.store.audit import stored_sums
 from bagpipe.store.interface import Rows, Store, WriteRequest
+from bagpipe.store.row_checksum import table_check_words
 from bagpipe.testing.fence_conformance import FENCE_CHECKS
 from bagpipe.testing.namespace_conformance import NAMESPACE_CHECKS
 from bagpipe.types.schema import RowSchema, RowTable
@@ -226,6 +228,8 @@ def check_a_wrong_request_changes_nothing(make_store: MakeStore) -> None:
             WriteRequest(1, ids[:2], rows[:2]),  # another table's width
             WriteRequest(3, ids[:2], rows[:2]),  # no such table
             WriteRequest(0, ids[:2].astype(np.int32), rows[:2]),
+            WriteRequest(0, ids[:2], rows[:2], np.zeros(3, np.uint64)),
+            WriteRequest(0, ids[:2], rows[:2], np.zeros(2, np.int64)),
         ):
             _raises(ValueError, functools.partial(store.write_many, [good, bad]))
         assert not store.read(0, ids).found.any()
@@ -345,6 +349,44 @@ def check_statistics_count_rows(make_store: MakeStore) -> None:
         store.read_many([(0, ids), (1, ids)])
         statistics = store.statistics()
         assert (statistics.rows_written, statistics.rows_read, statistics.rows_found) == (20, 60, 20)
+
+
+def check_words_of_what_is_read(make_store: MakeStore) -> None:
+    ids = np.arange(500, dtype=np.int64)
+    for dtype in ("float32", "bfloat16"):
+        schema = RowSchema(tables=_SCHEMA.tables, optimizer="rowwise_adagrad", dtype=dtype)
+        with _open(make_store, schema) as store:
+            store.write_many([WriteRequest(table, ids[::2], _rows(schema, table, ids[::2])) for table in range(3)])
+            for table, result in zip((1, 0), store.read_many([(1, ids), (0, ids)]), strict=True):
+                expected = np.zeros(500, np.uint64)
+                expected[::2] = table_check_words(table, ids[::2], _rows(schema, table, ids[::2]))
+                assert (result.checks == expected).all()
+
+
+def check_sums_change_by_what_is_written_and_replaced(make_store: MakeStore) -> None:
+    ids = np.arange(3000, dtype=np.int64)
+    with _open(make_store) as store:
+        new = np.zeros(3000, np.uint64)
+        store.write_many([WriteRequest(table, ids, _rows(_SCHEMA, table, ids), new) for table in range(3)])
+        assert store.sum_changes().to_list() == stored_sums(store).to_list()
+        replaced = store.read(0, ids[::7]).checks
+        store.write_many(
+            [
+                WriteRequest(0, ids[::7], _rows(_SCHEMA, 0, ids[::7], salt=1), replaced),
+                WriteRequest(1, ids[:0], np.empty((0, 65), np.float32), new[:0]),
+            ]
+        )
+        assert store.sum_changes().to_list() == stored_sums(store).to_list()
+        # Of two requests, only the one that names what it replaces counts.
+        expected = store.sum_changes()
+        expected.add_rows(np.array([0], np.uint32), ids, store.read(0, ids).checks)
+        store.write_many(
+            [
+                WriteRequest(2, ids, _rows(_SCHEMA, 2, ids, salt=2)),
+                WriteRequest(0, ids, store.read(0, ids).rows, new),
+            ]
+        )
+        assert store.sum_changes().to_list() == expected.to_list()
 
 
 #: All checks, in the order of this file, then the checks of fencing.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import LostRowError
 from bagpipe.store.interface import Store
+from bagpipe.store.row_sums import RowSums
 
 __all__ = ["dense_digest", "embedding_digest"]
 
@@ -34,8 +35,12 @@ def dense_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return sha.hexdigest()
 
 
-def embedding_digest(store: Store) -> str:
+def embedding_digest(store: Store, sums: RowSums | None = None) -> str:
     """Hex SHA-256 over all rows of the namespace. Memory: 8 B per row of the largest table, and one chunk of rows.
+
+    Args:
+        store: open store.
+        sums: the rows' check words are added to these sums.
 
     Raises:
         LostRowError: a row vanished meanwhile.
@@ -53,6 +58,8 @@ def embedding_digest(store: Store) -> str:
                     f"table {store.schema.tables[table].name} id {lost[0]} vanished while the rows were digested "
                     f"({len(lost)} such rows)"
                 )
+            if sums is not None:
+                sums.add_rows(np.array([table], np.uint32), chunk, result.checks)
             record = np.dtype([("name", f"V{len(name)}"), ("id", "<i8"), ("row", f"V{store.schema.row_bytes(table)}")])
             records = np.empty(len(chunk), dtype=record)
             records["name"] = np.void(name)

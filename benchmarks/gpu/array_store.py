@@ -29,7 +29,8 @@ class ArrayStore(MemoryStore):
 
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         return [
-            ReadResult(self._rows[table].take(ids, axis=0), self._there[table].take(ids)) for table, ids in requests
+            ReadResult(self._rows[table].take(ids, axis=0), self._there[table].take(ids), np.zeros(len(ids), np.uint64))
+            for table, ids in requests
         ]
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:

@@ -18,9 +18,9 @@ from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
 from bagpipe.store.redis.routing import Router, servers_of_buckets
-from bagpipe.store.redis.row_checksum import value_dtype
 from bagpipe.store.redis.row_codecs import max_command_rows
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.row_checksum import value_dtype
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.rounds import medians, time_rounds
 from benchmarks.store.plain_writer import PlainWriter
@@ -84,7 +84,8 @@ class Workload:
     def encoded_write(self) -> bytes:
         """The batch's HSET requests."""
         rows = self.rows.view(f"V{self.row_bytes}").reshape(-1)
-        data = RowEncoder(self.row_bytes).encode(self.sent_tables, self.sent_ids, rows[self.order])
+        checks = np.empty(self.num_rows, np.uint64)
+        data = RowEncoder(self.row_bytes).encode(self.sent_tables, self.sent_ids, rows[self.order], checks)
         data = data.reshape(self.num_rows, -1)
         return b"".join(
             hset_header(key, stop - start) + data[start:stop].tobytes() for key, start, stop in self.commands

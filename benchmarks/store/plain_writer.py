@@ -32,8 +32,10 @@ class PlainEncoder(RowEncoder):
         self._dtype = np.dtype([*kinds.items(), ("tail", "S2")])
         self._scratch = np.empty(0, self._dtype)
 
-    def encode(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArray[np.void]) -> NDArray[np.uint8]:
-        """See `RowEncoder.encode`."""
+    def encode(
+        self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArray[np.void], checks: NDArray[np.uint64]
+    ) -> NDArray[np.uint8]:
+        """See `RowEncoder.encode`; leaves `checks` as they are."""
         if len(ids) > len(self._scratch):
             self._scratch = np.empty(len(ids), self._dtype)
             for name, constant in self._constants.items():
@@ -82,4 +84,5 @@ class PlainWriter:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         routed = self._client.route([(request.table, request.ids) for request in self._requests])
         voids = rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)
-        self._client.execute([WriteGroup(routed=routed, rows=voids)], repeat=False)
+        group = WriteGroup(routed=routed, rows=voids, checks=np.empty(len(voids), np.uint64))
+        self._client.execute([group], repeat=False)

@@ -19,6 +19,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, FeatureRef, OwnerPlan, RowList
 from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.row_checksum import table_check_words
 from bagpipe.store.validation import row_dtype
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
@@ -105,7 +106,7 @@ def owner_plan(
 
 
 class DictStore:
-    """Rows by (table, id), as kept between two batches."""
+    """Rows by (table, id), as kept between two batches. Checks that a write names the rows it replaces."""
 
     def __init__(self, schema: RowSchema) -> None:
         self.schema = schema
@@ -118,12 +119,16 @@ class DictStore:
             found = np.array([(table, int(row_id)) in self.rows for row_id in ids], dtype=np.bool_)
             for place in np.flatnonzero(found):
                 rows[place] = self.rows[table, int(ids[place])]
+            words = np.where(found, table_check_words(table, ids, rows), np.uint64(0))
             rows.flags.writeable = False  # a store may hand out views of what it received
-            results.append(ReadResult(rows, found))
+            results.append(ReadResult(rows, found, words))
         return results
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
         for request in requests:
+            replaced = self.read_many([(request.table, request.ids)])[0].checks
+            assert request.replaced is not None
+            assert request.replaced.tolist() == replaced.tolist()
             for row_id, row in zip(request.ids.tolist(), request.rows, strict=True):
                 self.rows[request.table, row_id] = row.copy()
 

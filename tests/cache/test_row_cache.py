@@ -265,6 +265,10 @@ NONE = row_list([ids()] * 4)
 NO_SLOTS = np.zeros(0, dtype=np.int32)
 
 
+def words(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
 def slots_of(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
@@ -278,8 +282,8 @@ def test_insert_stored_missing_and_new_rows() -> None:
     assert [(table, asked.tolist()) for table, asked in requests.reads] == [(0, [2, 3]), (1, [1])]
     stored = np.arange(16, dtype=np.float64).reshape(2, 8)
     results = [
-        ReadResult(stored, np.array([False, True])),
-        ReadResult(np.full((1, 10), 7.0), np.array([True])),
+        ReadResult(stored, np.array([False, True]), words(0, 33)),
+        ReadResult(np.full((1, 10), 7.0), np.array([True]), words(44)),
     ]
     cache.insert(owner, requests, results)
     cache.slots.check(fetch, owner.fetch_slots)
@@ -287,6 +291,8 @@ def test_insert_stored_missing_and_new_rows() -> None:
     (requests_out,) = cache.flush()
     small, odd = requests_out
     assert (small.table, small.ids.tolist(), odd.table, odd.ids.tolist()) == (0, [1, 2, 3], 1, [1])
+    replaced = [request.replaced for request in requests_out]
+    assert [None if part is None else part.tolist() for part in replaced] == [[0, 0, 33], [44]]
     initial = initial_weights(TABLES[0], ids(1, 2), seed=11, dtype="float64").numpy()
     np.testing.assert_array_equal(small.rows[:2], np.concatenate([initial, np.zeros((2, 4))], axis=1))
     np.testing.assert_array_equal(small.rows[2], stored[1])

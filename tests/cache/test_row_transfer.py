@@ -23,6 +23,7 @@ SCHEMA = RowSchema(
 )
 ROWS = RowList(table_offsets=np.array([0, 2, 3, 5]), ids=np.array([5, 6, 5, 1, 2]))
 SLOTS = np.array([9, 3, 0, 7, 1], dtype=np.int32)
+NO_WORDS = np.empty(0, np.uint64)  # the transfer does not look at check words
 
 
 class Half:
@@ -34,9 +35,10 @@ class Half:
         self.transfer = RowTransfer(SCHEMA, self.slab, streams, CPU, prefetch_depth=2)
         found = np.array([True, False, True, True, False])
         results = {
-            0: ReadResult(np.arange(16, dtype=np.float32).reshape(2, 8), np.array([True, False])),
-            1: ReadResult(np.full((1, 8), 3, np.float32), np.array([True])),
-            2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True])),  # the other row was not requested
+            0: ReadResult(np.arange(16, dtype=np.float32).reshape(2, 8), np.array([True, False]), NO_WORDS),
+            1: ReadResult(np.full((1, 8), 3, np.float32), np.array([True]), NO_WORDS),
+            # The other row was not requested.
+            2: ReadResult(np.full((1, 16), 4, np.float32), np.array([True]), NO_WORDS),
         }
         self.transfer.put(select_kernels(SCHEMA, CPU), ROWS, SLOTS, found, results)
 

@@ -49,12 +49,13 @@ class Toy:
         assert num_bytes == 8 * len(taken)
         self.rows |= taken
 
-    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+    def take_names(self, tables: NDArray[np.int32], ids: NDArray[np.int64], stored_checks: NDArray[np.uint64]) -> None:
+        assert (stored_checks == ids.astype(np.uint64)).all(), "those of the rows' slots"
         self.names += zip(tables.tolist(), ids.tolist(), strict=True)
 
     def insert(self, slot: int, table: int) -> None:
         rows = RowList(table_offsets=np.searchsorted([table], np.arange(NUM_TABLES + 1)), ids=np.array([self.next_id]))
-        self.slots.claim(rows, np.array([slot]))
+        self.slots.claim(rows, np.array([slot]), np.array([self.next_id], np.uint64))
         self.values[slot] = -1
         self.next_id += 1
 

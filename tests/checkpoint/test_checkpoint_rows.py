@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import numpy as np
 import pytest
 
 from bagpipe.checkpoint import merge
-from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows, check_row_sums
+from bagpipe.checkpoint.manifest import BrokenCheckpoint
+from bagpipe.store.audit import stored_sums
 from bagpipe.store.keys import bucket_of
+from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.samples import SCHEMA, content, manifest_of, rows_of, three_checkpoints
 
 
@@ -57,6 +61,32 @@ def test_dirty_rows_of_all_ranks(saved):
     assert (tables.dtype, ids.dtype) == (np.uint32, np.int64)
     assert names == sorted(set(names))
     assert 2 < len(names) <= 4
+
+
+def test_sums_are_those_of_a_store_with_the_rows(saved):
+    for checkpoint, _ in saved:
+        rows = rows_of(checkpoint)
+        tables, ids = rows.dirty()
+        with MemoryStore(SCHEMA, num_buckets=4) as all_rows, MemoryStore(SCHEMA, num_buckets=4) as dirty:
+            for table in range(len(SCHEMA.tables)):
+                for request in rows.rows(table):
+                    all_rows.write_many([request])
+                named = ids[tables == table]
+                result = rows.read(table, named)
+                dirty.write(table, named[result.found], result.rows[result.found])
+            assert rows.sums(4).to_list() == stored_sums(all_rows).to_list()
+            assert rows.dirty_sums(4).to_list() == stored_sums(dirty).to_list()
+
+
+def test_the_sums_of_a_manifest_are_those_of_rows_that_are_not_dirty(saved):
+    checkpoint = saved[-1][0]
+    rows = rows_of(checkpoint)
+    right = (rows.sums(4) - rows.dirty_sums(4)).to_list()
+    check_row_sums(checkpoint.folder, dataclasses.replace(checkpoint.manifest, row_sums=tuple(right)))
+    wrong = (right[0], right[1] + 1, *right[2:])
+    with pytest.raises(BrokenCheckpoint, match="rows of 1 of 4 buckets were trained from values other than the last"):
+        check_row_sums(checkpoint.folder, dataclasses.replace(checkpoint.manifest, row_sums=wrong))
+    check_row_sums(checkpoint.folder, checkpoint.manifest)  # not known
 
 
 def test_an_empty_checkpoint_has_no_rows(tmp_path):

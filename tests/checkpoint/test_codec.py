@@ -65,8 +65,11 @@ def test_records_read_back():
 
 def test_a_manifest_of_an_earlier_version_reads():
     document = json.loads(encode(MANIFEST))
-    for name in ("checksum", "arithmetic"):
-        del document[name]
+    for record in (document, *document["parts"]):
+        record.pop("row_sums")
+        record.pop("checksum", None)
+    assert decode_manifest(_signed({**document, "format_version": 2}), "x") == MANIFEST
+    del document["arithmetic"]
     assert decode_manifest(_signed({**document, "format_version": 1}), "x") == MANIFEST
     with pytest.raises(InputError, match="missing field arithmetic"):
         decode_manifest(_signed(document), "x")
@@ -88,8 +91,8 @@ def test_values_without_json_are_not_written():
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("format_version",), 3, "format version 3, this bagpipe reads versions up to 2"),
-        (("format_version",), 0, "format_version: expected 1 to 2, got 0"),
+        (("format_version",), 4, "format version 4, this bagpipe reads versions up to 3"),
+        (("format_version",), 0, "format_version: expected 1 to 3, got 0"),
         (("format_version",), True, "format_version: expected an integer"),
         (("format_version",), "1", "format_version: expected an integer, got '1'"),
         (("step",), None, "missing field step"),
@@ -110,6 +113,9 @@ def test_values_without_json_are_not_written():
         (("parts", 0, "rows", 0, "num_rows"), 0, "has no rows"),
         (("parts", 0, "num_groups"), "12", r"num_groups: expected a list"),
         (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),
+        (("row_sums",), [1, 2, 3], "row_sums: expected one for each bucket, a power of two, got 3"),
+        (("row_sums",), [1, -2], r"row_sums\[1\]: expected 0 or more"),
+        (("parts", 0, "row_sums"), [0.5], r"row_sums\[0\]: expected an integer"),
         (("identity",), [1], "identity: expected an object"),
         (("settings",), [1], "settings: expected an object"),
         (("arithmetic",), {"device": "cpu"}, "arithmetic: expected a list"),
@@ -147,7 +153,7 @@ def test_a_part_names_files_of_its_folder_only():
         b"1" * 5000,
         encode(MANIFEST)[:-9],
         encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
-        encode(MANIFEST).replace(b'"format_version": 2', b'"format_version": 3'),
+        encode(MANIFEST).replace(b'"format_version": 3', b'"format_version": 4'),
     ],
 )
 def test_damage_is_reported_as_damage(content):

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.recovery import is_usable, recover
-from bagpipe.errors import FencedError, InputError
+from bagpipe.errors import CorruptRowError, FencedError, InputError
 from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, invalidated
-from bagpipe.store.interface import Store
+from bagpipe.store.interface import ReadResult, Store
 from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
@@ -158,6 +159,52 @@ def test_a_bucket_with_unexpected_rows_is_loaded(started: tuple[RowsOfJob, str])
         later = again(job, name, stack)
         assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
         assert later.recovered.buckets_reloaded == 1
+
+
+@pytest.mark.parametrize("audits", [True, False])
+def test_a_row_set_back_is_found_by_an_audit(started: tuple[RowsOfJob, str], audits: bool) -> None:
+    """No log mentions the row, and the bucket has as many rows as before."""
+    job, name = started
+    checkpoint = job.publishers[0].newest
+    with MemoryStore(SCHEMA, name=name, num_buckets=4) as store, store.ledger() as ledger:
+        store.write(1, np.array([2]), np.full((1, SCHEMA.row_width(1)), 0.5, np.float32))
+        rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, SCHEMA)
+        done = recover(
+            store,
+            ledger,
+            token=f"9-{secrets.token_hex(16)}",
+            checkpoint=checkpoint.manifest,
+            rows=rows,
+            num_writers=1,
+            audit=rows.sums(4) if audits else None,
+        )
+        assert stored(store) == {(0, 1): 1.0, (1, 2): 2.0 if audits else 0.5, (2, 3): 3.0}
+        assert (done.buckets_changed, done.buckets_reloaded) == (int(audits), int(audits))
+
+
+def test_an_audit_that_meets_a_damaged_row_loads_all_rows(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    checkpoint = job.publishers[0].newest
+    with DamagedStore(SCHEMA, name=name, num_buckets=4) as store, store.ledger() as ledger:
+        rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, SCHEMA)
+        done = recover(
+            store,
+            ledger,
+            token=f"9-{secrets.token_hex(16)}",
+            checkpoint=checkpoint.manifest,
+            rows=rows,
+            num_writers=1,
+            audit=rows.sums(4),
+        )
+        assert (done.buckets_changed, done.buckets_reloaded) == (4, 4)
+    assert stored(job.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+
+
+class DamagedStore(MemoryStore):
+    """A store that refuses every row it reads."""
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+        raise CorruptRowError("its check word does not match")
 
 
 def test_another_lineage_begins_during_recovery(started: tuple[RowsOfJob, str], tmp_path: Path) -> None:

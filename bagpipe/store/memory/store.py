@@ -20,6 +20,8 @@ from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequ
 from bagpipe.store.keys import FIELD_DTYPE, check_layout
 from bagpipe.store.memory.ledger import MemoryLedger, MemoryNamespace
 from bagpipe.store.memory.table import Table
+from bagpipe.store.row_checksum import table_check_words
+from bagpipe.store.row_sums import RowSums
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
@@ -49,6 +51,7 @@ class MemoryStore:
         self._namespace = _open_namespace(name, namespace, num_buckets)
         self._fence: Fence | None = None
         self._rows_read = self._rows_found = self._rows_written = 0
+        self._sum_changes = RowSums(num_buckets)
 
     def __enter__(self) -> Self:
         if self._is_open:
@@ -85,7 +88,11 @@ class MemoryStore:
         """See `Store.read_many`."""
         checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
         with self._namespace.lock:
-            results = [self._table(table).read(ids) for table, ids in checked]
+            found = [self._table(table).read(ids) for table, ids in checked]
+        results = [
+            ReadResult(rows, is_found, np.where(is_found, table_check_words(table, ids, rows), np.uint64(0)))
+            for (table, ids), (rows, is_found) in zip(checked, found, strict=True)
+        ]
         self._rows_read += sum(len(result.found) for result in results)
         self._rows_found += sum(int(np.count_nonzero(result.found)) for result in results)
         return results
@@ -106,6 +113,10 @@ class MemoryStore:
             for table, ids, rows in checked:
                 self._table(table).write(ids, rows)
         self._rows_written += sum(len(ids) for _, ids, _ in checked)
+        for request, (table, ids, rows) in zip(requests, checked, strict=True):
+            if request.replaced is not None:
+                words = table_check_words(table, ids, rows) - request.replaced
+                self._sum_changes.add_rows(np.array([table], np.uint32), ids, words)
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""
@@ -140,6 +151,10 @@ class MemoryStore:
         check_read(self.schema, table, np.empty(0, np.int64))
         with self._namespace.lock:
             return np.sort(self._table(table).ids)
+
+    def sum_changes(self) -> RowSums:
+        """See `Store.sum_changes`."""
+        return self._sum_changes.copy()
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.interface import ReadResult, Rows
+from bagpipe.store.interface import Rows
 from bagpipe.store.keys import bucket_of
 
 __all__ = ["Table"]
@@ -83,15 +83,15 @@ class Table:
         """Ids of all rows, in the order of their first write."""
         return self._index.ids[: self._index.num_rows]
 
-    def read(self, ids: NDArray[np.int64]) -> ReadResult:
-        """Rows of ids in any order, with or without duplicates."""
+    def read(self, ids: NDArray[np.int64]) -> tuple[Rows, NDArray[np.bool_]]:
+        """Rows of ids in any order, with or without duplicates, zero where missing; and which were found."""
         numbers = self._index.find(ids)
         found = numbers != _EMPTY
         if found.all():
-            return ReadResult(self._rows[numbers], found)
+            return self._rows[numbers], found
         rows = np.zeros((len(ids), self._rows.shape[1]), self._rows.dtype)
         rows[found] = self._rows[numbers[found]]
-        return ReadResult(rows, found)
+        return rows, found
 
     def write(self, ids: NDArray[np.int64], rows: Rows) -> None:
         """Rows of distinct ids."""

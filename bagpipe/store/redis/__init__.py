@@ -2,7 +2,7 @@
 
 store            `RedisStore` over a ShardClient: shard_client (list of servers), cluster_client (Redis Cluster)
 routing          rows to buckets, commands and servers; cluster_routing: slots, redirections
-row_codecs       frames of requests: fenced_write (scripts), resp_rows (rows as RESP), row_checksum; resp: short replies
+row_codecs       frames of requests: fenced_write (scripts), resp_rows (rows as RESP); resp: short replies
 link             one socket; request_pipeline: requests on many links, one deadline
 urls, servers, cluster, server_checks, namespace: connecting and checking; ledger, ledger_scripts: owners and logs
 """

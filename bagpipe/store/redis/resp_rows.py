@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import StoreError
 from bagpipe.store.keys import FIELD_BYTES
-from bagpipe.store.redis.row_checksum import CHECK_BYTES, check_words
+from bagpipe.store.row_checksum import CHECK_BYTES, check_words
 
 __all__ = [
     "ErrorReply",
@@ -121,13 +121,16 @@ class RowEncoder:
         """Bytes of one encoded pair."""
         return self._dtype.itemsize
 
-    def encode(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: Voids) -> Bytes:
+    def encode(
+        self, tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: Voids, checks: NDArray[np.uint64]
+    ) -> Bytes:
         """Encoded pairs, uint8 ``[n * record_bytes]``; overwritten by the next call.
 
         Args:
             tables: table numbers ``[n]``.
             ids: ids ``[n]``.
-            rows: ``[n]``, contiguous, one void element of `row_bytes` each; check words are added here.
+            rows: ``[n]``, contiguous, one void element of `row_bytes` each.
+            checks: uint64 ``[n]``, filled with the check words of the rows.
         """
         num_rows = len(ids)
         if num_rows > len(self._scratch):
@@ -138,7 +141,7 @@ class RowEncoder:
         records["table"] = tables
         records["id"] = ids
         records["row"] = rows
-        records["check"] = check_words(tables, ids, rows)
+        records["check"] = checks[:] = check_words(tables, ids, rows)
         return records.view(np.uint8)
 
 

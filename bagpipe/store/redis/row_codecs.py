@@ -25,7 +25,7 @@ from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.request_pipeline import Frame, Request
 from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
-from bagpipe.store.redis.row_checksum import value_dtype
+from bagpipe.store.row_checksum import value_dtype
 from bagpipe.util.failpoints import hit
 
 __all__ = [
@@ -98,10 +98,18 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WriteGroup:
-    """Rows of one width to be written: void ``[n]`` in request order, and their log entries if fenced."""
+    """Rows of one width to be written.
+
+    Attributes:
+        routed: rows to send.
+        rows: void ``[n]``, in request order.
+        checks: uint64 ``[n]``, filled in request order with the check words that are sent.
+        entries: log entries if fenced.
+    """
 
     routed: RoutedRows
     rows: NDArray[np.void]
+    checks: NDArray[np.uint64]
     entries: LogEntries | None = None
 
 
@@ -253,7 +261,9 @@ class WriteCodec:
         routed, first_row = group.routed, run[0].start
         order = routed.order[first_row : run[-1].stop]
         tables, ids = routed.tables.take(order), routed.ids.take(order)
-        data = encoder.encode(tables, ids, group.rows.take(order)).data
+        checks = np.empty(len(order), np.uint64)
+        data = encoder.encode(tables, ids, group.rows.take(order), checks).data
+        group.checks[order] = checks
         bodies = [_slice(data, command, first_row, encoder.record_bytes) for command in run]
         if group.entries is None:
             return [], bodies

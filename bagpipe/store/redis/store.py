@@ -29,10 +29,11 @@ from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_client import ClusterClient
 from bagpipe.store.redis.ledger import RedisLedger
 from bagpipe.store.redis.namespace import Backend, Namespace
-from bagpipe.store.redis.row_checksum import check_words
 from bagpipe.store.redis.row_codecs import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
+from bagpipe.store.row_checksum import as_voids, check_words
+from bagpipe.store.row_sums import RowSums
 from bagpipe.store.validation import check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
@@ -104,6 +105,7 @@ class RedisStore:
         self._logs: WriterLogs | None = None
         self._refusal: FencedError | RolledBackError | None = None
         self._rows_read = self._rows_found = self._rows_written = 0
+        self._sum_changes = RowSums(num_buckets)
 
     def __enter__(self) -> Self:
         if self._stack is not None:
@@ -148,24 +150,25 @@ class RedisStore:
         """See `Store.read_many`."""
         self._check_open()
         checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
-        results = [ReadResult(np.empty(0), np.empty(0, np.bool_))] * len(checked)
+        results = [ReadResult(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.uint64))] * len(checked)
         groups = []
         for width, members in self._by_width([table for table, _ in checked]).items():
             lengths = [len(checked[member][1]) for member in members]
             rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
             routed = self._reading.route([checked[member] for member in members])
             checks = np.empty(sum(lengths), np.uint64)
-            groups.append(ReadGroup(routed=routed, rows=_voids(rows), checks=checks, found=found))
+            groups.append(ReadGroup(routed=routed, rows=as_voids(rows), checks=checks, found=found))
             start = 0
             for member, length in zip(members, lengths, strict=True):
                 stop = start + length
-                results[member] = ReadResult(rows[start:stop], found[start:stop])
+                results[member] = ReadResult(rows[start:stop], found[start:stop], checks[start:stop])
                 start = stop
         self._reading.execute(groups, repeat=True)
         for group in groups:
             num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
             if num_found < num_rows:
                 group.rows[~group.found] = np.zeros((), group.rows.dtype)
+                group.checks[~group.found] = 0
             self._check_rows(group)
             self._rows_read += num_rows
             self._rows_found += num_found
@@ -180,17 +183,22 @@ class RedisStore:
         self._check_writable()
         hit("before-write-back")
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
-        groups = []
+        groups: list[WriteGroup] = []
+        written: list[list[WriteRequest]] = []
         for members in self._by_width([request.table for request in requests]).values():
             part = [checked[member] for member in members]
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
             routed = self._writing.route([(table, ids) for table, ids, _ in part])
-            voids, entries = _voids(rows), None
+            voids, entries = as_voids(rows), None
             if self._logs is not None:
                 entries = self._logs.entries(self._writing.num_commands(routed, voids.itemsize))
-            groups.append(WriteGroup(routed=routed, rows=voids, entries=entries))
+            checks = np.empty(len(voids), np.uint64)
+            groups.append(WriteGroup(routed=routed, rows=voids, checks=checks, entries=entries))
+            written.append([requests[member] for member in members])
         self._execute(groups)
         self._rows_written += sum(len(group.rows) for group in groups)
+        for group, parts in zip(groups, written, strict=True):
+            self._add_changes(group, parts)
         hit("after-write-back")
 
     def fence(self, fence: Fence) -> None:
@@ -221,6 +229,10 @@ class RedisStore:
             return self._namespace.ids(table)
         except InputError as error:  # valid when the job began: no longer the user's input
             raise StoreError(str(error)) from error
+
+    def sum_changes(self) -> RowSums:
+        """See `Store.sum_changes`."""
+        return self._sum_changes.copy()
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""
@@ -253,6 +265,17 @@ class RedisStore:
             self._refusal = RolledBackError(str(error))
             raise
 
+    def _add_changes(self, group: WriteGroup, requests: Sequence[WriteRequest]) -> None:
+        """Count an acknowledged group of these requests."""
+        if all(request.replaced is None for request in requests):
+            return
+        start = 0
+        for request in requests:
+            words = group.checks[start : start + len(request.ids)]
+            words -= words if request.replaced is None else request.replaced
+            start += len(words)
+        self._sum_changes.add_rows(group.routed.tables, group.routed.ids, group.checks)
+
     def _check_rows(self, group: ReadGroup) -> None:
         """Raise CorruptRowError if a row does not match its check word."""
         routed = group.routed
@@ -275,8 +298,3 @@ class RedisStore:
     def _check_open(self) -> None:
         if self._stack is None:
             raise StoreError("the store is not open: use it in a with statement")
-
-
-def _voids(rows: Rows) -> NDArray[np.void]:
-    """Contiguous rows ``[n, width]`` as one void element per row."""
-    return rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)

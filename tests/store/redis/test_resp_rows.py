@@ -20,7 +20,7 @@ from bagpipe.store.redis.resp_rows import (
     hmget_header,
     hset_header,
 )
-from bagpipe.store.redis.row_checksum import check_words
+from bagpipe.store.row_checksum import check_words
 
 
 def encode_reply(rows: list[bytes | None]) -> bytes:
@@ -190,11 +190,12 @@ def test_requests_equal_a_plain_encoders() -> None:
     hmget = hmget_header(b"job:{3}", 3) + FieldEncoder().encode(tables, ids).tobytes()
     assert hmget == plain_command(b"HMGET", b"job:{3}", *fields)
     voids = rows[order].view("V16").ravel()
-    values = [
-        row.tobytes() + check.tobytes() for row, check in zip(voids, check_words(tables, ids, voids), strict=True)
-    ]
+    checks = check_words(tables, ids, voids)
+    values = [row.tobytes() + check.tobytes() for row, check in zip(voids, checks, strict=True)]
     pairs = [word for pair in zip(fields, values, strict=True) for word in pair]
-    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, voids).tobytes()
+    filled = np.zeros(3, np.uint64)
+    hset = hset_header(b"job:{3}", 3) + RowEncoder(16).encode(tables, ids, voids, filled).tobytes()
+    assert filled.tolist() == checks.tolist()
     assert hset == plain_command(b"HSET", b"job:{3}", *pairs)
 
 

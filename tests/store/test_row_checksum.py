@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bagpipe.store.redis.row_checksum import CHECK_BYTES, check_words, value_dtype
+from bagpipe.store.row_checksum import CHECK_BYTES, check_words, value_dtype
 
 TABLES, IDS = np.array([0, 0, 1, 7], np.uint32), np.array([0, -1, 5, 2**40], np.int64)
 

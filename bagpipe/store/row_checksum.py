@@ -8,17 +8,19 @@ so a change of one word, of the table or of the id always changes the sum. With 
 two words would go undetected (2**63 times an even number is 0). 128 bytes take 16 ns in large batches, 50 ns in groups
 of 150 rows.
 
-Part of the stored format. Detects damaged and misplaced rows, not tampering.
+Part of the stored format. Detects damaged and misplaced rows, not tampering. `bagpipe.store.row_sums` detects rows that
+were set back to an earlier value, whose check word is right.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CHECK_BYTES", "check_words", "value_dtype"]
+__all__ = ["CHECK_BYTES", "as_voids", "check_words", "table_check_words", "value_dtype"]
 
 CHECK_BYTES = 8
 _WORD = np.dtype("<u4")
@@ -39,7 +41,7 @@ def check_words(tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArra
     """Check word of each row, uint64 ``[n]``.
 
     Args:
-        tables: table numbers ``[n]``.
+        tables: table numbers ``[n]``, or broadcastable to it.
         ids: ids ``[n]``.
         rows: ``[n]``, contiguous, one void element of a multiple of 4 bytes each.
     """
@@ -49,6 +51,16 @@ def check_words(tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArra
     sums += tables * np.uint64(_multiplier(_TABLE))
     sums += np.uint64(_multiplier(_START))
     return sums
+
+
+def table_check_words(table: int, ids: NDArray[np.int64], rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """Check words of rows of one table, uint64 ``[n]``. `rows`: ``[n, row_width]``, contiguous."""
+    return check_words(np.array([table], np.uint32), ids, as_voids(rows))
+
+
+def as_voids(rows: NDArray[Any]) -> NDArray[np.void]:
+    """Contiguous rows ``[n, row_width]`` as one void element per row."""
+    return rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(-1)
 
 
 @lru_cache(maxsize=64)
