@@ -9,6 +9,6 @@ ranks, services    collectives; cacher and store          assembly             m
 inputs, dense, optimizers, stages, devices: from configuration to objects
 checkpoints, resume_point: resume, record, publish        claim                the store's namespace is this job's
 job_facts          may a job resume a checkpoint?         arithmetic           what bits depend on besides settings
-export             a checkpoint for serving
+row_check          the store's rows, at the end           export               a checkpoint for serving
 progress, metrics, totals, result                         progress bar, AUC, sums over ranks, the JSON
 """

@@ -260,6 +260,7 @@ class Checkpoints:
     def _publish(self, step: int, epoch: int, part: Part | None) -> None:
         assert self._publisher is not None, "there is a folder"
         assert part is not None, "there is a folder"
+        self._publisher.first_sums = self.claim.row_check.first_sums
         self._publisher(step, epoch, part)
         self.claim.has_published = True
 

@@ -2,7 +2,7 @@
 
     take: every rank has its first batch ──> rank 0: rows of another job? ──> recover, adopt or clear the rows
           ──> job record: running ──> every rank writes fenced
-    inspect, check_rows: rows lost?  another owner?               finish: job record: finished or interrupted
+    inspect, check_rows, row_check: rows lost or changed? another owner?    finish: job record: finished or interrupted
     on exit: lost or corrupt rows ──> invalidate       refused in a new namespace ──> clear it       else ──> failed
 
 The store is read-only until `take`.
@@ -25,13 +25,16 @@ from bagpipe.checkpoint.existing_rows import Existing, decide
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.recovery import Recovered, recover, take_over
 from bagpipe.config.sections import Config
-from bagpipe.errors import CorruptRowError, FencedError, InputError, LostRowError, StoreError
+from bagpipe.errors import ChangedRowError, CorruptRowError, FencedError, InputError, LostRowError, StoreError
+from bagpipe.store.audit import stored_sums
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.job_record import JobRecord
+from bagpipe.store.row_sums import RowSums
 from trainer.job_facts import note
 from trainer.ranks import Ranks
 from trainer.resume_point import ResumePoint, namespace_label
+from trainer.row_check import RowCheck, sums_of_checkpoint
 
 __all__ = ["Claim"]
 
@@ -53,6 +56,7 @@ class Claim:
     Attributes:
         ledger: administers the namespace; used by rank 0, entered when the claim is taken.
         continued: the job trains another job's rows on.
+        row_check: the check of the store's rows after training; rank 0 uses it.
         has_published: the job has written a checkpoint. Its rows are kept if it is refused later.
     """
 
@@ -70,7 +74,11 @@ class Claim:
         self.continued = False
         self.has_published = False
         self._label = namespace_label(config)
+        self.row_check = RowCheck(
+            self._label, resumed_step=None if resume_point.checkpoint is None else resume_point.first_batch
+        )
         self._existing = config.store.existing
+        self._audits = config.store.audit
         self._ranks = ranks
         self._store = store
         self._resume_point = resume_point
@@ -95,7 +103,7 @@ class Claim:
         with closing(self._stack):
             if error is None or not self.is_taken:
                 return
-            if isinstance(error, LostRowError):
+            if isinstance(error, LostRowError | ChangedRowError):
                 self._check_owner(error)
             with suppress(StoreError):  # `error` stays the cause
                 self._record_failure(error)
@@ -180,38 +188,48 @@ class Claim:
 
     def _take_over(self, ledger: Ledger, existing: Existing) -> bool:
         """Acquire the namespace and recover or adopt its rows. True if it has no rows."""
-        resume_point, num_writers = self._resume_point, self._ranks.world_size
+        resume_point, store, num_writers = self._resume_point, self._store, self._ranks.world_size
         checkpoint = resume_point.checkpoint
         if checkpoint is None or self._rows is None or resume_point.folder is None:
-            return take_over(
+            is_new = take_over(
                 ledger,
                 token=resume_point.token,
                 num_writers=num_writers,
                 existing=self._existing,
                 namespace=self._label,
             )
+            if is_new:
+                self.row_check.first_sums = RowSums(ledger.num_buckets)
+            elif self._audits:
+                self.row_check.first_sums = stored_sums(store)
+            return is_new
         if existing is Existing.ROWS_ONLY:
             # Not the manifest of an earlier start: a kill may have left buckets with its checkpoint id.
             initial = dataclasses.replace(
                 checkpoint.manifest, generation=resume_point.generation, token=resume_point.token, base=()
             )
             adopted = adopt(
-                self._store,
+                store,
                 ledger,
                 token=resume_point.token,
                 folder=resume_point.folder,
                 manifest=initial,
                 num_writers=num_writers,
             )
+            rows = CheckpointRows(adopted.folder, adopted.manifest, store.schema)
+            self.row_check.first_sums = rows.sums(ledger.num_buckets)
             self._on_adopted(adopted)
             return False
+        first_sums = sums_of_checkpoint(checkpoint.manifest, self._rows, ledger.num_buckets)
+        self.row_check.first_sums = first_sums
         done = recover(
-            self._store,
+            store,
             ledger,
             token=resume_point.token,
             checkpoint=checkpoint.manifest,
             rows=self._rows,
             num_writers=num_writers,
+            audit=first_sums if self._audits else None,
             namespace=self._label,
             progress=_ReloadProgress(self._rows.num_records),
         )
@@ -227,7 +245,7 @@ class Claim:
 
     def _record_failure(self, error: BaseException) -> None:
         """Invalidate lost or corrupt rows, remove the rows of a job that was refused, or record the failure."""
-        if self._is_suspect or isinstance(error, (LostRowError, CorruptRowError)):
+        if self._is_suspect or isinstance(error, (LostRowError, CorruptRowError, ChangedRowError)):
             if self._resume_point.checkpoint_id:
                 with self._store.ledger() as ledger:
                     ledger.invalidate(invalidated(self._resume_point.checkpoint_id))
@@ -241,7 +259,7 @@ class Claim:
     def _write_record(self, **changes: Any) -> None:
         self.ledger.record_job(dataclasses.replace(self._record, **changes))
 
-    def _check_owner(self, error: LostRowError) -> None:
+    def _check_owner(self, error: LostRowError | ChangedRowError) -> None:
         """Raise FencedError instead if another job has taken over the namespace: its recovery deletes rows."""
         try:
             self.inspect()
@@ -267,6 +285,11 @@ class _ReloadProgress:
 
 
 def _note_reload(done: Recovered, num_buckets: int) -> None:
+    if done.buckets_changed:
+        note(
+            f"rows of {done.buckets_changed} of the store's {num_buckets} buckets are not those of the checkpoint, "
+            "though no log names them: another program set them back or changed them"
+        )
     if done.buckets_reloaded:
         note(
             f"{done.buckets_reloaded} of the store's {num_buckets} buckets were loaded from the checkpoint's files: "

@@ -19,6 +19,7 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
+from bagpipe.store.row_sums import RowSums
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import RunResult
@@ -173,15 +174,18 @@ def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
 def _result(job: OpenJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation) -> Result:
     """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
+    changes = [RowSums.of(values) for values in ranks.gather(job.store.sum_changes().to_list())]
     found = None
     if ranks.is_first:
+        sums = RowSums(changes[0].num_buckets)
         found = {
             "auc": evaluation.quality.auc,
             "ne": evaluation.quality.ne,
             "metrics_left_out": dict(evaluation.quality.left_out),
-            "embedding_digest": embedding_digest(job.store),
+            "embedding_digest": embedding_digest(job.store, sums),
         }
         job.checkpoints.check_rows()  # after the digest, which could have missed the same rows
+        job.checkpoints.claim.row_check.compare(sums, changes)
         job.checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.stopped)
     return Result(
         **ranks.share(found),

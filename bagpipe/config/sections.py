@@ -132,6 +132,8 @@ class StoreConfig:
             second before a power failure) or always (both). A server that promises less is refused.
         existing: rows of a job that this one does not resume: refuse them, train them on with a fresh dense part
             (rows-only), or delete them (reset).
+        audit: read all rows before training. A bucket that differs from the checkpoint is loaded from its files; a job
+            that goes on from rows without a checkpoint learns what its last check compares with.
     """
 
     url: str = ""
@@ -143,6 +145,7 @@ class StoreConfig:
     timeout_s: Annotated[float, ABOVE_0] = 30.0
     durability: Durability = "memory"
     existing: Literal["refuse", "rows-only", "reset"] = "refuse"
+    audit: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.harness.faults import KINDS
 
 ROOT = Path(__file__).parents[2]
-NUM_FAULTS = 32
+NUM_FAULTS = 33
 ROW = re.compile(r"\| (\d+) \| (.+?) \| (.+?) \| (.+) \|")
 TEST = re.compile(r"`((?:tests|bagpipe/testing)/[\w/]+\.py)(?:::(\w+))?`")
 KIND = re.compile(r"chaos ((?:`[\w-]+`(?:, )?)+)")

@@ -5,6 +5,7 @@ Each call of `Recorded.run` is one start of the job: it recovers, restores and t
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +26,10 @@ from bagpipe.checkpoint.recovery import recover
 from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
-from bagpipe.errors import StoreError
+from bagpipe.errors import ChangedRowError, StoreError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
+from bagpipe.store.audit import stored_sums
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
@@ -39,8 +41,12 @@ from bagpipe.training.progress import Progress, RunResult
 from cacher.planning import PlannedData
 from tests.system.rank_threads import RankOrderSum, batches_of_rank, dense_of_rank
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
+from trainer.row_check import sums_of_checkpoint
 
 __all__ = ["Crash", "Recorded", "RecordedOutcome", "recorded"]
+
+
+NUM_BUCKETS = 8
 
 
 class Crash(Exception):
@@ -63,6 +69,10 @@ class RecordedOutcome:
         return losses, sum(each.samples for each in progress), progress[0].steps
 
 
+def _never(warning: str) -> None:
+    raise AssertionError(warning)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Recorded:
     """A job with checkpoints that can be started repeatedly.
@@ -77,6 +87,7 @@ class Recorded:
         prepare: called with every engine before it trains; can return an `on_batch` (see `Engine.train`).
         change_batches: replaces a rank's batches.
         on_folder: called with a checkpoint's step before its folder is created.
+        on_broken: called with a line about each checkpoint that is skipped; the default fails.
     """
 
     config: Config
@@ -88,6 +99,7 @@ class Recorded:
     prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
     change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
     on_folder: Callable[[int], None] = lambda step: None
+    on_broken: Callable[[str], None] = _never
     stores: list[MemoryStore] = field(default_factory=list)
 
     def run(self, *, crash_at: int | None = None, crash_rank: int = 0) -> RecordedOutcome:
@@ -101,7 +113,7 @@ class Recorded:
             generation = folder.new_generation()
             token = f"{generation}-{generation:032x}"
             built_models = [build_training_model(self.config, schema, self.world_size) for _ in peers]
-            resumed = folder.newest(_never) or _publish_nothing(folder, generation, token, built_models[0])
+            resumed = folder.newest(self.on_broken) or _publish_nothing(folder, generation, token, built_models[0])
             stores = [stack.enter_context(self._open(built)) for built in built_models]
             self.stores = stores
             stores[0].claim(reloads=True)
@@ -115,6 +127,7 @@ class Recorded:
                 rows=rows,
                 num_writers=self.world_size,
             )
+            first_sums = sums_of_checkpoint(resumed.manifest, rows, NUM_BUCKETS)
             sums: list[RankOrderSum] = []
             ranks: list[_Rank] = []
             for peer, built, store in zip(peers, built_models, stores, strict=True):
@@ -130,6 +143,7 @@ class Recorded:
                     full_every=3,
                     timeout_s=60.0,
                 )
+                publisher.first_sums = first_sums
                 cache, dense = build_cache(built), self._dense(built, peer, sums, barrier)
                 parts = build_parts(built, dense)
                 recorder = self._recorder(
@@ -170,6 +184,9 @@ class Recorded:
                     )
                 )
             results = _together(ranks, barrier, lambda rank: self._train(rank, resumed))
+            expected = sum((store.sum_changes() for store in stores), first_sums)
+            if len(stored_sums(stores[0]).differing(expected)):
+                raise ChangedRowError("the store does not hold the rows last written")
             return RecordedOutcome(
                 digests=(
                     dense_digest(ranks[0].engine.dense.model, ranks[0].engine.dense.optimizer),
@@ -180,7 +197,7 @@ class Recorded:
             )
 
     def _open(self, built: BuiltModel) -> MemoryStore:
-        return MemoryStore(built.rows, name=self.name, num_buckets=8)
+        return MemoryStore(built.rows, name=self.name, num_buckets=NUM_BUCKETS)
 
     def _recorder(
         self, folder: CheckpointFolder, generation: int, first_batch: int, publisher: Publisher, **more: Any
@@ -293,7 +310,7 @@ def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoi
 
 
 def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, built: BuiltModel) -> Checkpoint:
-    schema: Mapping[str, Any] = {}
+    schema: Mapping[str, Any] = json.loads(json.dumps(built.rows.to_json()))
     return folder.publish(
         Manifest(
             lineage=f"{generation:032x}",
@@ -308,7 +325,3 @@ def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, buil
             identity={},
         )
     )
-
-
-def _never(warning: str) -> None:
-    raise AssertionError(warning)
