@@ -1,12 +1,13 @@
 """`draw`: the job and the twins of (seed, number). Pure.
 
-Random(seed, number) ──values of space.JOB, group by group──> settings ──config_of──> accepted? else again
+Stream(seed, number) ──values of space.JOB, group by group──> settings ──config_of──> accepted? else again
                      ──log that suits the model──> Log          ──twins──> Draw
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from bagpipe.errors import InputError
@@ -25,8 +26,8 @@ STORES = ("memory", "server", "servers")
 
 #: Factories beside the models by name.
 FACTORIES: Values = {
-    "tests.harness.fuzz.models:poisoned": 4,
-    "tests.harness.fuzz.models:infinite": 2,
+    "tests.harness.fuzz.models:poisoned": 8,
+    "tests.harness.fuzz.models:infinite": 4,
     "tests.system.factory:build": 3,
     "tests.system.factory:normalised": 2,
     "tests.system.staged_models:dropping": 2,
@@ -78,19 +79,18 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         seed, number: decide everything.
         stores: kinds of stores of twins that can keep rows between starts.
     """
-    rng = Random(f"fuzz {seed} {number}")
-    settings = _job(rng)
-    model = _model(rng, settings)
-    if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and rng.random() < 0.95:
+    stream = Stream(seed, number)
+    settings: dict[str, str] = {}
+    for group in JOB:
+        settings |= _accepted(stream, group, settings)
+    model = _model(stream("model"), settings)
+    if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and stream("whole").random() < 0.95:
         settings |= _ONE_STAGE
-    log = _log(rng, settings, model)
-    settings |= model | {"data.limit": str(rng.choice([0, 0, 0, max(1, log.num_examples - 3)]))}
-    world_size = _world_size(rng, settings)
-    batches = _num_batches(log, settings)
-    twins = tuple(
-        _twin(rng, name, world_size, stores, _kills(rng, world_size, batches) if name == "resumed" else ())
-        for name in ("cached", "resumed")
-    )
+    log = _log(stream("log"), settings, model)
+    settings |= model | {"data.limit": str(stream("limit").choice([0, 0, 0, max(1, log.num_examples - 3)]))}
+    world_size = _world_size(stream("world size"), settings)
+    kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
+    twins = (_twin(stream, "cached", world_size, stores), _twin(stream, "resumed", world_size, stores, kills))
     drawn = Draw(
         seed=seed,
         number=number,
@@ -104,18 +104,22 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
     return drawn
 
 
-def _job(rng: Random) -> dict[str, str]:
-    """Values of `JOB` that the rules accept, with defaults for other keys."""
-    settings: dict[str, str] = {}
-    for group in JOB:
-        settings |= _accepted(rng, group, settings)
-    return settings
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Random numbers of a draw by name, so that a new key changes the values of no other key."""
+
+    seed: int
+    number: int
+
+    def __call__(self, name: str) -> Random:
+        return Random(f"fuzz {self.seed} {self.number} {name}")
 
 
-def _accepted(rng: Random, group: Mapping[str, Values], before: Mapping[str, str]) -> dict[str, str]:
-    """Values of a group that the rules accept beside the ones before."""
+def _accepted(stream: Stream, group: Mapping[str, Values], before: Mapping[str, str]) -> dict[str, str]:
+    """Values of a group that the rules accept beside the ones before, with defaults for other keys."""
+    streams = {path: stream(path) for path in group}
     for _ in range(_MAX_TRIES):
-        drawn = {path: draw_value(rng, values) for path, values in group.items()}
+        drawn = {path: draw_value(streams[path], values) for path, values in group.items()}
         if _is_valid({**before, **drawn}):
             return drawn
     raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
@@ -131,8 +135,10 @@ def _is_valid(settings: Mapping[str, str]) -> bool:
 
 def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
     name = rng.choice(choices_of("model.name"))
-    factories = FACTORIES if settings["run.nonfinite"] == "skip" else {**FACTORIES, **_BAD}
-    return {"model.name": name} | ({"model.factory": draw_value(rng, factories)} if rng.random() < 0.35 else {})
+    skips = settings["run.nonfinite"] == "skip"
+    factories = FACTORIES if skips else {**FACTORIES, **_BAD}
+    is_own = rng.random() < (0.6 if skips else 0.3)
+    return {"model.name": name} | ({"model.factory": draw_value(rng, factories)} if is_own else {})
 
 
 def _world_size(rng: Random, settings: Mapping[str, str]) -> int:
@@ -243,8 +249,10 @@ def _num_batches(log: Log, settings: Mapping[str, str]) -> int:
     return max(1, min(int(batches), int(settings["run.steps"]) or int(batches)))
 
 
-def _twin(rng: Random, name: str, world_size: int, stores: Sequence[str], kills: tuple[Kill, ...]) -> Twin:
-    settings = {path: draw_value(rng, values) for path, values in TWIN.items()}
+def _twin(stream: Stream, name: str, world_size: int, stores: Sequence[str], kills: tuple[Kill, ...] = ()) -> Twin:
+    """A twin; with checkpoints if it is killed."""
+    rng = stream(name)
+    settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"
@@ -253,16 +261,15 @@ def _twin(rng: Random, name: str, world_size: int, stores: Sequence[str], kills:
     # The servers of the harness keep nothing; without a folder for its files, neither does a job's own.
     if store != "own-durable":
         settings["store.durability"] = "memory"
-    is_resumed = name == "resumed"
     return Twin(
         name=name,
         settings=tuple(sorted(settings.items())),
-        share=rng.choices([0.0, rng.random() ** 2, 1.0, None], weights=[4, 4, 1, 1 if is_resumed else 0])[0],
+        share=rng.choices([0.0, rng.random() ** 2, 1.0, None], weights=[4, 4, 1, 1 if kills else 0])[0],
         store=store,
         cacher="own" if rng.random() < 0.1 else "daemon",
-        has_checkpoints=is_resumed or rng.random() < 0.3,
+        has_checkpoints=bool(kills) or rng.random() < 0.3,
         kills=kills,
-        again=is_resumed and rng.random() < 0.3,
+        again=bool(kills) and rng.random() < 0.3,
         traces=rng.random() < 0.1,
     )
 

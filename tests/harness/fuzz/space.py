@@ -52,14 +52,14 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "cache.rounding": _even("cache.rounding"),
     },
     {
-        "pipeline.schedule": {"none": 2.0 * len(DENSE_SCHEDULES), **dict.fromkeys(DENSE_SCHEDULES, 1.0)},
+        "pipeline.schedule": {"none": 5.0 * len(DENSE_SCHEDULES), **dict.fromkeys(DENSE_SCHEDULES, 1.0)},
         "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
-        "pipeline.microbatches": {"1": 5, "2": 2, "3": 1, "4": 1},
+        "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 1},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
         "pipeline.recompute": _even("pipeline.recompute", false=3),
     },
     {
-        "run.nonfinite": _even("run.nonfinite"),
+        "run.nonfinite": _even("run.nonfinite", skip=2),
         "run.autocast": _even("run.autocast", off=3),
         "run.loss_scale": {"0": 6, "1": 1, "1024": 1, "65536": 1, "16777216": 0.3},
         "run.loss_scale_growth_interval": {"0": 2, "1": 1, "3": 1},
