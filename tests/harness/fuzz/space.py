@@ -106,6 +106,7 @@ TWIN: Mapping[str, Values] = {
     "checkpoint.every": {"0": 1, "1": 1, "2": 2, "3": 2, "5": 2, "9": 1},
     "checkpoint.keep": {"1": 2, "2": 2, "3": 1},
     "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},
+    "checkpoint.take_over": _even("checkpoint.take_over", false=3),
 }
 
 #: Drawn or computed outside these tables.
