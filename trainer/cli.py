@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
 from bagpipe.config.load import Option, parse_config
+from bagpipe.distributed.error_line import print_once
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
@@ -29,6 +31,8 @@ _EXPORT = "export"
 def main() -> None:
     """Run the program and exit with its code."""
     with exiting():
+        membership = Membership.from_environment()
+    with exiting() if membership is None else exiting(partial(_print_once, membership)):
         argv = sys.argv[1:]
         if argv[:1] == [_EXPORT]:
             _export(argv[1:])
@@ -43,7 +47,6 @@ def main() -> None:
             signal.signal(number, _exit_interrupted)
         logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
         configure_process()
-        membership = Membership.from_environment()
         configure_device(config.run.device, 1 if membership is None else membership.world_size)
         if membership is None:
             follow_launcher()
@@ -53,6 +56,13 @@ def main() -> None:
         if membership is None or membership.rank == 0:
             sys.stdout.write("\n".join(result.lines()) + "\n")
         sys.exit(EXIT_INTERRUPTED if result.stopped else EXIT_DONE)
+
+
+def _print_once(membership: Membership, error: BaseException, write: Callable[[BaseException], None]) -> None:
+    # The launcher signals the ranks that are left when one has ended. They still have to find out who prints.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    print_once(membership, error, write)
 
 
 def _export(argv: Sequence[str]) -> None:

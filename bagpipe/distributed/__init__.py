@@ -7,5 +7,6 @@ collectives.LaneGroup            one lane's process group
 links.TorchLinks                 point-to-point transfers between pipeline stages
 control_channel.ControlChannel   control messages between phases, without a deadline
 failure.Failures                 failure reports and heartbeats in the job's key-value store
+error_line.print_once            the job's error line, printed by one rank
 keystore.KeyStore                client of that store with a deadline per request
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,13 +21,16 @@ from typing import Self
 from bagpipe.distributed.keystore import KeyStore
 from bagpipe.errors import EXIT_INPUT, EXIT_INTERRUPTED, InputError, JobError, PeerError, StoreError, exit_code
 
-__all__ = ["HEARTBEAT_S", "Failure", "Failures", "Watcher"]
+__all__ = ["FAILURE_KEY", "HEARTBEAT_S", "POLL_S", "STORE_ERRORS", "Failure", "Failures", "Watcher"]
+
+#: Key of the first failure of any rank.
+FAILURE_KEY = "failure"
 
 #: Time between two heartbeats, and between two polls of the store by the watcher.
 HEARTBEAT_S = 0.5
 #: How long a rank whose exchange failed searches for the cause: a late report, or four heartbeats of a dead rank.
 GRACE_S = 2.0
-_POLL_S = 0.05
+POLL_S = 0.05
 
 #: Prefix of an error that came from another rank. A relayed error keeps the name of its first rank.
 _RANK_PREFIX = re.compile(r"rank \d+: ")
@@ -56,6 +60,11 @@ class Failure:
         if not isinstance(error, (InputError, StoreError, JobError)):
             message = f"{type(error).__name__}: {message}"  # a defect: its text alone can be empty
         return cls(rank=rank, exit_code=exit_code(error), message=message)
+
+    @property
+    def cause(self) -> str:
+        """The message without the name of the rank that a relayed one begins with."""
+        return _RANK_PREFIX.sub("", self.message, count=1)
 
     def is_same(self, other: Failure) -> bool:
         """Whether `other` is this error, or this one is a relayed copy of it."""
@@ -96,7 +105,7 @@ class Failures:
         self._has_reported = True
         own = json.dumps(asdict(Failure.of(self._rank, error)))
         with suppress(*STORE_ERRORS):  # without a store there is no rank to inform
-            self._record(self._store.compare_set("failure", "", own))
+            self._record(self._store.compare_set(FAILURE_KEY, "", own))
 
     def end(self) -> BaseException | None:
         """The error that ends every wait: another rank, or this one, has failed. None otherwise. Skips the store."""
@@ -110,14 +119,33 @@ class Failures:
         Raises:
             RuntimeError: the store is gone.
         """
-        if self._known is None and self._store.check(["failure"]):
-            self._record(self._store.get("failure"))
+        if self._known is None and self._store.check([FAILURE_KEY]):
+            self._record(self._store.get(FAILURE_KEY))
         return self._known
 
     def heartbeat(self) -> None:
         """Publish a heartbeat of this rank. Raises RuntimeError if the store is gone."""
         self._num_heartbeats += 1
         self._store.set(f"heartbeat/{self._rank}", str(self._num_heartbeats))
+
+    def await_arrivals(self, timeout_s: float) -> None:
+        """Wait for the first heartbeat of every rank.
+
+        Raises:
+            InputError, PeerError, SystemExit: a rank failed before it came.
+            RuntimeError: a rank does not come in time, or the store is gone.
+        """
+        waiter = threading.Event()
+        names = {rank: f"heartbeat/{rank}" for rank in range(self._world_size)}
+        deadline_s = time.monotonic() + timeout_s
+        while not self._store.check(list(names.values())):
+            failure = self.poll()
+            if failure is not None:
+                raise failure.error()
+            if time.monotonic() > deadline_s:
+                late = [rank for rank, name in names.items() if not self._store.check([name])]
+                raise RuntimeError(f"{_ranks(late)} did not come within {timeout_s:g} s")
+            waiter.wait(POLL_S)
 
     def leave(self) -> None:
         """Mark this rank as finished with its peers, after success or failure."""
@@ -130,10 +158,10 @@ class Failures:
         waiter = threading.Event()
         names = [f"left/{rank}" for rank in range(self._world_size)]
         with suppress(*STORE_ERRORS):
-            for _ in range(round(timeout_s / _POLL_S)):
+            for _ in range(round(timeout_s / POLL_S)):
                 if self._store.check(names):
                     return
-                waiter.wait(_POLL_S)
+                waiter.wait(POLL_S)
 
     def explain(self, symptom: str) -> BaseException | None:
         """Find the failed rank that caused a local error. Takes up to `GRACE_S`.
@@ -147,14 +175,14 @@ class Failures:
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         try:
             before = {rank: self.last_heartbeat(rank) for rank in others}
-            for _ in range(round(GRACE_S / _POLL_S)):
+            for _ in range(round(GRACE_S / POLL_S)):
                 failure = self.poll()
                 if failure is not None:
                     return failure.error()
                 left = [rank for rank in others if self._store.check([f"left/{rank}"])]
                 if left:
                     return PeerError(f"{_ranks(left)} left the job too early ({symptom})")
-                self._stopped.wait(_POLL_S)
+                self._stopped.wait(POLL_S)
             silent = [rank for rank in others if self.last_heartbeat(rank) == before[rank]]
         except STORE_ERRORS:
             return PeerError(f"lost the job's key-value store, and with it rank 0 or its launcher ({symptom})")

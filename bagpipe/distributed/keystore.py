@@ -1,4 +1,4 @@
-"""`KeyStore`: client of the job's key-value store with a deadline per request.
+"""`KeyStore`: client of the job's key-value store with a deadline per request; `connect`: its torch client.
 
     caller ──request──> the client's own thread ──> store     no response in time: the store counts as gone for good
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["KeyStore"]
+from bagpipe.distributed.membership import Membership
+
+__all__ = ["KeyStore", "connect"]
 
 
 class _Request:
@@ -93,3 +96,31 @@ class KeyStore:
             except RuntimeError as error:
                 request.error = error
             request.done.set()
+
+
+def connect(membership: Membership, *, is_master: bool, timeout_s: float) -> Any:
+    """Connect to the job's store.
+
+    Args:
+        membership: names the store. Its attempt is the prefix of all keys.
+        is_master: host the store in this process.
+        timeout_s: deadline of the connection.
+
+    Returns:
+        A `torch.distributed.PrefixStore`.
+
+    Raises:
+        RuntimeError: no store answers in time.
+    """
+    from torch._C._distributed_c10d import PrefixStore, TCPStore  # takes seconds; an error line does not wait for it
+
+    store = TCPStore(
+        membership.address,
+        membership.port,
+        membership.world_size,
+        is_master,
+        timedelta(seconds=timeout_s),
+        multi_tenant=True,
+        wait_for_workers=False,
+    )
+    return PrefixStore(f"bagpipe/attempt_{membership.attempt}", store)

@@ -24,13 +24,12 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bagpipe.distributed.collectives import LaneGroup
 from bagpipe.distributed.control_channel import ControlChannel
 from bagpipe.distributed.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
 from bagpipe.distributed.interface import ExchangeLane, StepVote
-from bagpipe.distributed.keystore import KeyStore
+from bagpipe.distributed.keystore import KeyStore, connect
 from bagpipe.distributed.links import TorchLinks
 from bagpipe.distributed.membership import Membership, interface_of, local_address
 from bagpipe.errors import JobError, PeerError, StoreError
@@ -57,6 +56,7 @@ class TorchPeers:
 
     Raises:
         PeerError: on entering: the ranks cannot reach each other.
+        InputError, PeerError, SystemExit: on entering: another rank failed before.
     """
 
     def __init__(self, membership: Membership, *, timeout_s: float, device: torch.device | str = "cpu") -> None:
@@ -237,23 +237,10 @@ class TorchPeers:
         """Connect to the store, then to every other rank. `stack` receives the cleanup."""
         membership = self._membership
         hosts_store = membership.rank == 0 and not membership.store_is_launchers
-        start = timedelta(seconds=max(START_TIMEOUT_S, self.timeout_s))
-        prefix = f"bagpipe/attempt_{membership.attempt}"
-
-        def connect(is_master: bool) -> PrefixStore:
-            store = TCPStore(
-                membership.address,
-                membership.port,
-                membership.world_size,
-                is_master,
-                start,
-                multi_tenant=True,
-                wait_for_workers=False,
-            )
-            return PrefixStore(prefix, store)
-
-        store = connect(hosts_store)
-        own = stack.enter_context(KeyStore(connect(False), min(self.timeout_s, STORE_TIMEOUT_S)))
+        start_s = max(START_TIMEOUT_S, self.timeout_s)
+        store = connect(membership, is_master=hosts_store, timeout_s=start_s)
+        client = connect(membership, is_master=False, timeout_s=start_s)
+        own = stack.enter_context(KeyStore(client, min(self.timeout_s, STORE_TIMEOUT_S)))
         failures = Failures(own, membership.rank, membership.world_size)
         self._control = ControlChannel(
             own, failures, rank=membership.rank, world_size=membership.world_size, silence_s=self.timeout_s
@@ -263,9 +250,14 @@ class TorchPeers:
         failures.heartbeat()
         stack.callback(_destroy_process_groups)
         stack.callback(failures.leave)
+        failures.await_arrivals(start_s)
         with _interface_settings(membership):
             dist.init_process_group(
-                "gloo", store=store, rank=membership.rank, world_size=membership.world_size, timeout=start
+                "gloo",
+                store=store,
+                rank=membership.rank,
+                world_size=membership.world_size,
+                timeout=timedelta(seconds=start_s),
             )
         return failures
 

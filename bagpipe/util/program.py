@@ -10,28 +10,38 @@ from contextlib import contextmanager
 
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, StoreError, exit_code
 
-__all__ = ["exiting", "run_program"]
+__all__ = ["PrintError", "exiting", "run_program"]
+
+#: Prints an error with the given function, or leaves it to another process.
+PrintError = Callable[[BaseException, Callable[[BaseException], None]], None]
 
 #: Errors that say all in one line. Any other exception is a defect.
 _EXPECTED = (InputError, StoreError, JobError)
 
 
+def _print_always(error: BaseException, write: Callable[[BaseException], None]) -> None:
+    write(error)
+
+
 @contextmanager
-def exiting() -> Iterator[None]:
+def exiting(print_error: PrintError = _print_always) -> Iterator[None]:
     """Turn an error that leaves the block into ``SystemExit`` with its exit code; see `run_program`.
 
     A signal handler's SystemExit that interrupts the clean-up after an error does not hide the error: torchrun signals
     the ranks that are left when one has failed.
+
+    Args:
+        print_error: decides whether this process prints the error. Not asked for tracebacks of ``BAGPIPE_TRACEBACK=1``.
     """
     try:
         yield
     except SystemExit as leaving:
         error = leaving.__context__
         if leaving.code == EXIT_INTERRUPTED and isinstance(error, _EXPECTED):
-            raise SystemExit(_report(error)) from None
+            raise SystemExit(_report(error, print_error)) from None
         raise
     except (KeyboardInterrupt, Exception) as error:
-        raise SystemExit(_report(error)) from None
+        raise SystemExit(_report(error, print_error)) from None
 
 
 def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
@@ -46,14 +56,25 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
         return _report(error)
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, print_error: PrintError = _print_always) -> int:
     """Print the error; returns its exit code."""
+    if _wants_tracebacks():
+        _write(error)
+    else:
+        print_error(error, _write)
+    return exit_code(error)
+
+
+def _write(error: BaseException) -> None:
     if isinstance(error, _EXPECTED):
-        if os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0"):
+        if _wants_tracebacks():
             traceback.print_exception(error)
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
     elif isinstance(error, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
     else:
         traceback.print_exception(error)
-    return exit_code(error)
+
+
+def _wants_tracebacks() -> bool:
+    return os.environ.get("BAGPIPE_TRACEBACK", "") not in ("", "0")

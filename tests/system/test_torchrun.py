@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.data.files import criteo_lines
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.jobs import change
 from tests.system.programs import Done, await_gone, torchrun
@@ -85,16 +88,65 @@ def test_a_job_restarted_after_a_kill_connects(tmp_path: Path) -> None:
     assert "error: lost rank 1" in done.err
 
 
-def test_an_error_is_one_line_of_each_rank(tmp_path: Path) -> None:
-    done = broken_in_the_first_attempt(tmp_path, "refuses_once", restarts=0)
-    assert done.code == 1
-    of_ranks, failed, _ = done.err.partition("failed (exitcode: 2)")
+def error_lines(done: Done) -> list[str]:
+    """The error lines of the ranks. No traceback comes before the launcher's report."""
+    assert done.code == 1, "torchrun's own, whatever its ranks return"
+    of_ranks, failed, _ = done.err.partition("torch/distributed/elastic/multiprocessing/api.py")
     assert failed, done.err
-    assert sorted(line for line in of_ranks.splitlines() if line.startswith("error:")) == [
-        "error: rank 1: the third batch is not to our taste",
-        "error: the third batch is not to our taste",
-    ]
-    assert "Traceback" not in of_ranks, "the launcher adds one of its own"
+    assert "Traceback" not in of_ranks
+    return [line for line in done.err.splitlines() if line.startswith("error:")]
+
+
+def exit_codes(done: Done) -> list[str]:
+    """Of all ranks that the launcher names."""
+    return re.findall(r"exitcode  : (-?\d+)", done.err)
+
+
+def test_an_error_of_one_rank_is_printed_once_by_rank_0(tmp_path: Path) -> None:
+    done = broken_in_the_first_attempt(tmp_path, "refuses_once", restarts=0)
+    assert error_lines(done) == ["error: rank 1: the third batch is not to our taste"]
+    assert exit_codes(done) == ["2", "2"]
+
+
+def bad_row(tmp_path: Path) -> tuple[list[str], str]:
+    path = tmp_path / "day.tsv"
+    path.write_bytes(criteo_lines(40) + b"bad\n" + criteo_lines(40))
+    arguments = ["--data.path", str(path), "--data.format", "criteo-tsv", "--data.batch_size", "16"]
+    return [*arguments, "--model.embedding_dim", "4"], f"error: {path}:41: expected 40 tab-separated columns, got 1"
+
+
+def unknown_key(tmp_path: Path) -> tuple[list[str], str]:
+    return ["--cache.rosw", "5"], "error: unknown option --cache.rosw; did you mean --cache.rows?"
+
+
+def unwritable_on_rank_1(tmp_path: Path) -> tuple[list[str], str]:
+    """Rank 1 is refused before it meets rank 0."""
+    (tmp_path / "trace.rank1.json").mkdir()
+    line = f"error: rank 1: run.trace: cannot write {tmp_path}/trace.rank1.json"
+    return [*JOB, "--run.trace", str(tmp_path / "trace.json")], line
+
+
+@pytest.mark.parametrize("make", [bad_row, unknown_key, unwritable_on_rank_1])
+def test_a_refusal_is_printed_once(make: Callable[[Path], tuple[list[str], str]], tmp_path: Path) -> None:
+    arguments, line = make(tmp_path)
+    with torchrun(arguments, forked=tmp_path) as program:
+        done = program.finish()
+    await_gone(done.mark)
+    (printed,) = error_lines(done)
+    assert printed.startswith(line)
+    assert exit_codes(done) == ["2", "2"]
+
+
+def test_a_failure_is_printed_once(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
+    """Both ranks lose their store."""
+    store = ["--store.url", server.url, "--store.namespace", namespace, "--store.timeout_s", "2"]
+    with torchrun([*ENDLESS, *store], forked=tmp_path) as program:
+        writes.wait(200)
+        os.kill(server.process_id, signal.SIGKILL)
+        done = program.finish()
+    await_gone(done.mark)
+    assert len(error_lines(done)) == 1
+    assert exit_codes(done) == ["1", "1"]
 
 
 def test_ranks_do_not_outlive_their_launcher(
