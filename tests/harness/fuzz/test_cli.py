@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -14,16 +15,19 @@ import pytest
 from tests.harness.fuzz import cli
 from tests.harness.fuzz.draw import Draw
 from tests.harness.fuzz.drawing import draw
+from tests.harness.fuzz.log_files import write_log
 from tests.harness.fuzz.site import Site
-from tests.harness.fuzz.trial import Verdict, run_trial
+from tests.harness.fuzz.trial import Verdict, difference_from_plain_loop, run_trial
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 SEED = 11
-#: Small jobs that differ in format, model, optimizers, number types, stages, stores, and ends; with the command's, ten.
-NUMBERS = (11, 37, 111, 123, 157, 183, 192, 229, 245)
+#: Small jobs that differ in format, model, optimizers, number types, stages, stores, and ends; with those below, ten.
+NUMBERS = (7, 60, 85, 157, 167, 200, 216, 245)
 COMMAND = 202
+#: A draw that is compared with the plain loop.
+PLAIN = 51
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,19 @@ def test_the_twins_of_a_draw_agree(number: int, site: Site) -> None:
     verdict = run_trial(draw(SEED, number), site)
     shutil.rmtree(verdict.folder)
     assert verdict.problem == "", "\n".join(verdict.commands)
+    assert verdict.end.endswith(" steps")
     assert verdict.num_comparisons >= 2
+
+
+def test_the_plain_loop_agrees_and_notices_another_rate(site: Site, tmp_path: Path) -> None:
+    item = draw(SEED, PLAIN)
+    verdict = run_trial(item, site)
+    assert (verdict.problem, verdict.num_comparisons) == ("", 3)
+    other = dataclasses.replace(item, job=tuple(sorted({**dict(item.job), "optim.rows_lr": "0.0200001"}.items())))
+    shutil.rmtree(Path(verdict.folder) / "resumed" / "export")
+    problem = difference_from_plain_loop(other, site, write_log(item.log, tmp_path), Path(verdict.folder) / "resumed")
+    shutil.rmtree(verdict.folder)
+    assert "from a plain loop" in problem
 
 
 def test_the_command(

@@ -22,7 +22,7 @@ from tests.harness.fuzz.log_files import write_log
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome, TwinRun
 
-__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "run_trial"]
+__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "difference_from_plain_loop", "run_trial"]
 
 #: Fields of the result that must be equal.
 COMPARED = (
@@ -106,7 +106,7 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
             need = json.loads(_program(site, site.capacity_program, _plain_arguments(draw, data), folder))
         elif twin.has_checkpoints and twin.kills and _has_plain_loop(draw, outcome.result):
             num_comparisons += 1
-            problem = _difference_from_plain_loop(draw, site, data, folder / twin.name)
+            problem = difference_from_plain_loop(draw, site, data, folder / twin.name)
     return Verdict(
         seed=draw.seed,
         number=draw.number,
@@ -162,7 +162,7 @@ def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
     return is_exact and is_tame and is_plain and has_dense and is_finite
 
 
-def _difference_from_plain_loop(draw: Draw, site: Site, data: Mapping[str, str], folder: Path) -> str:
+def difference_from_plain_loop(draw: Draw, site: Site, data: Mapping[str, str], folder: Path) -> str:
     """The problem with the last checkpoint of a twin."""
     out = folder / "export"
     export = ["export", "--checkpoint.dir", str(folder / "checkpoints"), "--out", str(out)]
