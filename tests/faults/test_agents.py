@@ -24,6 +24,6 @@ def test_a_launcher_without_restarts_left(redis_server: EmbeddedServer, namespac
         failed = program.finish()
     assert failed.code == 1
     await_gone(failed.mark)
-    assert len([line for line in failed.err.splitlines() if line.startswith("error:")]) == 2, failed.err
+    assert len([line for line in failed.err.splitlines() if line.startswith("error:")]) == 1, failed.err
     done = run_forked([*flags, "--model.factory", "tests.system.factory:build"], tmp_path)
     assert (done.code, done.err) == (0, "")
