@@ -100,7 +100,7 @@ class Manifest:
         arithmetic: by rank, what its sums depend on besides the settings (`trainer.arithmetic`); empty if not recorded.
         parts: the ranks' parts, by rank.
         base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
-        row_sums: per bucket, the sum of the check words of all rows but the dirty ones, modulo 2**64, as it follows
+        row_sums: per bucket, the sum of all rows but the dirty ones (`bagpipe.store.row_sums`), as it follows
             from what was written and what that replaced. The files hold other rows if a row was trained from a value
             that was not the last one written. Empty: not known.
     """

@@ -31,6 +31,7 @@ __all__ = [
     "decode_fields",
     "key_slot",
     "meta_key",
+    "mix",
 ]
 
 #: Version of the stored layout: keys, fields and values. 2: a check word behind each record, logs beside the buckets.
@@ -82,13 +83,18 @@ def bucket_of(tables: NDArray[np.uint32], ids: NDArray[np.int64], num_buckets: i
     if num_buckets == 1:
         return np.zeros(ids.shape, np.uint16)
     # Each table adds its own multiple of the golden ratio, so equal ids of two tables get unrelated buckets.
-    word = ids.astype(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    word ^= word >> np.uint64(30)
-    word *= _MIX_1
-    word ^= word >> np.uint64(27)
-    word *= _MIX_2
-    word ^= word >> np.uint64(31)
+    word = mix(ids.astype(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (word >> np.uint64(65 - num_buckets.bit_length())).astype(np.uint16)
+
+
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser, a bijection that maps 0 to 0. Changes `words`, uint64 ``[n]``, and returns them."""
+    words ^= words >> np.uint64(30)
+    words *= _MIX_1
+    words ^= words >> np.uint64(27)
+    words *= _MIX_2
+    words ^= words >> np.uint64(31)
+    return words
 
 
 def bucket_key(namespace: str, bucket: int) -> bytes:

@@ -1,10 +1,13 @@
-"""`RowSums`: per bucket, the sum of the check words of its rows modulo 2**64. No I/O.
+"""`RowSums`: per bucket, the sum of its rows' mixed check words modulo 2**64. No I/O.
 
     sum of a bucket at the end = its sum at the start + words of the rows written - words of the rows they replaced
 
 The right side is kept while a job runs, the left side is computed from the rows of the store. They differ if a row was
 not the one last written, when it was read or at the end: each write takes the word of the row it replaced out of the
 sum, so an earlier value takes out a word that is gone already.
+
+Words are mixed, because a check word is a linear function of its record: values at equal distances (2.0, 3.0 and 4.0)
+have words at equal distances, whose errors could cancel.
 
 Offline memory checking: Blum, Evans, Gemmell, Kannan and Naor, "Checking the correctness of memories", 1991.
 """
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.keys import bucket_of
+from bagpipe.store.keys import bucket_of, mix
 
 __all__ = ["RowSums"]
 
@@ -57,14 +60,25 @@ class RowSums:
         return RowSums.of(self.to_list())
 
     def add_rows(self, tables: NDArray[np.uint32], ids: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
-        """Add a word of each row.
+        """Add rows.
 
         Args:
             tables: table numbers ``[n]``, or broadcastable to it.
             ids: ids ``[n]``.
-            words: check words ``[n]``, or differences of check words.
+            words: check words ``[n]``; zero for a row that does not exist.
         """
-        np.add.at(self.values, bucket_of(tables, ids, self.num_buckets), words)
+        np.add.at(self.values, bucket_of(tables, ids, self.num_buckets), mix(words.copy()))
+
+    def replace_rows(
+        self,
+        tables: NDArray[np.uint32],
+        ids: NDArray[np.int64],
+        words: NDArray[np.uint64],
+        replaced: NDArray[np.uint64],
+    ) -> None:
+        """Add rows as `add_rows` does, and remove those that they replace, with check words `replaced` ``[n]``."""
+        changes = mix(words.copy()) - mix(replaced.copy())
+        np.add.at(self.values, bucket_of(tables, ids, self.num_buckets), changes)
 
     def __add__(self, other: RowSums) -> RowSums:
         return RowSums.of((self.values + other.values).tolist())

@@ -115,8 +115,8 @@ class MemoryStore:
         self._rows_written += sum(len(ids) for _, ids, _ in checked)
         for request, (table, ids, rows) in zip(requests, checked, strict=True):
             if request.replaced is not None:
-                words = table_check_words(table, ids, rows) - request.replaced
-                self._sum_changes.add_rows(np.array([table], np.uint32), ids, words)
+                words = table_check_words(table, ids, rows)
+                self._sum_changes.replace_rows(np.array([table], np.uint32), ids, words, request.replaced)
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""

@@ -269,12 +269,14 @@ class RedisStore:
         """Count an acknowledged group of these requests."""
         if all(request.replaced is None for request in requests):
             return
-        start = 0
+        # An unknown word is taken for that of the new row: the request changes nothing.
+        replaced, start = group.checks.copy(), 0
         for request in requests:
-            words = group.checks[start : start + len(request.ids)]
-            words -= words if request.replaced is None else request.replaced
-            start += len(words)
-        self._sum_changes.add_rows(group.routed.tables, group.routed.ids, group.checks)
+            stop = start + len(request.ids)
+            if request.replaced is not None:
+                replaced[start:stop] = request.replaced
+            start = stop
+        self._sum_changes.replace_rows(group.routed.tables, group.routed.ids, group.checks, replaced)
 
     def _check_rows(self, group: ReadGroup) -> None:
         """Raise CorruptRowError if a row does not match its check word."""
