@@ -102,6 +102,7 @@ TWIN: Mapping[str, Values] = {
     "cache.prefetch_depth": {"1": 2, "2": 1, "4": 2, "9": 1},
     "store.buckets": {"1": 1, "2": 1, "8": 2, "64": 1},
     "store.existing": _even("store.existing", refuse=3),
+    "store.audit": _even("store.audit"),
     "store.durability": _even("store.durability", memory=4),
     "checkpoint.every": {"0": 1, "1": 1, "2": 2, "3": 2, "5": 2, "9": 1},
     "checkpoint.keep": {"1": 2, "2": 2, "3": 1},

@@ -183,8 +183,8 @@ def _program(site: Site, module: str, arguments: list[str], folder: Path) -> str
     Raises:
         RuntimeError: it fails.
     """
-    name = module.rpartition(".")[2]
-    started = site.zygote.start(module, arguments, streams=folder / f"program-{name}")
+    streams = Path(tempfile.mkdtemp(dir=folder)) / module.rpartition(".")[2]
+    started = site.zygote.start(module, arguments, streams=streams)
     started.has_ended(_PROGRAM_TIMEOUT_S)
     started.signal(signal.SIGKILL)
     if site.zygote.reap(started) != EXIT_DONE:
