@@ -120,9 +120,12 @@ class PlannedPhase:
         self._batches.close()
 
     def _plan_all(self) -> Generator[PlannedBatch, None, None]:
-        if self._is_done():
+        if self._is_stopped:
             return
         with self._loader:
+            if self._has_enough():
+                self.skipped_rows = self._skipped_before_first()
+                return
             error = yield from self._fill()
             while self._window and not self._is_done():
                 yield self._plan()
@@ -132,6 +135,13 @@ class PlannedPhase:
             self.skipped_rows = self._loader.skipped_rows()
             if error is not None:
                 raise error
+
+    def _skipped_before_first(self) -> int:
+        """Malformed rows before the first batch of a phase that was resumed after its last step."""
+        while int(self._loader.state()["batch"]) < self._first_batch and not self._is_stopped:
+            if next(self._loader, None) is None:
+                break
+        return self._loader.skipped_rows()
 
     def _fill(self) -> Generator[PlannedBatch, None, InputError | None]:
         """Read and plan while the data lasts. Returns None, or the error of bad data."""

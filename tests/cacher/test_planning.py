@@ -268,3 +268,26 @@ def test_skipped_rows_are_counted_to_the_end_of_the_data(tmp_path: Path) -> None
     assert next(batches).batch.labels.tolist() == [1, 1]
     assert len(list(batches)) == 1
     assert planned.skipped_rows() == 3
+
+
+@pytest.mark.parametrize("first_batch", [0, 1, 2])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_skipped_rows_do_not_depend_on_where_a_limited_run_resumes(
+    tmp_path: Path, first_batch: int, has_state: bool
+) -> None:
+    """Not even if it resumes after its last step."""
+    path = tmp_path / "day"
+    path.write_text(f"{GOOD_LINE}bad\n{GOOD_LINE}{GOOD_LINE}worse\n{GOOD_LINE}worst\n{GOOD_LINE}")
+    data = DataConfig(format="criteo-tsv", path=str(path), batch_size=2, eval_fraction=0.0, workers=0, bad_rows="skip")
+    whole = PlannedData(data, 0)
+    states = [
+        batch.batch.reader_state for batch in whole.batches("train", spec_of(config(), whole.schema), max_steps=2)
+    ]
+    assert whole.skipped_rows() == 3
+    resumed = PlannedData(data, 0)
+    state = states[first_batch - 1] if has_state and first_batch else None
+    batches = resumed.batches(
+        "train", spec_of(config(), resumed.schema), max_steps=2, first_batch=first_batch, reader_state=state
+    )
+    assert [batch.batch.index for batch in batches] == list(range(first_batch, 2))
+    assert resumed.skipped_rows() == 3
