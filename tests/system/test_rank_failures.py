@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
 MakeConfig = Callable[..., Config]
 
-#: Startup, the error, its deadline, and slack for a busy machine.
-WITHIN_S = DEADLINE_S + 12
+#: Startup, the error, its deadline, and ample slack: the end is bounded, however busy the machine.
+WITHIN_S = DEADLINE_S + 60
 
 
 def broken_job(membership: Membership, config: Config, how: str, broken_rank: int = 1) -> dict[str, Any]:
