@@ -244,16 +244,16 @@ class Claim:
         return False
 
     def _record_failure(self, error: BaseException) -> None:
-        """Invalidate lost or corrupt rows, remove the rows of a job that was refused, or record the failure."""
-        if self._is_suspect or isinstance(error, (LostRowError, CorruptRowError, ChangedRowError)):
-            if self._resume_point.checkpoint_id:
-                with self._store.ledger() as ledger:
-                    ledger.invalidate(invalidated(self._resume_point.checkpoint_id))
-        elif self._has_ended:
+        """Invalidate lost or corrupt rows; then remove the rows of a job that was refused, or record the failure."""
+        is_suspect = self._is_suspect or isinstance(error, (LostRowError, CorruptRowError, ChangedRowError))
+        if is_suspect and self._resume_point.checkpoint_id:
+            with self._store.ledger() as ledger:
+                ledger.invalidate(invalidated(self._resume_point.checkpoint_id))
+        if self._has_ended or not self._ranks.is_first:
             return
-        elif self._ranks.is_first and isinstance(error, InputError) and self._is_new and not self.has_published:
+        if isinstance(error, InputError) and self._is_new and not self.has_published:
             self.ledger.clear()
-        elif self._ranks.is_first:
+        else:
             self._write_record(state="failed")
 
     def _write_record(self, **changes: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.config.sections import CheckpointConfig, Config, StoreConfig
-from bagpipe.errors import InputError, JobError, StoreError
+from bagpipe.errors import CorruptRowError, InputError, JobError, StoreError
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.fence_jobs import take_over
@@ -43,7 +43,9 @@ class Job:
         rows = None if checkpoint is None else CheckpointRows(checkpoint.folder, checkpoint.manifest, ROWS)
         return Claim(config, Ranks(), store, start, rows=rows, on_adopted=self.adopted.append)
 
-    def train(self, error: Exception | None = None, *, existing: str = "refuse", has_published: bool = False) -> None:
+    def train(
+        self, error: BaseException | None = None, *, existing: str = "refuse", has_published: bool = False
+    ) -> None:
         with self.open_store() as store, self.claim(store, existing=existing) as claim:
             claim.take()
             claim.has_published = has_published
@@ -85,10 +87,11 @@ def test_a_refused_job_keeps_rows_that_it_did_not_make() -> None:
     assert job.left()[1] == len(IDS)
 
 
-def test_a_failed_job_keeps_its_rows_and_says_so() -> None:
+@pytest.mark.parametrize("error", [JobError("a loss is not finite"), CorruptRowError("row 1"), KeyboardInterrupt()])
+def test_a_failed_job_keeps_its_rows_and_says_so(error: BaseException) -> None:
     job = Job()
-    with pytest.raises(JobError):
-        job.train(JobError("a loss is not finite"))
+    with pytest.raises(type(error)):
+        job.train(error)
     _, num_rows, record = job.left()
     assert num_rows == len(IDS)
     assert record is not None
