@@ -135,7 +135,7 @@ class _Receiver:
     def take_rows(self, rows: object, num_bytes: int) -> None:
         pass
 
-    def take_names(self, tables: object, ids: object) -> None:
+    def take_names(self, tables: object, ids: object, stored_checks: object) -> None:
         pass
 
 
