@@ -113,14 +113,23 @@ def test_a_reset_takes_a_used_another_schema(used: Namespace, expected: object) 
     assert not [key for key in used.content() if b"{8}" in key]
 
 
-def test_rows_only_is_the_same_with_and_without_checkpoints(server: EmbeddedServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ("", "before-begin", "after-commit:2"),
+        pytest.param(("after-acquire", "after-begin", "before-manifest:2"), marks=pytest.mark.slow),
+    ],
+)
+def test_rows_only_is_the_same_with_and_without_checkpoints(
+    deaths: tuple[str, ...], server: EmbeddedServer, tmp_path: Path
+) -> None:
     """Day 1's rows under a fresh dense part: without checkpoints, with them, and killed and resumed."""
     rows_only = ["--store.existing", "rows-only", *DAY_2]
     day_1 = Namespace(url=server.url, folder=tmp_path)
     assert day_1.run().code == 0
     assert day_1.run(*rows_only).code == 0
     assert day_1.continued()
-    for dies_at in ("", "after-acquire", "before-begin", "after-begin", "before-manifest:2", "after-commit:2"):
+    for dies_at in deaths:
         day_1_again = Namespace(url=server.url, folder=tmp_path)
         assert day_1_again.run().code == 0
         folder = tmp_path / f"dies at {dies_at}"
