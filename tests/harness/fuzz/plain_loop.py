@@ -2,7 +2,7 @@
 
 flags ──data.loader──> batches ──tests.system.reference, torch alone──> parameters, rows, optimizer state ─┐
 --export FOLDER: model.safetensors, optimizer.safetensors ─────────────────────────────────────────────────┴─> the
-largest absolute difference, as JSON on standard output
+largest difference, as JSON on standard output: absolute, and relative for numbers beyond 1
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _compare(argv: Sequence[str]) -> int:
     weights, states = load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
     trained = _train(line.config)
     differences = {
-        name: (found - expected).abs().max().item()
+        name: ((found - expected).abs() / expected.abs().clamp(min=1)).max().item()
         for name, found, expected in _pairs(trained, line.config, weights, states)
         if found.numel()
     }
