@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.checkpoint.recovery import is_usable, recover
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.recovery import Recovered, is_usable, recover
 from bagpipe.errors import CorruptRowError, FencedError, InputError
 from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, invalidated
 from bagpipe.store.interface import ReadResult, Store
@@ -161,6 +161,20 @@ def test_a_bucket_with_unexpected_rows_is_loaded(started: tuple[RowsOfJob, str])
         assert later.recovered.buckets_reloaded == 1
 
 
+def recover_later(store: Store, ledger: Ledger, checkpoint: Checkpoint, *, audits: bool) -> Recovered:
+    """Recovery by a later start, with or without an audit of the rows."""
+    rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, SCHEMA)
+    return recover(
+        store,
+        ledger,
+        token=f"9-{secrets.token_hex(16)}",
+        checkpoint=checkpoint.manifest,
+        rows=rows,
+        num_writers=1,
+        audit=rows.sums(4) if audits else None,
+    )
+
+
 @pytest.mark.parametrize("audits", [True, False])
 def test_a_row_set_back_is_found_by_an_audit(started: tuple[RowsOfJob, str], audits: bool) -> None:
     """No log mentions the row, and the bucket has as many rows as before."""
@@ -168,16 +182,7 @@ def test_a_row_set_back_is_found_by_an_audit(started: tuple[RowsOfJob, str], aud
     checkpoint = job.publishers[0].newest
     with MemoryStore(SCHEMA, name=name, num_buckets=4) as store, store.ledger() as ledger:
         store.write(1, np.array([2]), np.full((1, SCHEMA.row_width(1)), 0.5, np.float32))
-        rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, SCHEMA)
-        done = recover(
-            store,
-            ledger,
-            token=f"9-{secrets.token_hex(16)}",
-            checkpoint=checkpoint.manifest,
-            rows=rows,
-            num_writers=1,
-            audit=rows.sums(4) if audits else None,
-        )
+        done = recover_later(store, ledger, checkpoint, audits=audits)
         assert stored(store) == {(0, 1): 1.0, (1, 2): 2.0 if audits else 0.5, (2, 3): 3.0}
         assert (done.buckets_changed, done.buckets_reloaded) == (int(audits), int(audits))
 
@@ -186,16 +191,7 @@ def test_an_audit_that_meets_a_damaged_row_loads_all_rows(started: tuple[RowsOfJ
     job, name = started
     checkpoint = job.publishers[0].newest
     with DamagedStore(SCHEMA, name=name, num_buckets=4) as store, store.ledger() as ledger:
-        rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, SCHEMA)
-        done = recover(
-            store,
-            ledger,
-            token=f"9-{secrets.token_hex(16)}",
-            checkpoint=checkpoint.manifest,
-            rows=rows,
-            num_writers=1,
-            audit=rows.sums(4),
-        )
+        done = recover_later(store, ledger, checkpoint, audits=True)
         assert (done.buckets_changed, done.buckets_reloaded) == (4, 4)
     assert stored(job.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
 
