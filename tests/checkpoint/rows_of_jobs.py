@@ -10,35 +10,18 @@ import numpy as np
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.files import finish
-from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter, save_dirty
-from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recovery import Recovered, recover
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import Store
-from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, requests
+from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, empty_manifest, requests
 
 
 def no_warning(line: str) -> None:
     raise AssertionError(line)
-
-
-def nothing(folder: CheckpointFolder, generation: int, token: str) -> Checkpoint:
-    """The checkpoint before the first batch."""
-    manifest = Manifest(
-        lineage=LINEAGE,
-        generation=generation,
-        step=0,
-        parent_checkpoint_id="",
-        token=token,
-        epoch=0,
-        world_size=0,
-        settings={},
-        row_schema=SCHEMA.to_json(),
-        identity={},
-    )
-    return folder.publish(manifest)
 
 
 def stored(store: Store) -> Model:
@@ -91,24 +74,13 @@ class RowsOfJob:
         generation = folder.new_generation()
         token = f"{generation}-{secrets.token_hex(16)}"
         if found is None:
-            found = nothing(folder, generation, token)
+            found = folder.publish(empty_manifest(generation, token))
             committed[found.manifest.checkpoint_id] = {}
         rows = CheckpointRows(found.folder, found.manifest, SCHEMA)
         done = recover(stores[0], ledger, token=token, checkpoint=found.manifest, rows=rows, num_writers=len(stores))
         for rank, store in enumerate(stores):
             store.fence(Fence(token=token, writer=rank, epoch=1))
-        template = Manifest(
-            lineage=LINEAGE,
-            generation=generation,
-            step=0,
-            parent_checkpoint_id="",
-            token=token,
-            epoch=0,
-            world_size=len(stores),
-            settings={},
-            row_schema=SCHEMA.to_json(),
-            identity={},
-        )
+        template = empty_manifest(generation, token, world_size=len(stores))
         publishers = [
             Publisher(folder, found, template, SCHEMA, rank=rank, ledger=None if rank else ledger, **options)
             for rank in range(len(stores))

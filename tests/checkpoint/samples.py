@@ -140,6 +140,24 @@ def manifest_of(
     )
 
 
+def empty_manifest(
+    generation: int, token: str, *, lineage: str = LINEAGE, schema: RowSchema = SCHEMA, world_size: int = 0
+) -> Manifest:
+    """The manifest of a start that has trained nothing: step 0, no parts, no settings."""
+    return Manifest(
+        lineage=lineage,
+        generation=generation,
+        step=0,
+        parent_checkpoint_id="",
+        token=token,
+        epoch=0,
+        world_size=world_size,
+        settings={},
+        row_schema=json.loads(json.dumps(schema.to_json())),
+        identity={},
+    )
+
+
 def three_checkpoints(path: Path) -> tuple[CheckpointFolder, list[Checkpoint], list[Model]]:
     """Steps 10, 20 and 30 of generation 1. The last builds on a full file of step 20."""
     random = np.random.default_rng(5)

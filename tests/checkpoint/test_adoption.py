@@ -11,26 +11,10 @@ import pytest
 from bagpipe.checkpoint.adoption import adopt
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.errors import FencedError
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.fence_jobs import new_token, take_over
-from tests.checkpoint.samples import LINEAGE, SCHEMA
-
-
-def manifest_of(token: str, generation: int) -> Manifest:
-    return Manifest(
-        lineage=LINEAGE,
-        generation=generation,
-        step=0,
-        parent_checkpoint_id="",
-        token=token,
-        epoch=0,
-        world_size=0,
-        settings={},
-        row_schema=SCHEMA.to_json(),
-        identity={},
-    )
+from tests.checkpoint.samples import LINEAGE, SCHEMA, empty_manifest
 
 
 def fill(store: MemoryStore) -> None:
@@ -50,7 +34,7 @@ def test_the_checkpoint_has_the_rows_and_the_store_keeps_them(tmp_path: Path) ->
             generation = folder.new_generation()
             with store.ledger() as ledger:
                 adopted = adopt(
-                    store, ledger, token=token, folder=folder, manifest=manifest_of(token, generation), num_writers=2
+                    store, ledger, token=token, folder=folder, manifest=empty_manifest(generation, token), num_writers=2
                 )
                 states = ledger.state()
             assert {(state.owner, state.checkpoint_id) for state in states} == {(token, f"{LINEAGE}:{token}:0")}
@@ -72,7 +56,7 @@ def test_a_job_that_is_taken_over_meanwhile_begins_nothing(tmp_path: Path) -> No
 
     name = uuid.uuid4().hex
     folder, token = CheckpointFolder(tmp_path), new_token(1)
-    manifest = manifest_of(token, folder.new_generation())
+    manifest = empty_manifest(folder.new_generation(), token)
     with Overtaken(SCHEMA, name=name, num_buckets=4) as store, store.ledger() as ledger:
         with pytest.raises(FencedError):
             adopt(store, ledger, token=token, folder=folder, manifest=manifest, num_writers=1)

@@ -5,10 +5,9 @@ Each call of `Recorded.run` is one start of the job: it recovers, restores and t
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import combine, load, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
-from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.recovery import recover
@@ -39,6 +38,7 @@ from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.part import LoopPart
 from bagpipe.training.progress import Progress, RunResult
 from cacher.planning import PlannedData
+from tests.checkpoint.samples import empty_manifest
 from tests.system.rank_threads import RankOrderSum, batches_of_rank, dense_of_rank
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
 from trainer.row_check import sums_of_checkpoint
@@ -113,7 +113,9 @@ class Recorded:
             generation = folder.new_generation()
             token = f"{generation}-{generation:032x}"
             built_models = [build_training_model(self.config, schema, self.world_size) for _ in peers]
-            resumed = folder.newest(self.on_broken) or _publish_nothing(folder, generation, token, built_models[0])
+            resumed = folder.newest(self.on_broken) or folder.publish(
+                empty_manifest(generation, token, lineage=f"{generation:032x}", schema=built_models[0].rows)
+            )
             stores = [stack.enter_context(self._open(built)) for built in built_models]
             self.stores = stores
             stores[0].claim(reloads=True)
@@ -307,21 +309,3 @@ def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoi
     for loop_part in loop_parts:
         loop_part.load_tensors(state.of_part(loop_part.name))
     restore_random_state(own.rng(), torch.device("cpu"))
-
-
-def _publish_nothing(folder: CheckpointFolder, generation: int, token: str, built: BuiltModel) -> Checkpoint:
-    schema: Mapping[str, Any] = json.loads(json.dumps(built.rows.to_json()))
-    return folder.publish(
-        Manifest(
-            lineage=f"{generation:032x}",
-            generation=generation,
-            step=0,
-            parent_checkpoint_id="",
-            token=token,
-            epoch=0,
-            world_size=0,
-            settings={},
-            row_schema=schema,
-            identity={},
-        )
-    )
