@@ -12,12 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import Table
+from bagpipe.types.splitmix64 import GOLDEN, mix
 
 __all__ = ["first_out_of_range", "hash_ids", "mix64", "scramble40"]
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 _MASK_40 = np.uint64((1 << 40) - 1)
 _ODD_1 = np.uint64(0x9E3779B97F | 1)
@@ -25,14 +22,8 @@ _ODD_2 = np.uint64(0xD6E8FEB866 | 1)
 
 
 def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function (Steele, Lea, Flood 2014): add the golden gamma, xor-shift and multiply twice."""
-    mixed = words + _GAMMA
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= _MIX_1
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= _MIX_2
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    """SplitMix64's output function (Steele, Lea, Flood 2014), uint64 ``[n]``: add the golden gamma, then mix."""
+    return mix(words + GOLDEN)
 
 
 def hash_ids(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.lrfu import NEVER_USED, NO_SCORE, GhostScores
 from bagpipe.oracle.plan import RowList
+from bagpipe.types.splitmix64 import mix_rows
 
 __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 
@@ -34,7 +35,7 @@ def _table_numbers(rows: RowList) -> NDArray[np.int16]:
 
 def hash_rows(rows: RowList) -> NDArray[np.uint64]:
     """uint64 ``[len(rows)]``: a well-mixed hash of (table number, id), the same on every machine."""
-    return _mix(_table_numbers(rows), rows.ids)
+    return mix_rows(_table_numbers(rows), rows.ids)
 
 
 class _Pool:
@@ -153,7 +154,7 @@ class HashHandles:
     def lookup_or_add(self, rows: RowList) -> NDArray[np.int64]:
         """Handles of distinct rows, int64 ``[len(rows)]``; allocated where missing."""
         tables = _table_numbers(rows)
-        hashes = _mix(tables, rows.ids)
+        hashes = mix_rows(tables, rows.ids)
         handles = self._find(tables, rows.ids, hashes)
         missing = np.flatnonzero(handles < 0)
         if missing.size:
@@ -176,7 +177,7 @@ class HashHandles:
     def release(self, handles: NDArray[np.int64]) -> None:
         """Remove the rows of these handles."""
         mask = np.uint64(self._cells.shape[0] - 1)
-        cells = (_mix(self._pool.tables[handles], self._pool.ids[handles]) & mask).astype(np.int64)
+        cells = (mix_rows(self._pool.tables[handles], self._pool.ids[handles]) & mask).astype(np.int64)
         wanted = handles
         while wanted.size:
             here = self._cells[cells] == wanted
@@ -190,7 +191,7 @@ class HashHandles:
 
         A new row can be taken for a known one, never the reverse. A forgotten score is `NO_SCORE`.
         """
-        hashes = _mix(self._pool.tables[handles], self._pool.ids[handles])
+        hashes = mix_rows(self._pool.tables[handles], self._pool.ids[handles])
         scores = self._ghosts.recall(hashes)
         marks = np.zeros(handles.shape[0], dtype=np.uint64)
         for _ in range(_BITS_PER_ROW):
@@ -207,7 +208,7 @@ class HashHandles:
 
     def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
         """Remember the scores of evicted rows. Call it before `release`."""
-        self._ghosts.remember(_mix(self._pool.tables[handles], self._pool.ids[handles]), scores)
+        self._ghosts.remember(mix_rows(self._pool.tables[handles], self._pool.ids[handles]), scores)
 
     def _find(self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         mask = self._cells.shape[0] - 1
@@ -247,15 +248,4 @@ class HashHandles:
             size *= 2
         self._cells = np.full(size, _EMPTY, dtype=np.int64)
         self._num_filled = 0
-        self._insert(live, _mix(self._pool.tables[live], self._pool.ids[live]))
-
-
-def _mix(tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit mix of (table, id): the finaliser of splitmix64 (Steele, Lea, Flood 2014) over id + table * golden."""
-    x = ids.view(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
+        self._insert(live, mix_rows(self._pool.tables[live], self._pool.ids[live]))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, StoreError
+from bagpipe.types.splitmix64 import mix_rows
 
 __all__ = [
     "FIELD_BYTES",
@@ -31,7 +32,6 @@ __all__ = [
     "decode_fields",
     "key_slot",
     "meta_key",
-    "mix",
 ]
 
 #: Version of the stored layout: keys, fields and values. 2: a check word behind each record, logs beside the buckets.
@@ -46,10 +46,6 @@ MAX_BUCKETS = 1 << 16
 
 #: Hash slots of a Redis Cluster.
 NUM_SLOTS = 1 << 14
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the increment of splitmix64
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's finaliser (Steele, Lea, Flood: "Fast splittable PRNGs", 2014)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/@+=-]{1,200}")
 
@@ -82,19 +78,7 @@ def bucket_of(tables: NDArray[np.uint32], ids: NDArray[np.int64], num_buckets: i
     """
     if num_buckets == 1:
         return np.zeros(ids.shape, np.uint16)
-    # Each table adds its own multiple of the golden ratio, so equal ids of two tables get unrelated buckets.
-    word = mix(ids.astype(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (word >> np.uint64(65 - num_buckets.bit_length())).astype(np.uint16)
-
-
-def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser, a bijection that maps 0 to 0. Changes `words`, uint64 ``[n]``, and returns them."""
-    words ^= words >> np.uint64(30)
-    words *= _MIX_1
-    words ^= words >> np.uint64(27)
-    words *= _MIX_2
-    words ^= words >> np.uint64(31)
-    return words
+    return (mix_rows(tables, ids) >> np.uint64(65 - num_buckets.bit_length())).astype(np.uint16)
 
 
 def bucket_key(namespace: str, bucket: int) -> bytes:

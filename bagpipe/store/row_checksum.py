@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.types.splitmix64 import GOLDEN, mix
+
 __all__ = ["CHECK_BYTES", "as_voids", "check_words", "table_check_words", "value_dtype"]
 
 CHECK_BYTES = 8
 _WORD = np.dtype("<u4")
 
-_GOLDEN = 0x9E3779B97F4A7C15  # the increment of splitmix64, see bagpipe.store.keys
-#: Indices of the multipliers in splitmix64's sequence; the record's words start at `_FIRST_WORD`.
-_START, _TABLE, _ID, _FIRST_WORD = 0, 1, 2, 3
-_MASK = (1 << 64) - 1
+#: Places of the multipliers in splitmix64's sequence: start, table and id, then the words of the record.
+_FIRST_WORD = 3
 
 
 @lru_cache(maxsize=64)
@@ -46,10 +46,10 @@ def check_words(tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArra
         rows: ``[n]``, contiguous, one void element of a multiple of 4 bytes each.
     """
     words = rows.view(_WORD).reshape(len(rows), rows.itemsize // _WORD.itemsize)
-    sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, _multipliers(words.shape[1]), dtype=np.uint64)
-    sums += ids.view(np.uint64) * np.uint64(_multiplier(_ID))
-    sums += tables * np.uint64(_multiplier(_TABLE))
-    sums += np.uint64(_multiplier(_START))
+    sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, _multipliers(_FIRST_WORD, words.shape[1]), dtype=np.uint64)
+    sums += ids.view(np.uint64) * _ID
+    sums += tables * _TABLE
+    sums += _START
     return sums
 
 
@@ -64,14 +64,9 @@ def as_voids(rows: NDArray[Any]) -> NDArray[np.void]:
 
 
 @lru_cache(maxsize=64)
-def _multipliers(num_words: int) -> NDArray[np.uint64]:
-    return np.array([_multiplier(_FIRST_WORD + number) for number in range(num_words)], np.uint64)
+def _multipliers(first: int, count: int) -> NDArray[np.uint64]:
+    """Elements of splitmix64's sequence from seed 0, made odd."""
+    return mix(np.arange(first + 1, first + 1 + count, dtype=np.uint64) * GOLDEN) | np.uint64(1)
 
 
-@lru_cache(maxsize=8)
-def _multiplier(number: int) -> int:
-    """Element of splitmix64's sequence from seed 0, made odd."""
-    word = (number + 1) * _GOLDEN & _MASK
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _MASK
-    return word ^ word >> 31 | 1
+_START, _TABLE, _ID = _multipliers(0, _FIRST_WORD)

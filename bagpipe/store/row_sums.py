@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.keys import bucket_of, mix
+from bagpipe.store.keys import bucket_of
+from bagpipe.types.splitmix64 import mix
 
 __all__ = ["RowSums"]
 

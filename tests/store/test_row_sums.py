@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from bagpipe.store.audit import stored_sums
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.keys import bucket_of, mix
+from bagpipe.store.keys import bucket_of
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.store.row_checksum import table_check_words
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema, RowTable
+from bagpipe.types.splitmix64 import mix
 
 NUM_ROWS = 2
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=1), RowTable(name="u", dim=1)), optimizer="sgd")
