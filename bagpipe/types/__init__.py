@@ -1,1 +1,1 @@
-"""Records that several rooms share: batch, batch_identity, schema, labels, model_inputs; `splitmix64`: the mix of ids."""
+"""Records that several rooms share: batch, batch_identity, schema, labels, model_inputs; splitmix64: the mix of ids."""
