@@ -3,6 +3,7 @@
     lane: wait(op, need) ──blocks while done[op] < need──> True, or False if the data ends before the lane's batch
     lane: advance(op)    ──done[op] += 1──> wakes exactly the lanes that can now continue
     any: fail(error)     ──> every waiting lane raises Aborted; the first error is kept
+    caller: rest()       ──blocks until all lanes but its own wait or have ended
 
 Each op belongs to one lane and finishes its units in order, so one number per op describes its progress. A lane that
 must wait registers its need under the lock and sleeps on its own gate. The thread that satisfies the need removes the
@@ -65,6 +66,7 @@ class Board:
         self.op_names = op_names
         self._lane_names = lane_names
         self._lock = threading.Lock()
+        self._resting = threading.Condition(self._lock)
         self._gates = [threading.Lock() for _ in lane_names]
         for gate in self._gates:
             gate.acquire()  # a closed gate; release opens it for one passage
@@ -100,6 +102,7 @@ class Board:
             self._num_waiting += 1
             self.peak_waiting = max(self.peak_waiting, self._num_waiting)
             self._call_deadlock()
+            self._resting.notify_all()
         self._gates[lane].acquire()
         if self.error is not None:
             raise Aborted
@@ -117,6 +120,15 @@ class Board:
         with self._lock:
             self._num_alive -= 1
             self._call_deadlock()
+            self._resting.notify_all()
+
+    def rest(self) -> None:
+        """Block until every lane but one waits or has ended, or the run has failed.
+
+        For the thread that walks that one lane, between two of its turns: until its next turn no lane acts.
+        """
+        with self._lock:
+            self._resting.wait_for(lambda: self.error is not None or self._num_waiting >= self._num_alive - 1)
 
     def fail(self, error: BaseException) -> bool:
         """Keep the first error and wake all lanes. True if this is the first error."""
@@ -129,6 +141,7 @@ class Board:
             self.error = error
         for op, waiting in enumerate(self._waiting):
             self._release(op, list(waiting))
+        self._resting.notify_all()
         return first
 
     def _release(self, op: int, waiters: Sequence[_Waiter]) -> None:

@@ -1,4 +1,4 @@
-"""`Lane`: the thread of one lane. Runs its steps for each batch: wait, call the handler, publish progress.
+"""`Lane`: one lane's walk over its steps, batch after batch: wait, call the handler, publish progress.
 
 per step:  requirements, hazards ──Board.wait──> events ──Stream.wait──> handler(index) ──> event, trace, Board.advance
 
@@ -10,7 +10,8 @@ only the stream waits for the event, and a trace shows this wait as a gap (`pipe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.board import Aborted, Board
@@ -50,7 +51,10 @@ class EventRing:
 
 
 class Lane:
-    """State and body of one lane's thread. Only this thread modifies it, so it needs no lock."""
+    """State of one lane. Only the thread that walks it modifies it, so it needs no lock.
+
+    `main` walks the lane to its end, as a thread's body. `advance` walks it one turn at a time.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class Lane:
         self.stream = stream
         self._number = number
         self._plan = plan
-        self._first_turn = first_turn + first_batch
+        self._turn = first_turn + first_batch
         self._first_batch = first_batch
         self._last_offset = min((step.offset for step in plan.steps), default=0)
         self._board = board
@@ -89,30 +93,59 @@ class Lane:
         self._busy_ns = 0
         self._actions = 0
         self._waits_ns = [0] * len(rings)
-        self._at, self._index = "turn ", self._first_turn
+        self._has_left = False
+        self._at, self._index = "turn ", self._turn
 
     def main(self) -> None:
-        """The thread's body."""
+        """Walk to the end of the data, or to an error of any lane."""
+        with self._leaving(), self.stream.current():
+            while self._take_turn():
+                pass
+            self._leave()
+
+    def advance(self) -> bool:
+        """Walk one turn in the calling thread; the same thread each time. False after the last turn or an error.
+
+        The error, of this lane or another one, is on the board.
+        """
+        with self._leaving(), self.stream.current():
+            if not self._has_left and self._take_turn():
+                return True
+            self._leave()
+        return False
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Record an error of this lane, and leave after any lane's error."""
         try:
-            with self.stream.current():
-                board, steps, turn = self._board, self._plan.steps, self._first_turn
-                while steps and turn + self._last_offset < board.end:
-                    for step in steps:
-                        batch = turn + step.offset
-                        if self._first_batch <= batch < board.end and self._ready(step, batch):
-                            # Checked after the wait, so that a request during the wait still skips the batch.
-                            if step.is_source and self._must_stop():
-                                board.finish(batch)
-                            else:
-                                self._act(step, batch)
-                    turn += 1
+            yield
         except Aborted:
-            pass
+            self._leave()
         except BaseException as error:
             self._failed(error, f"in lane {self.name}, at {self._at}{self._index}")
-        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._has_left = True
             self._board.leave()
             self._left(self._number)
+
+    def _take_turn(self) -> bool:
+        """Do the steps of one turn. False: there is no further turn."""
+        board, steps, turn = self._board, self._plan.steps, self._turn
+        if not steps or turn + self._last_offset >= board.end:
+            return False
+        for step in steps:
+            batch = turn + step.offset
+            if self._first_batch <= batch < board.end and self._ready(step, batch):
+                # Checked after the wait, so that a request during the wait still skips the batch.
+                if step.is_source and self._must_stop():
+                    board.finish(batch)
+                else:
+                    self._act(step, batch)
+        self._turn = turn + 1
+        return True
 
     def finish(self) -> None:
         """Wait for the stream, after all lanes have ended."""

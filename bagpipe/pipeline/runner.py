@@ -2,6 +2,10 @@
 
     lane thread, turn t:  for each step: wait until its requirements are done ──> handler(index) ──> board.advance(op)
 
+    run()                            every lane has a thread
+    start(), step(), step(), …, end()   the calling thread walks the lane of the sink, one batch a step
+
+* **Steps.** Between two steps the other lanes go on until their bounds. `rest` waits until none of them acts.
 * **End.** The source's handler raises `EndOfBatches` for batch b. Every lane finishes the batches before b and returns.
 * **Stop.** After `request_stop()` the source reads no more batches; batches already read finish. A second call aborts.
 * **Error.** The first error wins. The other lanes stop at their next action. `run` joins them and raises the error with
@@ -18,7 +22,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from bagpipe.errors import JobError, ScheduleError
 from bagpipe.pipeline.board import NO_END, Board
@@ -102,6 +106,9 @@ class Runner:
         lane_names = [lane.resource.name for lane in self._compiled.lanes]
         self._board = Board(self._compiled.op_names, lane_names, done=self._done_before)
         self._lanes: list[Lane] = []
+        self._threads: dict[int, threading.Thread] = {}
+        self._inside: set[int] = set()  # lanes that have not ended
+        self._stepped: Lane | None = None
         self._steps = StepTimes()
         # Both queues are bounded: one message per lane and per stop request.
         self._stop_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -161,6 +168,53 @@ class Runner:
             JobError: the lanes are deadlocked.
             Interrupted: a stop was requested twice.
         """
+        self._begin(num_batches)
+        self._start_threads(range(len(self._lanes)))
+        return self.end()
+
+    def start(self) -> None:
+        """Start all lanes but that of the sink, which the caller walks with `step`. Instead of `run`.
+
+        Raises:
+            ScheduleError: the lane of the sink has turns without a batch.
+        """
+        self._begin(None)
+        sink = self._compiled.sink
+        number = next(n for n, lane in enumerate(self._compiled.lanes) if any(step.op == sink for step in lane.steps))
+        if any(step.offset for step in self._compiled.lanes[number].steps):
+            raise ScheduleError(f"lane {self._lanes[number].name} cannot be walked in steps of one batch")
+        self._stepped = self._lanes[number]
+        self._start_threads([other for other in range(len(self._lanes)) if other != number])
+
+    def step(self) -> int | None:
+        """Walk the lane of the sink for one batch, in the thread that called `start`.
+
+        Returns:
+            The number of the batch; None if there is no further one.
+
+        Raises:
+            The run's first error, of any lane, once all lanes have ended.
+        """
+        assert self._stepped is not None, "started"
+        before = self._num_batches()
+        while self._stepped.advance():
+            if self._num_batches() > before:
+                return self._first_batch + before
+        if self._board.error is not None:
+            self.end()
+        return None
+
+    def rest(self) -> None:
+        """Wait until no lane acts before the next `step`; between two steps.
+
+        Raises:
+            The run's first error.
+        """
+        self._board.rest()
+        if self._board.error is not None:
+            self.end()
+
+    def _begin(self, num_batches: int | None) -> None:
         if self._start_ns is not None:
             raise RuntimeError("a Runner runs once; make a new one")
         if num_batches is not None and num_batches < 0:
@@ -170,8 +224,10 @@ class Runner:
         rings = [EventRing(actions) for actions in self._compiled.op_actions]
         origin = self._streams.origin() if self._trace is not None else None
         self._lanes = [self._make_lane(number, plan, rings, origin) for number, plan in enumerate(self._compiled.lanes)]
-        threads = [threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True) for lane in self._lanes]
-        self._run_threads(threads)
+
+    def end(self) -> Report:
+        """Wait for the lanes after the last batch, and report. Raises the run's first error."""
+        self._await_lanes()
         self._end_ns = time.monotonic_ns()
         if self._board.error is not None:
             raise self._board.error
@@ -180,13 +236,18 @@ class Runner:
         self._end_ns = time.monotonic_ns()
         return self.snapshot()
 
+    def _num_batches(self) -> int:
+        """Batches done in this run."""
+        sink = self._compiled.sink
+        return (self._board.done[sink] - self._done_before[sink]) // self._compiled.op_actions[sink]
+
     def snapshot(self) -> Report:
         """The report so far. Thread-safe during the run and after a failure."""
         board, compiled = self._board, self._compiled
         end_ns = self._end_ns or time.monotonic_ns()
         done = [now - before for now, before in zip(board.done, self._done_before, strict=True)]
         return Report(
-            batches=done[compiled.sink] // compiled.op_actions[compiled.sink],
+            batches=self._num_batches(),
             wall_s=(end_ns - (self._start_ns or end_ns)) / 1e9,
             stopped=self.stop_requested,
             lanes={lane.name: lane.report(compiled.op_names) for lane in self._lanes},
@@ -214,37 +275,43 @@ class Runner:
             left=self._inbox.put,
         )
 
-    def _run_threads(self, threads: list[threading.Thread]) -> None:
-        """Start the threads and wait for them. After an error, wait at most `grace_s`."""
-        inside: set[int] = set()
+    def _start_threads(self, lanes: Iterable[int]) -> None:
         try:
-            for number, thread in enumerate(threads):
+            for number in lanes:
+                lane = self._lanes[number]
+                thread = threading.Thread(target=lane.main, name=f"bagpipe-{lane.name}", daemon=True)
                 thread.start()
-                inside.add(number)
-            while inside:
-                self._take_message(inside, _WAKE_S)
-                if self._board.error is not None:
-                    break
-        except BaseException as error:  # of the calling thread: KeyboardInterrupt, or a thread cannot start
+                self._threads[number] = thread
+                self._inside.add(number)
+        except BaseException as error:  # a thread cannot start
+            self._fail(error)
+
+    def _await_lanes(self) -> None:
+        """Wait for the threads. After an error, at most `grace_s`."""
+        inside = self._inside
+        try:
+            while inside and self._board.error is None:
+                self._take_message(_WAKE_S)
+        except BaseException as error:  # of the calling thread: KeyboardInterrupt
             self._fail(error)
         deadline = time.monotonic() + self._grace_s
         while inside and (left_s := deadline - time.monotonic()) > 0:
-            self._take_message(inside, left_s)
+            self._take_message(left_s)
         if inside and self._board.error is not None:
             stuck = ", ".join(self._lanes[number].name for number in sorted(inside))
             self._board.error.add_note(f"still inside a handler {self._grace_s:g} s later: {stuck}")
-        for number, thread in enumerate(threads):
-            if thread.ident is not None and number not in inside:
+        for number, thread in self._threads.items():
+            if number not in inside:
                 thread.join()
 
-    def _take_message(self, inside: set[int], timeout_s: float) -> None:
+    def _take_message(self, timeout_s: float) -> None:
         """Handle one message: the number of a lane that has ended, or None for a stop request."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return
         if message is not None:
-            inside.discard(message)
+            self._inside.discard(message)
         else:
             self._heed_requests()
 

@@ -8,11 +8,11 @@ parts ──declare──> one checked Loop ──Runner──> one thread per l
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +39,7 @@ from bagpipe.training.progress import Progress, RunResult
 from bagpipe.training.reading import Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows
+from bagpipe.training.stepped_run import SteppedRun
 from bagpipe.training.totals import Totals
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
@@ -166,38 +167,24 @@ class Engine:
             LostRowError: a row that was written is not in the store. Nothing was trained on its loss.
             JobError: a checkpoint could not be written, or a loss or gradient is not finite.
         """
-        settings, cache, peers = self.settings, self.cache, self.peers
-        self.dense.model.train()
-        reading = self._reading()
-        guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
-        known = list(self._known)
-        update: LoopPart
-        if peers is None:
-            update = LocalRows(cache, self._row_step, after_steps=self.dense.is_staged)
-        else:
-            update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
-            if self.recorder is not None:
-                known.append(exchanged.was_written)
-        rows = Rows(
-            cache=cache, store=self.store, prefetch_depth=settings.prefetch_depth, known=known, claim=self._claim
-        )
-        totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
-        recording: list[LoopPart] = []
-        if self.recorder is not None:
-            recording.append(Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals))
-        run = LoopRun(
-            batches=batches,
-            # The order of hooks and ends: the guard checks before a write is recorded; rows are flushed, and batches
-            # counted, before the last checkpoint.
-            parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *recording),
-            first_batch=first_batch,
-            carried=carried or {},
-        )
-        with self._running(run, reading, totals, on_batch) as runner:
-            runner.run()
-            result = self._end(run, reading, totals)
-        stall_s = 0.0 if self.recorder is None else self.recorder.stall_s
-        return dataclasses.replace(result, checkpoint_stall_s=stall_s)
+        with self._training(batches, first_batch, carried, on_batch) as run:
+            return run.whole()
+
+    @contextmanager
+    def train_in_steps(
+        self, batches: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+    ) -> Iterator[SteppedRun]:
+        """A run of training whose batches the caller computes, one at a time and in its own thread.
+
+        Signals are the caller's. A run that is left before `SteppedRun.end` is given up: dirty rows are not written.
+        Args: see `train`.
+        """
+        with self._training(batches, first_batch, carried, None, stops_on_signals=False) as run:
+            run.start()
+            try:
+                yield run
+            finally:
+                run.give_up()
 
     def evaluate(
         self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None
@@ -227,6 +214,47 @@ class Engine:
             runner.run()
             return self._end(run, reading, totals)
 
+    @contextmanager
+    def _training(
+        self,
+        batches: Iterator[RankBatch],
+        first_batch: int,
+        carried: Mapping[str, Any] | None,
+        on_batch: OnBatch | None,
+        *,
+        stops_on_signals: bool = True,
+    ) -> Iterator[SteppedRun]:
+        """A run of training, not started."""
+        settings, cache, peers = self.settings, self.cache, self.peers
+        self.dense.model.train()
+        reading = self._reading()
+        guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
+        known = list(self._known)
+        update: LoopPart
+        if peers is None:
+            update = LocalRows(cache, self._row_step, after_steps=self.dense.is_staged)
+        else:
+            update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
+            if self.recorder is not None:
+                known.append(exchanged.was_written)
+        rows = Rows(
+            cache=cache, store=self.store, prefetch_depth=settings.prefetch_depth, known=known, claim=self._claim
+        )
+        totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
+        recording: list[LoopPart] = []
+        if self.recorder is not None:
+            recording.append(Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals))
+        run = LoopRun(
+            batches=batches,
+            # The order of hooks and ends: the guard checks before a write is recorded; rows are flushed, and batches
+            # counted, before the last checkpoint.
+            parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *recording),
+            first_batch=first_batch,
+            carried=carried or {},
+        )
+        with self._running(run, reading, totals, on_batch, stops_on_signals=stops_on_signals) as runner:
+            yield SteppedRun(run, runner, rows, partial(self._end, run, reading, totals))
+
     def _reading(self) -> Reading:
         return Reading(
             layout=self.layout,
@@ -241,8 +269,16 @@ class Engine:
         return RowStep(lr=self.settings.rows_lr, eps=self.settings.eps, step=b + 1)
 
     @contextmanager
-    def _running(self, run: LoopRun, reading: Reading, totals: Totals, on_batch: OnBatch | None) -> Iterator[Runner]:
-        """The runner of a run, stopped by signals; composed of the run's parts."""
+    def _running(
+        self,
+        run: LoopRun,
+        reading: Reading,
+        totals: Totals,
+        on_batch: OnBatch | None,
+        *,
+        stops_on_signals: bool = True,
+    ) -> Iterator[Runner]:
+        """The runner of a run, composed of the run's parts."""
         peers = self.peers
 
         def finish_batch(b: int) -> None:
@@ -274,7 +310,7 @@ class Engine:
         self._run = run
         try:
             # Until the last write-back: a signal during it must not lose it.
-            with _stop_on_signals(runner):
+            with _stop_on_signals(runner) if stops_on_signals else nullcontext():
                 yield runner
         finally:
             self._run = None
@@ -293,6 +329,7 @@ class Engine:
             progress=totals.progress(),
             report=report,
             input_error=reading.input_error,
+            checkpoint_stall_s=0.0 if self.recorder is None else self.recorder.stall_s,
         )
 
 

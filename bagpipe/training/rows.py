@@ -169,6 +169,14 @@ class Rows(EvaluationRows):
 
     def end(self) -> None:
         """Write back what is still dirty."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Write all updated rows. Requires idle lanes; rows stay in the cache.
+
+        Raises:
+            StoreError: the store failed. Rows not acknowledged are still dirty.
+        """
         run = self._run
         for part in run.parts:
             part.before_flush()

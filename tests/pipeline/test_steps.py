@@ -1,0 +1,88 @@
+"""Runs in steps: the caller walks the lane of the sink."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bagpipe.errors import JobError
+from bagpipe.pipeline.interpret import interpret
+from bagpipe.pipeline.runner import Runner
+from tests.pipeline.loops import Tape
+from tests.pipeline.small_loop import HAZARDS, LOOP
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 5])
+@pytest.mark.parametrize("rests", [False, True])
+def test_steps_equal_the_interpreter(num_batches: int, rests: bool) -> None:
+    sequential, stepped = Tape(LOOP, num_batches, HAZARDS), Tape(LOOP, num_batches, HAZARDS)
+    interpret(LOOP.unroll(num_batches), sequential.handlers(), HAZARDS)
+    runner = Runner(LOOP, stepped.handlers(), HAZARDS)
+    runner.start()
+    done = []
+    while (b := runner.step()) is not None:
+        done.append(b)
+        if rests:
+            runner.rest()
+    assert runner.end().batches == num_batches
+    assert done == list(range(num_batches))
+    assert stepped.values == sequential.values
+
+
+def test_the_sinks_lane_runs_in_the_calling_thread_and_no_lane_acts_at_rest() -> None:
+    tape, threads, calls = Tape(LOOP, 6, HAZARDS), set(), []
+    handlers = tape.handlers()
+
+    def noted(name: str):
+        def handler(index: int) -> None:
+            calls.append(name)
+            if name.lstrip("0") in ("F", "OPT"):
+                threads.add(threading.get_ident())
+            handlers[name](index)
+
+        return handler
+
+    runner = Runner(LOOP, {name: noted(name) for name in handlers}, HAZARDS)
+    runner.start()
+    while runner.step() is not None:
+        runner.rest()
+        before = len(calls)
+        runner.rest()
+        assert len(calls) == before
+    runner.end()
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("name", ["X_FETCH", "F"])
+def test_an_error_of_any_lane_is_raised_by_step(name: str) -> None:
+    tape = Tape(LOOP, 6, HAZARDS)
+    handlers = dict(tape.handlers())
+    name = next(text for text in handlers if text.lstrip("0") == name)
+    whole = handlers[name]
+
+    def failing(index: int) -> None:
+        if index >= 2:
+            raise ValueError("of the caller")
+        whole(index)
+
+    handlers[name] = failing
+    runner = Runner(LOOP, handlers, HAZARDS)
+    runner.start()
+    with pytest.raises(ValueError, match="of the caller"):
+        _walk(runner)
+
+
+def _walk(runner: Runner) -> None:
+    while runner.step() is not None:
+        pass
+
+
+def test_a_run_can_be_given_up_between_steps() -> None:
+    runner = Runner(LOOP, Tape(LOOP, 50, HAZARDS).handlers(), HAZARDS)
+    runner.start()
+    assert runner.step() == 0
+    runner.abort(JobError("enough"))
+    with pytest.raises(JobError, match="enough"):
+        runner.end()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("bagpipe-")]
