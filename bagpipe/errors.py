@@ -54,6 +54,7 @@ class CapacityError(InputError):
         largest: int = 0,
         last_batch: int | None = None,
         held_out: bool = False,
+        pushed: bool = False,
     ) -> CapacityError:
         """The error of one batch.
 
@@ -65,17 +66,20 @@ class CapacityError(InputError):
             largest: unique rows of the largest batch from `batch_index` to `last_batch`.
             last_batch: last batch that was examined; None: only `batch_index`.
             held_out: the batches are those of the held-out examples, which have numbers of their own.
+            pushed: the program brings the batches itself, and its arguments take the place of configuration keys.
         """
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
         phase = "held-out " if held_out else ""
+        cache_rows = "cache_rows" if pushed else "cache.rows"
         known = ""
         if last_batch is not None:
-            known = f", the largest need up to batch {last_batch} (`python -m data replay` finds the whole log's)"
+            known = f", the largest need up to batch {last_batch}"
+            known += "" if pushed else " (`python -m data replay` finds the whole log's)"
         return cls(
-            f"{phase}batch {batch_index} needs {num_unique} unique rows but cache.rows is "
+            f"{phase}batch {batch_index} needs {num_unique} unique rows but {cache_rows} is "
             f"{num_slots // world_size}{each}: "
-            f"raise cache.rows to at least {-(-max(largest, num_unique) // world_size)}{known}, "
-            "or lower data.batch_size"
+            f"raise {cache_rows} to at least {-(-max(largest, num_unique) // world_size)}{known}, "
+            f"or {'bring smaller batches' if pushed else 'lower data.batch_size'}"
         )
 
 

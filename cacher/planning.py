@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
+from bagpipe.oracle.capacity import capacity_error
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
@@ -181,26 +182,17 @@ class PlannedPhase:
         return True
 
     def _capacity_error(self, batch: Batch) -> CapacityError:
-        """The error of a batch that does not fit. Names the largest need of a window that begins there."""
+        """The error of a batch that does not fit."""
         assert isinstance(self._planner, Planner), "direct mode has no capacity"
-        num_unique = largest = self._planner.num_unique(batch)
-        last_batch = batch.index
-        with suppress(InputError):  # bad data further on is another run's error
-            while last_batch + 1 < batch.index + self.spec.lookahead and not self._is_stopped:
-                following = next(self._loader, None)
-                if following is None or (self._max_steps and following.index >= self._max_steps):
-                    break
-                last_batch = following.index
-                largest = max(largest, self._planner.num_unique(following))
-        return CapacityError.of_batch(
-            batch.index,
-            num_unique,
-            num_slots=self.spec.num_slots * self.spec.world_size,
-            world_size=self.spec.world_size,
-            largest=largest,
-            last_batch=last_batch,
-            held_out=self._loader.phase == "eval",
-        )
+        return capacity_error(self._planner, batch, self._wanted(), held_out=self._loader.phase == "eval")
+
+    def _wanted(self) -> Iterator[Batch]:
+        """The rest of the batches, up to the last that is wanted."""
+        while not self._is_stopped:
+            batch = next(self._loader, None)
+            if batch is None or (self._max_steps and batch.index >= self._max_steps):
+                return
+            yield batch
 
     def _is_done(self) -> bool:
         return self._is_stopped or self._has_enough()

@@ -31,7 +31,7 @@ from bagpipe.oracle.resident_set import ResidentSet, SlotState
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.types.batch import Batch
 
-__all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
+__all__ = ["Planner", "check_spec", "make_planner", "plan_batches", "plans_of"]
 
 #: Slots of all ranks together: slot numbers are int32.
 MAX_SLOTS = (1 << 31) - 1
@@ -258,8 +258,8 @@ class Planner:
         self._evicted_at = _grown(self._evicted_at, num_handles, NO_BATCH)
 
 
-def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
-    """The planner for a spec: direct mode if it has no slots.
+def check_spec(spec: OracleSpec) -> None:
+    """Check a spec without the memory of a planner.
 
     Raises:
         InputError: the spec cannot be planned for.
@@ -282,6 +282,15 @@ def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
     tables = [ref.table for ref in spec.features]
     if tables != sorted(tables):
         raise InputError(f"features must be sorted by table number, got {tables}")
+
+
+def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
+    """The planner for a spec: direct mode if it has no slots.
+
+    Raises:
+        InputError: see `check_spec`.
+    """
+    check_spec(spec)
     return Planner(spec) if spec.num_slots else DirectPlanner(spec)
 
 
