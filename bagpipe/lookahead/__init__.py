@@ -1,0 +1,9 @@
+"""Planners of batches that the training process brings, such as those of a user's data loader.
+
+    batches ──next──> Batch (ids only) ──window of `lookahead` batches──> CachePlan ──> RankBatch, with the same Batch
+
+    interface    `BatchPlanner`: what an engine's data lane calls. `WindowPlanner`: plans global batches
+    inline       `InlinePlanner`: in the calling thread
+
+A cacher (`bagpipe.client`) reads files instead, and plans for many jobs.
+"""
