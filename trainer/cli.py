@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from bagpipe.config.load import Option, parse_config
 from bagpipe.distributed.error_line import print_once
+from bagpipe.distributed.launcher import follow_launcher
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
 from bagpipe.util.program import exiting
-from trainer.process import configure_device, configure_process, follow_launcher
+from trainer.process import configure_device, configure_process
 
 __all__ = ["main"]
 

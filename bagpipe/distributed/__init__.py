@@ -1,6 +1,7 @@
 """Communication between the ranks of a job.
 
 membership.Membership            rank and world size, from the launcher's environment
+launcher.follow_launcher         a rank ends with its launcher
 interface.Peers                  operations the engine needs: exchange rows, vote on a batch, acknowledge a write-back
 process_groups.TorchPeers        `Peers` over torch.distributed: one process group with deadlines per lane
 collectives.LaneGroup            one lane's process group
