@@ -17,6 +17,7 @@ from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
+from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.store.row_sums import RowSums
@@ -28,8 +29,8 @@ from trainer.devices import check_device, cuda_devices
 from trainer.metrics import METRIC_NAMES, BinaryMetrics, Quality
 from trainer.open_job import OpenJob, open_job
 from trainer.progress import ProgressReporter
-from trainer.ranks import Ranks, check_same, common_settings, config_of_rank, open_ranks, path_of_rank
 from trainer.result import Result
+from trainer.settings import common_settings, config_of_rank, path_of_rank
 from trainer.stages import check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 

@@ -19,6 +19,10 @@ from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import HeldStage, share_model
 from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.jobs.arithmetic import arithmetic_of, unlike_ranks
+from bagpipe.jobs.checkpoints import Checkpoints
+from bagpipe.jobs.job_facts import JobFacts, note
+from bagpipe.jobs.ranks import Ranks, check_same
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
@@ -26,13 +30,10 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.engine import Engine
 from bagpipe.training.part import LoopPart
-from trainer.arithmetic import arithmetic_of, unlike_ranks
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
-from trainer.checkpoints import Checkpoints
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
-from trainer.job_facts import JobFacts, note, result_settings
-from trainer.ranks import Ranks, check_same
 from trainer.services import open_services
+from trainer.settings import common_settings, result_settings
 from trainer.stages import open_stages
 
 __all__ = ["OpenJob", "open_job"]
@@ -148,11 +149,14 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
         note(unlike)
     checkpoints = stack.enter_context(
         Checkpoints(
-            config,
+            config.checkpoint,
+            config.store,
             ranks,
             facts,
             store,
             cache=cache,
+            read_ahead=config.cache.read_ahead,
+            timeout_s=config.run.peer_timeout_s,
             dense=dense,
             parts=parts,
         )
@@ -200,6 +204,8 @@ def _check_memory(built: BuiltModel, world_size: int) -> None:
 def _facts(built: BuiltModel, source: RemoteBatches, ranks: Ranks) -> JobFacts:
     return JobFacts(
         settings=result_settings(built.config, built.data),
+        # A checkpoint of an earlier version does not have the keys that were added since.
+        defaults=common_settings(Config()),
         rows=built.rows,
         identity=source.identity,
         world_size=ranks.world_size,

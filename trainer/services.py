@@ -18,9 +18,9 @@ from pathlib import Path
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import local_address
 from bagpipe.errors import InputError
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.server.embedded import EmbeddedServer
 from cacher.embedded import EmbeddedCacher
-from trainer.ranks import Ranks
 
 __all__ = ["Services", "open_services"]
 

@@ -96,8 +96,9 @@ class Manifest:
         world_size: number of ranks.
         settings: configuration that affects results, by key; JSON values.
         row_schema: `RowSchema.to_json`.
-        identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name.
-        arithmetic: by rank, what its sums depend on besides the settings (`trainer.arithmetic`); empty if not recorded.
+        identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name; empty if not known.
+        arithmetic: by rank, what its sums depend on besides the settings (`bagpipe.jobs.arithmetic`); empty if not
+            recorded.
         parts: the ranks' parts, by rank.
         base: row files of earlier checkpoints that this one builds on, from the last full ones, oldest first.
         row_sums: per bucket, the sum of all rows but the dirty ones (`bagpipe.store.row_sums`), as it follows

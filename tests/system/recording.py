@@ -26,6 +26,7 @@ from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.errors import ChangedRowError, StoreError
+from bagpipe.jobs.row_check import sums_of_checkpoint
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.stage.dense_pipeline import held_stages
 from bagpipe.store.audit import stored_sums
@@ -41,7 +42,6 @@ from cacher.planning import PlannedData
 from tests.checkpoint.samples import empty_manifest
 from tests.system.rank_threads import RankOrderSum, batches_of_rank, dense_of_rank
 from trainer.assembly import BuiltModel, build_cache, build_dense, build_engine, build_parts, build_training_model
-from trainer.row_check import sums_of_checkpoint
 
 __all__ = ["Crash", "Recorded", "RecordedOutcome", "recorded"]
 

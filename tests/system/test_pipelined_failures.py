@@ -20,6 +20,7 @@ import trainer.job
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change, run_job
@@ -31,7 +32,6 @@ from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.test_torchrun import ENDLESS, stopped_by_ctrl_c
 from tests.system.writes import Writes
 from trainer.open_job import OpenJob
-from trainer.ranks import Ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 

@@ -18,6 +18,7 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
 from tests.distributed.processes import DEADLINE_S, run_ranks
@@ -25,7 +26,6 @@ from tests.system.jobs import change
 from tests.system.streams import FailingStore
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from trainer.open_job import OpenJob
-from trainer.ranks import Ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 

@@ -17,6 +17,7 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
+from bagpipe.jobs.ranks import open_ranks
 from bagpipe.store.open import open_store
 from tests.cacher.daemons import served
 from tests.distributed.processes import run_ranks
@@ -25,7 +26,6 @@ from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
 from trainer.job import run_job as run_rank
 from trainer.open_job import open_job
-from trainer.ranks import open_ranks
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 

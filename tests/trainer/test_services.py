@@ -8,7 +8,7 @@ import pytest
 
 from bagpipe.config.sections import CacherConfig, Config, DataConfig, RunConfig, StoreConfig
 from bagpipe.errors import InputError
-from trainer.ranks import Ranks
+from bagpipe.jobs.ranks import Ranks
 from trainer.services import open_services
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, Config, StoreConfig
 from bagpipe.errors import InputError, JobError
+from bagpipe.jobs.checkpoints import Checkpoints
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import WriteRequest
@@ -25,14 +27,12 @@ from bagpipe.training.engine import Engine
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import InFlightBatch
 from cacher.planning import PlannedData
+from tests.jobs.facts import FACTS, ROWS
+from tests.jobs.test_checkpoints import trained
 from tests.system.jobs import change
 from tests.system.recording import Crash, recorded
 from tests.system.staging import staged
-from tests.trainer.facts import FACTS, ROWS
-from tests.trainer.test_checkpoints import trained
 from trainer.assembly import build_engine, build_training_model
-from trainer.checkpoints import Checkpoints
-from trainer.ranks import Ranks
 
 MakeConfig = Callable[..., Config]
 
@@ -156,6 +156,6 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_thread(monkeypatch: pytest
 
     monkeypatch.setattr(Checkpoints, "_restore", refuse)
     with MemoryStore(ROWS, name=uuid.uuid4().hex) as store:
-        checkpoints = Checkpoints(Config(), Ranks(), FACTS, store, **trained())
+        checkpoints = Checkpoints(CheckpointConfig(), StoreConfig(), Ranks(), FACTS, store, **trained())
         with pytest.raises(InputError, match="another model"), checkpoints:
             pass

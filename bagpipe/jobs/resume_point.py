@@ -23,11 +23,11 @@ from typing import Any
 from bagpipe.checkpoint.existing_rows import Existing, decide
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
+from bagpipe.jobs.job_facts import JobFacts, compare, note
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.interface import Store
-from trainer.job_facts import JobFacts, compare, note
-from trainer.ranks import Ranks
 
 __all__ = ["ResumePoint", "namespace_label", "start_generation"]
 
@@ -73,36 +73,45 @@ class ResumePoint:
         return self.checkpoint.manifest.parts if self.checkpoint is not None else ()
 
 
-def namespace_label(config: Config) -> str:
+def namespace_label(namespace: StoreConfig) -> str:
     """Name of the namespace in errors."""
-    return f"store.namespace {config.store.namespace!r}"
+    return f"store.namespace {namespace.namespace!r}"
 
 
-def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store) -> ResumePoint:
+def start_generation(
+    checkpoint: CheckpointConfig, namespace: StoreConfig, ranks: Ranks, facts: JobFacts, store: Store
+) -> ResumePoint:
     """Choose and compare a checkpoint on rank 0, then start the next generation. Returns the same on every rank.
+
+    Args:
+        checkpoint: the folder, and what to resume.
+        namespace: the store's namespace, and what to do with rows of another job.
+        ranks: the ranks of the job.
+        facts: what checkpoints are compared with.
+        store: open store.
 
     Raises:
         InputError: a job runs on the folder, no checkpoint can be used, the store holds another job's rows, the folder
             cannot be written, or this rank's folder is not that of rank 0. The first three errors change nothing.
         StoreError: the store failed.
     """
-    if not config.checkpoint.dir:
+    if not checkpoint.dir:
         if ranks.is_first:
-            _check_existing(config, store)
+            _check_existing(namespace, store)
         return ResumePoint(token=ranks.share(_token(0)))
-    folder = CheckpointFolder(Path(config.checkpoint.dir).absolute())
+    folder = CheckpointFolder(Path(checkpoint.dir).absolute())
     first: ResumePoint | None = None
     if ranks.is_first:
         # A job restarted by its launcher resumes its own checkpoints, whatever checkpoint.resume says.
-        _check_holder(config, folder.holder())
-        resume = config.checkpoint.resume if not _restart_count() else "auto"
+        _check_holder(checkpoint, folder.holder())
+        resume = checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
-        _check_existing(config, store, lineage, is_trained=found is not None and bool(found.manifest.parts))
+        _check_existing(namespace, store, lineage, is_trained=found is not None and bool(found.manifest.parts))
         generation = folder.new_generation()
         if running := folder.holder(before=generation):  # it started at the same time
             try:
-                _check_holder(config, running)
+                _check_holder(checkpoint, running)
             except InputError:
                 folder.abandon(generation)
                 raise
@@ -122,11 +131,11 @@ def start_generation(config: Config, ranks: Ranks, facts: JobFacts, store: Store
     return _from_message(folder, message)
 
 
-def _check_holder(config: Config, running: str) -> None:
+def _check_holder(checkpoint: CheckpointConfig, running: str) -> None:
     """Refuse a folder on which a job runs, unless the user says that this one takes over."""
-    if running and not config.checkpoint.take_over:
+    if running and not checkpoint.take_over:
         raise InputError(
-            f"checkpoint.dir {config.checkpoint.dir} is in use by {running}: wait for that job's end or stop it, or "
+            f"checkpoint.dir {checkpoint.dir} is in use by {running}: wait for that job's end or stop it, or "
             "take over with checkpoint.take_over=true"
         )
 
@@ -167,7 +176,7 @@ def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Mani
         world_size=0,
         settings=facts.settings,
         row_schema=facts.row_schema,
-        identity=facts.identity.to_json(),
+        identity=facts.identity_record,
         arithmetic=facts.arithmetic,
     )
 
@@ -203,20 +212,20 @@ def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> Resum
     return ResumePoint(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
 
 
-def _check_existing(config: Config, store: Store, lineage: str = "", *, is_trained: bool = False) -> None:
+def _check_existing(namespace: StoreConfig, store: Store, lineage: str = "", *, is_trained: bool = False) -> None:
     """Refuse a namespace with rows of another job, unless `store.existing` says what to do with them. Read-only."""
     with store.ledger() as ledger:
         existing = decide(
             ledger.state(),
             ledger.job(),
-            namespace=namespace_label(config),
+            namespace=namespace_label(namespace),
             lineage=lineage,
-            existing=config.store.existing,
+            existing=namespace.existing,
             is_trained=is_trained,
         )
     if existing is Existing.ROWS_ONLY and not lineage and _restart_count():
         raise InputError(
-            f"{namespace_label(config)} holds rows that the launcher's previous attempt has trained, and only a "
+            f"{namespace_label(namespace)} holds rows that the launcher's previous attempt has trained, and only a "
             "checkpoint can tell which: set checkpoint.dir"
         )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bagpipe.client.agreement import Difference
-from trainer.arithmetic import arithmetic_of, first_unlike, unlike_ranks
+from bagpipe.jobs.arithmetic import arithmetic_of, first_unlike, unlike_ranks
 
 HERE = {"device": "cpu", "CPU capability": "AVX2", "threads": "1"}
 THERE = {**HERE, "CPU capability": "AVX512", "threads": "2"}

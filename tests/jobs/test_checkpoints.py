@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import FencedError, LostRowError, RolledBackError, StoreError
+from bagpipe.jobs.checkpoints import Checkpoints
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore
-from tests.trainer.facts import FACTS, ROWS
+from tests.jobs.facts import FACTS, ROWS
 from tests.training.small import small_dense
-from trainer.checkpoints import Checkpoints
-from trainer.ranks import Ranks
 
 
 def trained() -> dict[str, Any]:
-    return {"cache": RowCache(ROWS, 10), "dense": small_dense()}
+    return {"read_ahead": 6, "timeout_s": 60.0, "cache": RowCache(ROWS, 10), "dense": small_dense()}
 
 
 def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
@@ -31,7 +31,7 @@ def test_the_end_of_a_job_without_files_removes_no_log_in_use() -> None:
     with (
         MemoryStore(ROWS, name=name) as own,
         MemoryStore(ROWS, name=name) as other,
-        Checkpoints(Config(), ranks, FACTS, own, **trained()) as checkpoints,
+        Checkpoints(CheckpointConfig(), StoreConfig(), ranks, FACTS, own, **trained()) as checkpoints,
     ):
         checkpoints.claim.take()
         other.fence(Fence(token=checkpoints.resume_point.token, writer=1, epoch=1))
@@ -50,7 +50,7 @@ def test_rows_missing_at_the_end_are_an_error() -> None:
     """Without files, the set of rows is unknown, but the store still names its owner."""
     with (
         MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
-        Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
+        Checkpoints(CheckpointConfig(), StoreConfig(), Ranks(), FACTS, store, **trained()) as checkpoints,
     ):
         checkpoints.check_rows()  # nothing claimed, nothing trained
         checkpoints.claim.take()
@@ -69,7 +69,7 @@ def test_a_lost_row_of_a_namespace_that_was_taken_over_says_so(
     def lose_a_row() -> None:
         with (
             MemoryStore(ROWS, name=uuid.uuid4().hex) as store,
-            Checkpoints(Config(), Ranks(), FACTS, store, **trained()) as checkpoints,
+            Checkpoints(CheckpointConfig(), StoreConfig(), Ranks(), FACTS, store, **trained()) as checkpoints,
         ):
             checkpoints.claim.take()
             store._namespace.owner = owner

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.config.sections import CheckpointConfig, Config, OptimConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
+from bagpipe.jobs.job_facts import JobFacts
+from bagpipe.jobs.ranks import Ranks
+from bagpipe.jobs.resume_point import ResumePoint, start_generation
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
-from tests.trainer.facts import DATA, FACTS, ROWS, identity_with
-from trainer.job_facts import result_settings
-from trainer.ranks import Ranks
-from trainer.resume_point import start_generation
+from tests.jobs.facts import FACTS, ROWS, SETTINGS, identity_with
 
 
 class Rank(Ranks):
@@ -34,51 +34,48 @@ class Rank(Ranks):
         return self.said
 
 
-def config_of(folder: Path, **checkpoint: Any) -> Config:
-    return Config(checkpoint=CheckpointConfig(dir=str(folder), **checkpoint), store=StoreConfig(namespace="n"))
+def start(folder: Path, rank: Ranks, store: MemoryStore, facts: JobFacts = FACTS, **checkpoint: Any) -> ResumePoint:
+    return start_generation(
+        CheckpointConfig(dir=str(folder), **checkpoint), StoreConfig(namespace="n"), rank, facts, store
+    )
 
 
 def test_a_first_start_has_an_empty_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        first = start(tmp_path, Rank(), store)
         assert (first.generation, first.first_batch, first.parts) == (1, 0, ())
-        second = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        second = start(tmp_path, Rank(), store)
         assert (second.generation, second.checkpoint_id, second.first_batch) == (2, first.checkpoint_id, 0)
         assert second.token != first.token
-        anew = start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        anew = start(tmp_path, Rank(), store, resume="never")
         assert anew.generation == 3
         assert anew.checkpoint_id.partition(":")[0] != first.checkpoint_id.partition(":")[0]
 
 
 def test_a_restarted_job_continues_its_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryStore(ROWS) as store:
-        start_generation(config_of(tmp_path), Rank(), FACTS, store)
-        first = start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store)
+        start(tmp_path, Rank(), store)
+        first = start(tmp_path, Rank(), store, resume="never")
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        assert (
-            start_generation(config_of(tmp_path, resume="never"), Rank(), FACTS, store).checkpoint_id
-            == first.checkpoint_id
-        )
+        assert start(tmp_path, Rank(), store, resume="never").checkpoint_id == first.checkpoint_id
 
 
 def test_a_job_resumed_from_an_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is restarted twice by the same command before it makes a checkpoint of its own."""
     with MemoryStore(ROWS) as store:
-        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        first = start(tmp_path, Rank(), store)
         assert first.folder is not None
         assert first.checkpoint is not None
         first.folder.step_folder(1, 8)
         later = first.folder.publish(dataclasses.replace(first.checkpoint.manifest, step=8))
-        back = start_generation(config_of(tmp_path, resume="0"), Rank(), FACTS, store)
+        back = start(tmp_path, Rank(), store, resume="0")
         assert back.first_batch == 0
         for resume in ("0", "auto"):
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-            again = start_generation(config_of(tmp_path, resume=resume), Rank(), FACTS, store)
+            again = start(tmp_path, Rank(), store, resume=resume)
             assert again.checkpoint_id == back.checkpoint_id
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
-        assert (
-            start_generation(config_of(tmp_path, resume="8"), Rank(), FACTS, store).first_batch == later.manifest.step
-        )
+        assert start(tmp_path, Rank(), store, resume="8").first_batch == later.manifest.step
 
 
 class Busy(MemoryStore):
@@ -94,7 +91,7 @@ class Busy(MemoryStore):
 def test_a_checkpoint_removed_while_chosen_is_not_used(tmp_path: Path) -> None:
     """A running job removes the checkpoint. Once the start is recorded, the job keeps that checkpoint."""
     with MemoryStore(ROWS) as store:
-        first = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        first = start(tmp_path, Rank(), store)
     assert first.checkpoint is not None
     manifest = first.checkpoint.manifest
     running = CheckpointFolder(tmp_path)
@@ -105,7 +102,7 @@ def test_a_checkpoint_removed_while_chosen_is_not_used(tmp_path: Path) -> None:
 
     with Busy(ROWS) as store:
         store.work = lambda: publish(8)
-        second = start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        second = start(tmp_path, Rank(), store)
     assert second.first_batch == 8
     publish(16)
     assert running.positions() == ((1, 16), (1, 8))
@@ -114,25 +111,25 @@ def test_a_checkpoint_removed_while_chosen_is_not_used(tmp_path: Path) -> None:
 def test_all_ranks_start_from_the_same_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = Rank()
-        resume_point = start_generation(config_of(tmp_path), first, FACTS, store)
-        assert start_generation(config_of(tmp_path), Rank(1, first.said), FACTS, store) == resume_point
+        resume_point = start(tmp_path, first, store)
+        assert start(tmp_path, Rank(1, first.said), store) == resume_point
 
 
 def test_ranks_need_one_folder(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
         first = Rank()
-        start_generation(config_of(tmp_path / "of-0"), first, FACTS, store)
-        start_generation(config_of(tmp_path / "of-1"), Rank(), FACTS, store)
+        start(tmp_path / "of-0", first, store)
+        start(tmp_path / "of-1", Rank(), store)
         for folder in ("of-1", "of-2"):
             with pytest.raises(
                 InputError, match=f"{folder} on host {socket.gethostname()} is not the folder that rank 0"
             ):
-                start_generation(config_of(tmp_path / folder), Rank(1, first.said), FACTS, store)
+                start(tmp_path / folder, Rank(1, first.said), store)
 
 
 def test_without_a_folder_there_is_no_checkpoint(tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        resume_point = start_generation(Config(), Rank(), FACTS, store)
+        resume_point = start_generation(CheckpointConfig(), StoreConfig(), Rank(), FACTS, store)
         assert (resume_point.checkpoint_id, resume_point.first_batch, resume_point.generation) == ("", 0, 0)
         assert resume_point.token.startswith("0-")
 
@@ -140,8 +137,8 @@ def test_without_a_folder_there_is_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"settings": result_settings(Config(optim=OptimConfig(dense="adam")), DATA)}, "optim.dense 'adagrad', this"),
-        ({"settings": result_settings(Config(run=RunConfig(dtype="float64")), DATA)}, "run.dtype 'float32', this"),
+        ({"settings": {**SETTINGS, "optim.dense": "adam"}}, "optim.dense 'adagrad', this"),
+        ({"settings": {**SETTINGS, "run.dtype": "float64"}}, "run.dtype 'float32', this"),
         ({"rows": dataclasses.replace(ROWS, seed=7)}, "rows.seed 0, this job has 7"),
         (
             {"identity": identity_with(num_bytes=99)},
@@ -155,8 +152,8 @@ def test_without_a_folder_there_is_no_checkpoint(tmp_path: Path) -> None:
 )
 def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with MemoryStore(ROWS) as store:
-        start_generation(config_of(tmp_path), Rank(), FACTS, store)
+        start(tmp_path, Rank(), store)
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(InputError, match=f"the checkpoint at step 0 was made with {words}"):
-            start_generation(config_of(tmp_path), Rank(), dataclasses.replace(FACTS, **change), store)
+            start(tmp_path, Rank(), store, dataclasses.replace(FACTS, **change))
         assert sorted(tmp_path.rglob("*")) == before

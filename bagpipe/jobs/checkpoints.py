@@ -25,16 +25,16 @@ from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.writer import CheckpointPaths
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import FencedError, InputError, JobError
+from bagpipe.jobs.claim import Claim
+from bagpipe.jobs.job_facts import JobFacts
+from bagpipe.jobs.ranks import Ranks
+from bagpipe.jobs.resume_point import ResumePoint, start_generation
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
 from bagpipe.training.part import LoopPart
-from trainer.claim import Claim
-from trainer.job_facts import JobFacts
-from trainer.ranks import Ranks
-from trainer.resume_point import ResumePoint, start_generation
 
 __all__ = ["Checkpoints"]
 
@@ -46,11 +46,14 @@ class Checkpoints:
     """Checkpoints of one rank. On exit, drops unpublished checkpoints.
 
     Args:
-        config: the job.
-        ranks: its ranks.
+        settings: the folder, and how often checkpoints are made and kept.
+        namespace: the store's namespace, and what to do with rows of another job.
+        ranks: the ranks of the job.
         facts: properties of the job that checkpoints are compared with.
         store: open store.
         cache: the row cache.
+        read_ahead: batches read and not yet trained, at most.
+        timeout_s: deadline of one exchange between ranks.
         dense: the dense part; equal on all ranks.
         parts: other parts of the training loop that keep tensors.
 
@@ -60,26 +63,31 @@ class Checkpoints:
         recorder: recorder for the engine.
 
     Raises:
-        InputError, StoreError: see `trainer.resume_point.start_generation`.
+        InputError, StoreError: see `bagpipe.jobs.resume_point.start_generation`.
     """
 
     def __init__(
         self,
-        config: Config,
+        settings: CheckpointConfig,
+        namespace: StoreConfig,
         ranks: Ranks,
         facts: JobFacts,
         store: Store,
         *,
         cache: RowCache,
+        read_ahead: int,
+        timeout_s: float,
         dense: DensePart,
         parts: Sequence[LoopPart] = (),
     ) -> None:
-        self._config = config
+        self._settings = settings
+        self._read_ahead = read_ahead
+        self._timeout_s = timeout_s
         self._ranks = ranks
         self._facts = facts
         self._store = store
         self._stack = ExitStack()
-        self.resume_point: ResumePoint = start_generation(config, ranks, facts, store)
+        self.resume_point: ResumePoint = start_generation(settings, namespace, ranks, facts, store)
         self._rows: CheckpointRows | None = None
         checkpoint = self.resume_point.checkpoint
         if checkpoint is not None:
@@ -87,7 +95,7 @@ class Checkpoints:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
-        self.claim = Claim(config, ranks, store, self.resume_point, rows=self._rows, on_adopted=self._build_on)
+        self.claim = Claim(namespace, ranks, store, self.resume_point, rows=self._rows, on_adopted=self._build_on)
         self._publisher: Publisher | None = None
         self._dense = dense
         self._parts = tuple(parts)
@@ -151,7 +159,7 @@ class Checkpoints:
             assert folder is not None, "there is a checkpoint"
             check_model(self._dense.model)
             self._publisher = self._make_publisher(folder, checkpoint.manifest.lineage)
-            every, on_part = self._config.checkpoint.every, self._publish
+            every, on_part = self._settings.every, self._publish
             paths = CheckpointPaths(
                 generation=folder.generation_folder(generation),
                 step=lambda step: folder.step_folder(generation, step),
@@ -166,7 +174,7 @@ class Checkpoints:
             cache=cache,
             store=self._store,
             dense=self._dense,
-            read_ahead=self._config.cache.read_ahead,
+            read_ahead=self._read_ahead,
             report=peers.report if peers is not None else None,
         )
 
@@ -237,7 +245,7 @@ class Checkpoints:
             world_size=facts.world_size,
             settings=facts.settings,
             row_schema=facts.row_schema,
-            identity=facts.identity.to_json(),
+            identity=facts.identity_record,
             arithmetic=facts.arithmetic,
         )
         return Publisher(
@@ -247,9 +255,9 @@ class Checkpoints:
             facts.rows,
             rank=self._ranks.rank,
             ledger=self.claim.ledger,
-            keep=self._config.checkpoint.keep,
-            full_every=self._config.checkpoint.full_every,
-            timeout_s=self._config.run.peer_timeout_s,
+            keep=self._settings.keep,
+            full_every=self._settings.full_every,
+            timeout_s=self._timeout_s,
         )
 
     def _build_on(self, checkpoint: Checkpoint) -> None:

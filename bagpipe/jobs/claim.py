@@ -24,17 +24,17 @@ from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.existing_rows import Existing, decide
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.recovery import Recovered, recover, take_over
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import StoreConfig
 from bagpipe.errors import ChangedRowError, CorruptRowError, FencedError, InputError, LostRowError, StoreError
+from bagpipe.jobs.job_facts import note
+from bagpipe.jobs.ranks import Ranks
+from bagpipe.jobs.resume_point import ResumePoint, namespace_label
+from bagpipe.jobs.row_check import RowCheck, sums_of_checkpoint
 from bagpipe.store.audit import stored_sums
 from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.row_sums import RowSums
-from trainer.job_facts import note
-from trainer.ranks import Ranks
-from trainer.resume_point import ResumePoint, namespace_label
-from trainer.row_check import RowCheck, sums_of_checkpoint
 
 __all__ = ["Claim"]
 
@@ -46,8 +46,8 @@ class Claim:
     """This rank's part of the claim. Enter it before the engine and exit it with the job's error.
 
     Args:
-        config: the job.
-        ranks: its ranks.
+        namespace: the store's namespace, and what to do with rows of another job.
+        ranks: the ranks of the job.
         store: open store.
         resume_point: what the job starts from.
         rows: rows of the checkpoint it resumes from; None without a checkpoint.
@@ -62,7 +62,7 @@ class Claim:
 
     def __init__(
         self,
-        config: Config,
+        namespace: StoreConfig,
         ranks: Ranks,
         store: Store,
         resume_point: ResumePoint,
@@ -73,12 +73,12 @@ class Claim:
         self.ledger: Ledger = store.ledger()
         self.continued = False
         self.has_published = False
-        self._label = namespace_label(config)
+        self._label = namespace_label(namespace)
         self.row_check = RowCheck(
             self._label, resumed_step=None if resume_point.checkpoint is None else resume_point.first_batch
         )
-        self._existing = config.store.existing
-        self._audits = config.store.audit
+        self._existing = namespace.existing
+        self._audits = namespace.audit
         self._ranks = ranks
         self._store = store
         self._resume_point = resume_point

@@ -10,15 +10,15 @@ import pytest
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import Checkpoint
-from bagpipe.config.sections import CheckpointConfig, Config, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import CorruptRowError, InputError, JobError, StoreError
+from bagpipe.jobs.claim import Claim
+from bagpipe.jobs.ranks import Ranks
+from bagpipe.jobs.resume_point import start_generation
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.fence_jobs import take_over
-from tests.trainer.facts import FACTS, ROWS
-from trainer.claim import Claim
-from trainer.ranks import Ranks
-from trainer.resume_point import start_generation
+from tests.jobs.facts import FACTS, ROWS
 
 IDS = np.arange(40, dtype=np.int64)
 
@@ -34,14 +34,12 @@ class Job:
         return MemoryStore(ROWS, name=self.name, namespace="n", num_buckets=4)
 
     def claim(self, store: MemoryStore, folder: Path | None = None, existing: str = "refuse") -> Claim:
-        config = Config(
-            store=StoreConfig(namespace="n", existing=existing),  # type: ignore[arg-type]
-            checkpoint=CheckpointConfig(dir="" if folder is None else str(folder)),
-        )
-        start = start_generation(config, Ranks(), FACTS, store)
+        namespace = StoreConfig(namespace="n", existing=existing)  # type: ignore[arg-type]
+        checkpoints = CheckpointConfig(dir="" if folder is None else str(folder))
+        start = start_generation(checkpoints, namespace, Ranks(), FACTS, store)
         checkpoint = start.checkpoint
         rows = None if checkpoint is None else CheckpointRows(checkpoint.folder, checkpoint.manifest, ROWS)
-        return Claim(config, Ranks(), store, start, rows=rows, on_adopted=self.adopted.append)
+        return Claim(namespace, Ranks(), store, start, rows=rows, on_adopted=self.adopted.append)
 
     def train(
         self, error: BaseException | None = None, *, existing: str = "refuse", has_published: bool = False

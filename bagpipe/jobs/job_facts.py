@@ -1,9 +1,6 @@
 """`JobFacts`: properties of a job that its checkpoints record. `compare`: may a job resume a checkpoint?
 
-    configuration, data schema ──result_settings──┐
-    row schema, batch identity, ranks, arithmetic ┴──> JobFacts <──compare──> Manifest    differs: InputError or a note
-
-A job can resume a checkpoint with different values of the settings that only affect speed, duration or paths.
+settings, row schema, batch identity, ranks, arithmetic ──> JobFacts <──compare──> Manifest    InputError or a note
 """
 
 from __future__ import annotations
@@ -11,42 +8,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.client.agreement import first_difference
-from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.jobs.arithmetic import first_unlike
 from bagpipe.store.redis.urls import redact
 from bagpipe.types.batch_identity import BatchIdentity
-from bagpipe.types.schema import DataSchema, RowSchema
-from trainer.arithmetic import first_unlike
-from trainer.ranks import common_settings
+from bagpipe.types.schema import RowSchema
 
-__all__ = ["JobFacts", "compare", "note", "result_settings"]
+__all__ = ["JobFacts", "compare", "note"]
 
-#: Sections whose keys affect results, except the keys in `_FREE`.
-_SECTIONS = ("data", "model", "optim", "pipeline", "run")
-#: Keys of these sections that only affect speed, duration or paths.
-_FREE = frozenset(
-    {
-        "data.path",
-        "data.schema",
-        "data.workers",
-        "data.identity",
-        "data.epochs",
-        "optim.ema_evaluate",
-        "run.steps",
-        "run.peer_timeout_s",
-        "run.trace",
-        "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
-    }
-)
 #: The end of a refusal.
 _WAY_OUT = "use another checkpoint.dir, or checkpoint.resume=never"
-#: Keys of other sections that affect results.
-_EXTRA_KEYS = ("cacher.assign",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,31 +30,30 @@ class JobFacts:
     """Properties of a job that its checkpoints record and are compared with.
 
     Attributes:
-        settings: see `result_settings`.
+        settings: settings that affect results, by name; JSON values.
+        defaults: values of settings that a checkpoint does not have, because its program did not know them yet.
         rows: row schema.
-        identity: identity of the batches, from the cacher.
+        identity: identity of the batches; None: unknown. Compared if the checkpoint has one too.
         world_size: number of ranks.
-        arithmetic: by rank, see `trainer.arithmetic`.
+        arithmetic: by rank, see `bagpipe.jobs.arithmetic`.
     """
 
     settings: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     rows: RowSchema
-    identity: BatchIdentity
+    identity: BatchIdentity | None = None
     world_size: int
     arithmetic: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def identity_record(self) -> dict[str, Any]:
+        """`identity` as JSON; empty if it is unknown."""
+        return {} if self.identity is None else self.identity.to_json()
 
     @property
     def row_schema(self) -> dict[str, Any]:
         """`rows` as JSON."""
         return _json_round_trip(self.rows.to_json())
-
-
-def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
-    """Settings that affect results, by configuration key, and the columns of the data; JSON values."""
-    everything = common_settings(config)
-    keys = [key for key in everything if key.partition(".")[0] in _SECTIONS and key not in _FREE]
-    chosen = {key: everything[key] for key in sorted([*keys, *_EXTRA_KEYS])}
-    return _json_round_trip({**chosen, "data columns": data.to_json()})
 
 
 def compare(checkpoint: Manifest, facts: JobFacts) -> None:
@@ -87,8 +62,7 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
     Raises:
         InputError: a setting, the row schema or the data differs. Names the first difference and both values.
     """
-    # A key added after the checkpoint was written has its default value there.
-    defaults = {key: value for key, value in common_settings(Config()).items() if key in facts.settings}
+    defaults = {key: value for key, value in facts.defaults.items() if key in facts.settings}
     pairs: tuple[tuple[str, object, object], ...] = (
         ("", {**defaults, **checkpoint.settings}, dict(facts.settings)),
         ("rows", dict(checkpoint.row_schema), facts.row_schema),
@@ -101,7 +75,8 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
                 f"the checkpoint at step {checkpoint.step} was made with {found.path} {first}, this job has {second}: "
                 f"{_WAY_OUT}"
             )
-    _compare_batches(checkpoint, facts.identity)
+    if facts.identity is not None and checkpoint.identity:
+        _compare_batches(checkpoint, facts.identity)
     if checkpoint.parts and checkpoint.world_size != facts.world_size:
         note(
             f"the checkpoint at step {checkpoint.step} was made by {checkpoint.world_size} ranks, this job has "

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.errors import ChangedRowError
+from bagpipe.jobs.row_check import RowCheck
 from bagpipe.store.row_sums import RowSums
-from trainer.row_check import RowCheck
 
 
 def test_the_changes_of_all_ranks_count() -> None:

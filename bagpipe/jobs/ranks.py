@@ -5,30 +5,21 @@ open_ranks ─> TorchPeers or None ─> gather, share, collect ─> check_same: 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bagpipe.client.agreement import first_difference
-from bagpipe.config.sections import Config
+from bagpipe.distributed.launcher import following_launcher
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.store.redis.urls import redact
-from trainer.process import following_launcher
 
-__all__ = ["Ranks", "check_same", "common_settings", "config_of_rank", "open_ranks", "path_of_rank"]
-
-#: Keys that can differ between ranks: output files of a rank, and secret files of a host.
-_KEYS_OF_ONE_RANK = frozenset(
-    {"run.trace", "run.tensorboard", "run.dir"}
-    | {f"cacher.{name}" for name in ("secret_file", "tls_ca", "tls_cert", "tls_key")}
-)
+__all__ = ["Ranks", "check_same", "open_ranks"]
 
 
 class Ranks:
@@ -98,46 +89,6 @@ def open_ranks(membership: Membership | None, *, timeout_s: float, device: str) 
         with following_launcher():
             peers = stack.enter_context(TorchPeers(membership, timeout_s=timeout_s, device=device))
         yield Ranks(peers, membership)
-
-
-def config_of_rank(config: Config, membership: Membership | None) -> Config:
-    """The configuration with this rank's device.
-
-    Raises:
-        InputError: several ranks with an in-memory store, or with one device for all.
-    """
-    if membership is None:
-        return config
-    if config.store.url.startswith("memory:"):
-        raise InputError(
-            f"store.url is {config.store.url}, which is private to one process; {membership.world_size} ranks need a "
-            "server: leave store.url empty, or name a server"
-        )
-    device = config.run.device
-    if device.startswith("cuda:"):
-        raise InputError(f"run.device is {device}, but each of {membership.world_size} ranks needs its own: use cuda")
-    if device == "cuda":
-        device = f"cuda:{membership.local_rank}"
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device))
-    return config
-
-
-def path_of_rank(path: str, rank: int) -> str:
-    """``trace.json`` on rank 0, ``trace.rank2.json`` on rank 2; an empty path stays empty."""
-    if not path or rank == 0:
-        return path
-    name = Path(path)
-    return str(name.with_name(f"{name.stem}.rank{rank}{name.suffix}"))
-
-
-def common_settings(config: Config) -> dict[str, Any]:
-    """Settings that must be equal on every rank, by dotted key; JSON-able."""
-    settings: dict[str, Any] = {}
-    for section, values in dataclasses.asdict(config).items():
-        for name, value in values.items():
-            settings[f"{section}.{name}"] = list(value) if isinstance(value, tuple) else value
-    settings["run.device"] = config.run.device.partition(":")[0]
-    return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
 
 
 def check_same(ranks: Ranks, values: Mapping[str, Any], what: str) -> None:

@@ -6,18 +6,9 @@ import dataclasses
 
 import pytest
 
-from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
-from tests.trainer.facts import DATA, FACTS, IDENTITY, identity_with, trained
-from trainer.job_facts import compare, result_settings
-
-
-def test_only_settings_that_change_results_are_compared() -> None:
-    settings = FACTS.settings
-    for key in ("optim.rows_lr", "run.seed", "run.threads", "data.batch_size", "model.top_mlp", "pipeline.schedule"):
-        assert key in settings
-    for key in ("cache.rows", "oracle.lookahead", "store.url", "run.steps", "data.epochs", "data.workers", "run.dir"):
-        assert key not in settings
+from bagpipe.jobs.job_facts import compare
+from tests.jobs.facts import FACTS, IDENTITY, identity_with, trained
 
 
 def test_allowed_differences_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,14 +25,11 @@ def test_allowed_differences_are_reported(capsys: pytest.CaptureFixture[str]) ->
 
 def test_full_hashes_and_a_checkpoint_of_sampled_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """`data.identity` can change; what could not be compared is said."""
-    full = DataConfig(identity="full")
-    facts = dataclasses.replace(
-        FACTS, settings=result_settings(Config(data=full), DATA), identity=identity_with(sections=("s",))
-    )
+    facts = dataclasses.replace(FACTS, identity=identity_with(sections=("s",)))
     compare(trained(), facts)
     assert "step 8 recorded sampled blocks of the data files: bytes between them were not" in capsys.readouterr().err
-    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), FACTS)
-    compare(dataclasses.replace(trained(), identity=facts.identity.to_json()), facts)
+    compare(dataclasses.replace(trained(), identity=facts.identity_record), FACTS)
+    compare(dataclasses.replace(trained(), identity=facts.identity_record), facts)
     assert capsys.readouterr().err == ""
 
 
@@ -82,3 +70,19 @@ def test_nothing_is_said_of_the_same_or_an_unknown_arithmetic(capsys: pytest.Cap
     compare(trained(), facts)
     compare(dataclasses.replace(trained({"CPU capability": "AVX2"}), parts=()), facts)
     assert capsys.readouterr().err == ""
+
+
+def test_data_that_is_not_known_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """A training loop that gets its batches from its caller knows no files."""
+    facts = dataclasses.replace(FACTS, identity=None)
+    assert facts.identity_record == {}
+    compare(trained(), facts)
+    compare(dataclasses.replace(trained(), identity=facts.identity_record), FACTS)
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_without_a_default_are_compared() -> None:
+    facts = dataclasses.replace(FACTS, settings={**FACTS.settings, "dropout": 0.5})
+    with pytest.raises(InputError, match=r"the checkpoint at step 8 was made with dropout .*, this job has 0\.5: use"):
+        compare(trained(), facts)
+    compare(trained(), dataclasses.replace(facts, defaults={"dropout": 0.5, "another": 1}))

@@ -6,20 +6,17 @@ import dataclasses
 from typing import Any
 
 from bagpipe.checkpoint.manifest import FileEntry, Manifest, Part
-from bagpipe.config.sections import Config
+from bagpipe.jobs.job_facts import JobFacts
 from bagpipe.types.batch_identity import BatchIdentity, FileIdentity
-from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
-from trainer.job_facts import JobFacts, result_settings
+from bagpipe.types.schema import RowSchema, RowTable
 
-__all__ = ["DATA", "FACTS", "IDENTITY", "ROWS", "identity_with", "trained"]
+__all__ = ["FACTS", "IDENTITY", "ROWS", "SETTINGS", "identity_with", "trained"]
 
 ROWS = RowSchema(tables=(RowTable(name="goods", dim=4),), optimizer="adagrad")
-DATA = DataSchema(
-    label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
-)
+SETTINGS = {"data.batch_size": 1024, "optim.dense": "adagrad", "run.dtype": "float32", "run.threads": 1}
 FILE = FileIdentity(name="/data/day", num_bytes=100, sampled=("a",))
 IDENTITY = BatchIdentity(code="c", layout="lines", files=(FILE,))
-FACTS = JobFacts(settings=result_settings(Config(), DATA), rows=ROWS, identity=IDENTITY, world_size=1)
+FACTS = JobFacts(settings=SETTINGS, defaults=SETTINGS, rows=ROWS, identity=IDENTITY, world_size=1)
 
 
 def identity_with(**changes: Any) -> BatchIdentity:
@@ -40,7 +37,7 @@ def trained(*arithmetic: dict[str, str]) -> Manifest:
         world_size=1,
         settings=FACTS.settings,
         row_schema=FACTS.row_schema,
-        identity=FACTS.identity.to_json(),
+        identity=IDENTITY.to_json(),
         arithmetic=arithmetic,
         parts=(Part(rank=0, dense=dense),),
     )

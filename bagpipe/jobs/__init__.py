@@ -1,0 +1,8 @@
+"""A job on its ranks: its claim on a namespace, the checkpoint it starts from, and those that it makes.
+
+    Ranks ──check_same──> all ranks agree          arithmetic_of, settings ──> JobFacts
+    JobFacts, folder, store ──start_generation──> ResumePoint ──Claim──> the store's rows are those of the checkpoint
+    training ──Checkpoints──> folder, store        at the end: RowCheck, Claim.finish
+
+`bagpipe.checkpoint` has the files and the protocol; this room puts them together for a training loop.
+"""

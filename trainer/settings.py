@@ -1,0 +1,96 @@
+"""Settings of a job, by configuration key: of one rank, of all ranks, and those that affect results.
+
+    Config ──config_of_rank──> with this rank's device       ──common_settings──> equal on all ranks
+    common_settings, data schema ──result_settings──> what a job and the checkpoint it resumes must have in common
+
+A job can resume a checkpoint with different values of the settings that only affect speed, duration or paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bagpipe.config.sections import Config
+from bagpipe.distributed.membership import Membership
+from bagpipe.errors import InputError
+from bagpipe.types.schema import DataSchema
+
+__all__ = ["common_settings", "config_of_rank", "path_of_rank", "result_settings"]
+
+#: Keys that can differ between ranks: output files of a rank, and secret files of a host.
+_KEYS_OF_ONE_RANK = frozenset(
+    {"run.trace", "run.tensorboard", "run.dir"}
+    | {f"cacher.{name}" for name in ("secret_file", "tls_ca", "tls_cert", "tls_key")}
+)
+#: Sections whose keys affect results, except the keys in `_FREE`.
+_SECTIONS = ("data", "model", "optim", "pipeline", "run")
+#: Keys of these sections that only affect speed, duration or paths.
+_FREE = frozenset(
+    {
+        "data.path",
+        "data.schema",
+        "data.workers",
+        "data.identity",
+        "data.epochs",
+        "optim.ema_evaluate",
+        "run.steps",
+        "run.peer_timeout_s",
+        "run.trace",
+        "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
+    }
+)
+#: Keys of other sections that affect results.
+_EXTRA_KEYS = ("cacher.assign",)
+
+
+def config_of_rank(config: Config, membership: Membership | None) -> Config:
+    """The configuration with this rank's device.
+
+    Raises:
+        InputError: several ranks with an in-memory store, or with one device for all.
+    """
+    if membership is None:
+        return config
+    if config.store.url.startswith("memory:"):
+        raise InputError(
+            f"store.url is {config.store.url}, which is private to one process; {membership.world_size} ranks need a "
+            "server: leave store.url empty, or name a server"
+        )
+    device = config.run.device
+    if device.startswith("cuda:"):
+        raise InputError(f"run.device is {device}, but each of {membership.world_size} ranks needs its own: use cuda")
+    if device == "cuda":
+        device = f"cuda:{membership.local_rank}"
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device))
+    return config
+
+
+def path_of_rank(path: str, rank: int) -> str:
+    """``trace.json`` on rank 0, ``trace.rank2.json`` on rank 2; an empty path stays empty."""
+    if not path or rank == 0:
+        return path
+    name = Path(path)
+    return str(name.with_name(f"{name.stem}.rank{rank}{name.suffix}"))
+
+
+def common_settings(config: Config) -> dict[str, Any]:
+    """Settings that must be equal on every rank, by dotted key; JSON-able."""
+    settings: dict[str, Any] = {}
+    for section, values in dataclasses.asdict(config).items():
+        for name, value in values.items():
+            settings[f"{section}.{name}"] = list(value) if isinstance(value, tuple) else value
+    settings["run.device"] = config.run.device.partition(":")[0]
+    return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
+
+
+def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
+    """Settings that affect results, by configuration key, and the columns of the data; JSON values."""
+    everything = common_settings(config)
+    keys = [key for key in everything if key.partition(".")[0] in _SECTIONS and key not in _FREE]
+    chosen = {key: everything[key] for key in sorted([*keys, *_EXTRA_KEYS])}
+    # Tuples become lists, as in the manifest of a checkpoint.
+    settings: dict[str, Any] = json.loads(json.dumps({**chosen, "data columns": data.to_json()}))
+    return settings
