@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import re
 import shutil
 import sys
@@ -21,6 +19,7 @@ from tests.harness.chaos.jobs import JOBS
 from tests.harness.chaos.run import PRELOADED, Reference, Run, Verdict, draw_job, make_reference
 from tests.harness.clock import ClockJump, find_compiler
 from tests.harness.faults import KINDS, FaultKind, kinds_named
+from tests.harness.verdicts import show, write_json
 from tests.harness.zygote import Zygote
 
 __all__ = ["main", "run_many"]
@@ -51,20 +50,17 @@ def _chaos(argv: Sequence[str]) -> int:
         raise InputError(f"--runs: expected at least 1, got {options.runs}")
     names = {name for name in options.jobs.split(",") if name}
     start_s = time.monotonic()
-    verdicts = []
     again = f"python -m tests.harness.chaos --runs 1 --ranks {options.ranks}"
     again += "".join(f" --{name} {value}" for name in ("kinds", "jobs") if (value := getattr(options, name)))
     seeds = range(options.seed, options.seed + options.runs)
-    for verdict in run_many(seeds, kinds=kinds, ranks=ranks, jobs=names):
-        verdicts.append(verdict)
-        how = "equal" if not verdict.problem else f"WRONG: {verdict.problem}"
-        print(
+    verdicts = show(
+        run_many(seeds, kinds=kinds, ranks=ranks, jobs=names),
+        lambda verdict: (
             f"seed {verdict.seed:<6} {verdict.job:9} {verdict.seconds:6.2f} s  {verdict.num_starts} starts  "
-            f"{verdict.num_fired} fired of {'; '.join(verdict.faults)}: {how}",
-            flush=True,
-        )
-        if verdict.problem:
-            print(f"    again: {again} --seed {verdict.seed}\n    left in {verdict.folder}", flush=True)
+            f"{verdict.num_fired} fired of {'; '.join(verdict.faults)}"
+        ),
+        lambda verdict: f"    again: {again} --seed {verdict.seed}\n    left in {verdict.folder}",
+    )
     wrong = [verdict.seed for verdict in verdicts if verdict.problem]
     for line, count in Counter(_shape(line) for verdict in verdicts for line in verdict.errors).most_common():
         print(f"{count:5} x {line}")
@@ -74,10 +70,7 @@ def _chaos(argv: Sequence[str]) -> int:
         f"{sum(verdict.num_starts for verdict in verdicts)} starts in {time.monotonic() - start_s:.0f} s: "
         f"{len(verdicts) - len(wrong)} equal, {len(wrong)} wrong" + (f", seeds {wrong}" if wrong else "")
     )
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"
-        )
+    write_json(options.json, verdicts)
     return EXIT_FAILED if wrong else EXIT_DONE
 
 

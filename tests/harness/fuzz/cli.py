@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from tests.harness.fuzz.drawing import STORES, draw
 from tests.harness.fuzz.shrink import shrink
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.trial import Verdict, run_trial
+from tests.harness.verdicts import show, write_json
 
 __all__ = ["main", "run_many"]
 
@@ -45,19 +45,15 @@ def _fuzz(argv: Sequence[str]) -> int:
             raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
     start_s = time.monotonic()
     again = f"python -m tests.harness.fuzz --runs 1 --seed {options.seed}{' --cluster' if options.cluster else ''}"
-    verdicts = []
     numbers = range(options.first, options.first + options.runs)
-    shrinks = not options.no_shrink
-    for verdict in run_many(options.seed, numbers, jobs=options.jobs, with_cluster=options.cluster, shrinks=shrinks):
-        verdicts.append(verdict)
-        how = "equal" if not verdict.problem else f"WRONG: {verdict.problem}"
-        print(
+    verdicts = show(
+        run_many(options.seed, numbers, jobs=options.jobs, with_cluster=options.cluster, shrinks=not options.no_shrink),
+        lambda verdict: (
             f"{verdict.number:4} {verdict.seconds:6.2f} s  {verdict.num_starts} starts, {verdict.num_kills} kills  "
-            f"{verdict.draw}: {verdict.end}: {how}",
-            flush=True,
-        )
-        if verdict.problem:
-            print(_report(verdict, f"{again} --first {verdict.number}"), flush=True)
+            f"{verdict.draw}: {verdict.end}"
+        ),
+        lambda verdict: _report(verdict, f"{again} --first {verdict.number}"),
+    )
     wrong = [verdict.number for verdict in verdicts if verdict.problem]
     print(
         f"{len(verdicts)} runs of seed {options.seed}, {sum(verdict.num_starts for verdict in verdicts)} starts, "
@@ -65,10 +61,7 @@ def _fuzz(argv: Sequence[str]) -> int:
         f"{sum(verdict.num_comparisons for verdict in verdicts)} comparisons in {time.monotonic() - start_s:.0f} s: "
         f"{len(wrong)} wrong" + (f", numbers {wrong}" if wrong else "")
     )
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"
-        )
+    write_json(options.json, verdicts)
     return EXIT_FAILED if wrong else EXIT_DONE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import signal
 import sys
@@ -19,6 +18,7 @@ from tests.harness.chaos.run import PRELOADED
 from tests.harness.chaos.scene import Scene, Start
 from tests.harness.soak.sampling import folder_bytes, process_values, store_values
 from tests.harness.soak.trends import Sample, Trend, trends_of
+from tests.harness.verdicts import write_json
 from tests.harness.zygote import Zygote
 
 __all__ = ["main"]
@@ -53,10 +53,7 @@ def _soak(argv: Sequence[str]) -> int:
             steps = _stop(scene, start)
     trends = trends_of(samples, warm_up_s)
     _show(trends, steps, options.seconds)
-    if options.json:
-        values = {"steps": steps, "samples": samples, "trends": trends}
-        text = json.dumps(values, default=lambda item: dataclasses.asdict(item), indent=2)
-        Path(options.json).write_text(text + "\n")
+    write_json(options.json, {"steps": steps, "samples": samples, "trends": trends})
     return EXIT_DONE if all(trend.is_flat for trend in trends) else EXIT_FAILED
 
 
