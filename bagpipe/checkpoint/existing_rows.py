@@ -1,4 +1,4 @@
-"""`decide`: what a job does with the rows that its namespace holds. Pure.
+"""`decide`: the use a job makes of the rows that its namespace holds. Pure.
 
 bucket states, job record, lineage ──decide──> own         no rows, or rows of the job's own checkpoints
                                                rows-only   another job's rows, trained on with a fresh dense part
@@ -19,7 +19,7 @@ __all__ = ["Existing", "decide", "is_foreign"]
 
 
 class Existing(Enum):
-    """What to do with the rows of a namespace. The values of `store.existing`, but for `OWN`."""
+    """Use of a namespace's rows. The values are those of `store.existing`, but for `OWN`."""
 
     OWN = "own"
     ROWS_ONLY = "rows-only"
@@ -49,7 +49,7 @@ def decide(
     existing: str,
     is_trained: bool = False,
 ) -> Existing:
-    """What this job does with the namespace's rows.
+    """Use that this job makes of the namespace's rows.
 
     Args:
         states: `Ledger.state`.

@@ -143,7 +143,7 @@ class RemoteBatches:
 
     @property
     def identity(self) -> BatchIdentity:
-        """What the cacher's batches depend on besides the settings. Available once entered."""
+        """Data files and code that the cacher's batches are made from. Available once entered."""
         return self._receiver.identity
 
     def skipped_rows(self) -> int:

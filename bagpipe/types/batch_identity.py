@@ -109,7 +109,7 @@ class BatchIdentity:
         return f"{len(self.files)} files of {sum(file.num_bytes for file in self.files)} bytes"
 
     def first_change(self, later: BatchIdentity) -> str | None:
-        """How the data of `later` differs, as a clause about it; None if it is the same as far as both are known."""
+        """First difference of the data of `later`, as a clause about it; None if none is known."""
         if self.layout != later.layout:
             return f"it is read as {later.layout!r}, not as {self.layout!r}"
         if len(self.files) != len(later.files):

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def change_of(before: bytes, after: bytes, *, full: bool = False) -> str | None:
-    """How a file with these contents has changed."""
+    """The first difference between the identities of two contents of a file; None if they are equal."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "day")
         path.write_bytes(before)

@@ -1,4 +1,4 @@
-"""What a job does with the rows that its namespace holds."""
+"""The use a job makes of the rows that its namespace holds."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.multiproc
 
 
 def printed(membership: Membership, errors: Sequence[BaseException | None], wait_s: float = 60.0) -> list[str]:
-    """What a rank prints of its error. A rank without one ends with what it learns from the others."""
+    """Lines that a rank prints of its error. A rank without one ends with what it learns from the others."""
     error_line._WAIT_S = wait_s  # of this process, which ends with the test
     error = errors[membership.rank]
     if error is None:

@@ -45,7 +45,7 @@ def docstring_of(path: Path) -> str:
 
 @cache
 def public_names(path: Path) -> list[str]:
-    """What ``__all__`` lists."""
+    """Names in ``__all__``."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))

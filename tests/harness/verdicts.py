@@ -28,7 +28,7 @@ def show(verdicts: Iterable[V], line: Callable[[V], str], repeat: Callable[[V], 
     Args:
         verdicts: outcomes of runs.
         line: description of a run and its numbers.
-        repeat: what a person needs to repeat a wrong run, printed below it.
+        repeat: lines to print below a wrong run: its command and folder.
     """
     shown = []
     for verdict in verdicts:

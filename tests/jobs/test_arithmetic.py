@@ -1,4 +1,7 @@
-"""What bits depend on besides the settings. Whole jobs: `tests.system.test_resume`, `tests.system.test_ranks`."""
+"""Processor, libraries and threads, on which a result's bits depend.
+
+Whole jobs: `tests.system.test_resume`, `tests.system.test_ranks`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job leaves in its namespace. Whole jobs: `tests.system.test_existing_rows`."""
+"""Rows and records that a job leaves in its namespace. Whole jobs: `tests.system.test_existing_rows`."""
 
 from __future__ import annotations
 

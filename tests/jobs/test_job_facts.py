@@ -1,4 +1,4 @@
-"""What a job and the checkpoint that it resumes must have in common."""
+"""Comparison of a job's facts with those of the checkpoint that it resumes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBack:
-    """Which row is set back, and when.
+    """A row that is set back, and the time of it.
 
     Attributes:
         row: table and id.

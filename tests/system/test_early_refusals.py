@@ -1,4 +1,4 @@
-"""What can be known before the first batch is refused before it; what is known later costs no finished training."""
+"""Errors known before the first batch end a job before it. Errors of the evaluation leave the trained rows in place."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_checkpoint_trained_from_a_row_set_back_is_skipped(
 
 
 def choices(calls: Sequence[Sequence[Call]]) -> Iterator[tuple[list[SetBack | None], int]]:
-    """What each rank's other program does, and the batch that trains on the row: batches 8 to 13."""
+    """The row that each rank's other program sets back, and the batch that trains on it: batches 8 to 13."""
     for rank, own in enumerate(calls):
         elsewhere = {row for other in calls if other is not own for call in other for row in call.rows}
         for chance in chances(own):

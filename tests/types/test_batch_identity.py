@@ -1,4 +1,4 @@
-"""Which bytes stand for a file, and how two identities are compared. Real files: `tests.cacher.test_identity`."""
+"""The bytes that stand for a file, and the comparison of two identities. Real files: `tests.cacher.test_identity`."""
 
 from __future__ import annotations
 

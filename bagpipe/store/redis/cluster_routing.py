@@ -1,4 +1,4 @@
-"""Where a cluster's commands go: slots to masters, redirections, and commands to send again. Pure: replies in.
+"""Routes of a cluster's commands: slots to masters, redirections, and commands to send again. Pure: replies in.
 
     CLUSTER SLOTS reply ──parse_slots──> Topology: the master of each slot
     error line ──parse_redirect──> MOVED: that node from now on       ASK: that node once, after ASKING

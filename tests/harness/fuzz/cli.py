@@ -66,7 +66,7 @@ def _fuzz(argv: Sequence[str]) -> int:
 
 
 def _report(verdict: Verdict, again: str) -> str:
-    """What a person needs to repeat a wrong run."""
+    """Commands, folders and simpler draw of a wrong run, for the person who repeats it."""
     lines = [f"again: {again}", *verdict.commands, f"left in {verdict.folder}"]
     if verdict.simpler is not None:
         lines += [f"simpler, also wrong: {verdict.simpler.draw}: {verdict.simpler.problem}"]

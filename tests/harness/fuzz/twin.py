@@ -39,7 +39,7 @@ _ERROR_OF_A_MODEL = re.compile(r"ValueError: Expected more than 1 value per chan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a twin ended.
+    """End of a twin.
 
     Attributes:
         code: exit code of its last start; that of the rank with the highest.
@@ -169,7 +169,7 @@ class TwinRun:
         return re.sub(re.escape(str(self.folder.parent)) + r"(/[a-z]+)?", "…", line)
 
     def _defect(self, ranks: Sequence[Started], killed: set[int]) -> str:
-        """What no end of a rank may look like."""
+        """The first defect of the ranks' ends, such as a traceback; empty if there is none."""
         for number, rank in enumerate(ranks):
             lines = rank.error_lines()
             is_models = any(_ERROR_OF_A_MODEL.match(line) for line in lines)
