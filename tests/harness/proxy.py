@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
@@ -209,8 +210,8 @@ class FaultyProxy:
                     server.close()
                     return
                 self._pairs.append(pair)
-            self._begin(lambda pair=pair: self._pump(pair, self._pass_requests), "requests")  # type: ignore[misc]
-            self._begin(lambda pair=pair: self._pump(pair, self._pass_answers), "answers")  # type: ignore[misc]
+            self._begin(partial(self._pump, pair, self._pass_requests), "requests")
+            self._begin(partial(self._pump, pair, self._pass_answers), "answers")
 
     def _pump(self, pair: _Pair, work: Callable[[_Pair], None]) -> None:
         with suppress(OSError):

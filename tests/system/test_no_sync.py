@@ -136,7 +136,7 @@ def test_a_bad_batch_is_seen_before_its_rows_are_stored(streams: LaggingStreams)
             assert torch.from_numpy(rows).isfinite().all()
 
 
-def test_device_waits_are_detected(streams: LaggingStreams) -> None:
+def test_device_waits_are_detected(streams: LaggingStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [torch.Tensor.item, torch.Tensor.nonzero, bool, torch.Tensor.cpu, torch.unique]
     with job_of("one-hot", streams) as job:
         update = job.engine.cache.update
@@ -146,7 +146,7 @@ def test_device_waits_are_detected(streams: LaggingStreams) -> None:
                 call(torch.ones(1))
             update(*args)
 
-        job.engine.cache.update = update_and_wait  # type: ignore[method-assign]
+        monkeypatch.setattr(job.engine.cache, "update", update_and_wait)
         job.train(batches_of("one-hot"))
     assert all("name='compute'" in line for line in streams.found)
     for name in ("item", "aten::nonzero", "__bool__", "cpu", "aten::_unique2"):

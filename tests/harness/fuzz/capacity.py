@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bagpipe.config.load import parse_config
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import Phase
 from bagpipe.util.program import run_program
 from cacher.planning import PlannedData
 from trainer.assembly import build_training_model
@@ -28,11 +30,13 @@ def _capacity(argv: Sequence[str]) -> int:
     built = build_training_model(config, source.schema)
     rows: list[set[int]] = [set() for _ in built.rows.tables]
     largest = 1
-    specs = {"train": built.spec} | ({"eval": built.eval_spec} if config.data.eval_fraction else {})
+    specs: dict[Phase, OracleSpec] = {"train": built.spec}
+    if config.data.eval_fraction:
+        specs["eval"] = built.eval_spec
     for phase, spec in specs.items():
         direct = dataclasses.replace(spec, num_slots=0)
         steps = config.run.steps if phase == "train" else 0
-        for rank_batch in source.batches(phase, direct, max_steps=steps):  # type: ignore[arg-type]
+        for rank_batch in source.batches(phase, direct, max_steps=steps):
             unique = rank_batch.consumer.unique
             largest = max(largest, len(unique))
             for known, ids in zip(rows, np.split(unique.ids, unique.table_offsets[1:-1]), strict=True):

@@ -12,7 +12,7 @@ from random import Random
 
 from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from bagpipe.types.schema import Table
+from bagpipe.types.schema import Pooling, Table
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
@@ -65,6 +65,7 @@ _MIXED_TABLES = (
     Table(name="history", pooling="none"),
 )
 
+_POOLINGS: tuple[Pooling, ...] = ("sum", "mean")
 _FORMATS: Values = {"parquet": 5, "synthetic": 2, "criteo-tsv": 2, "avazu-csv": 1, "movielens": 2}
 _WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
 _MAX_TRIES = 10_000
@@ -232,13 +233,14 @@ def _table(rng: Random, form: str, table: Table, is_ragged: bool, is_summed: boo
     """A bound, a hash, a dimension and a pooling, where the format and the model allow them."""
     is_free = table.name not in ("hour", "weekday", "genres")
     bound = rng.choice([None, None, 7, 500]) if is_free else None
-    pooling = rng.choice(["sum", "mean"]) if form in ("parquet", "synthetic") and not is_summed else "sum"
+    is_either = form in ("parquet", "synthetic") and not is_summed
+    pooling: Pooling = rng.choice(_POOLINGS) if is_either else "sum"
     return Table(
         name=table.name,
         rows=bound,
         hash=bound is not None and (form in FIXED_COLUMNS or rng.random() < 0.5),
         dim=rng.choice([None, 2, 7]) if is_ragged and rng.random() < 0.5 else None,
-        pooling="mean" if table.name == "genres" else pooling,  # type: ignore[arg-type]
+        pooling="mean" if table.name == "genres" else pooling,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from bagpipe.config.keys import config_keys
 from bagpipe.errors import InputError
@@ -45,15 +46,15 @@ def shrink(draw: Draw, is_wrong: Callable[[Draw], bool], *, max_trials: int = 30
 
 def simplifications() -> Iterator[Callable[[Draw], Draw]]:
     """Functions that make a draw simpler, the most helpful ones first; each returns it unchanged where it cannot."""
-    yield from (lambda draw, name=name: _without_twin(draw, name) for name in ("cached", "resumed"))
+    yield from (partial(_without_twin, name=name) for name in ("cached", "resumed"))
     yield _with_one_rank
-    yield lambda draw: _every_twin(draw, store="server", cacher="daemon", traces=False, again=False)
+    yield _with_shared_services
     for kept in range(3):
-        yield lambda draw, kept=kept: _with_kills(draw, kept)  # type: ignore[misc]
+        yield partial(_with_kills, kept=kept)
     yield lambda draw: dataclasses.replace(draw, log=dataclasses.replace(draw.log, num_bad=0, extreme=0.0))
     for group in JOB:
-        yield lambda draw, group=group: _with_defaults(draw, tuple(group))  # type: ignore[misc]
-    yield lambda draw: _with_defaults(draw, ("model.factory", "model.name", "data.limit"))
+        yield partial(_with_defaults, paths=tuple(group))
+    yield partial(_with_defaults, paths=("model.factory", "model.name", "data.limit"))
     yield _with_plain_twins
 
 
@@ -71,10 +72,12 @@ def _with_one_rank(draw: Draw) -> Draw:
     return dataclasses.replace(draw, world_size=1, twins=tuple(twins))
 
 
-def _every_twin(draw: Draw, **values: object) -> Draw:
+def _with_shared_services(draw: Draw) -> Draw:
+    """Every twin on the harness's server and daemon, started once and without a trace."""
+
     def change(twin: Twin) -> Twin:
         settings = tuple(pair for pair in twin.settings if pair[0] != "store.durability")
-        return dataclasses.replace(twin, settings=settings, **values)  # type: ignore[arg-type]
+        return dataclasses.replace(twin, settings=settings, store="server", cacher="daemon", traces=False, again=False)
 
     return dataclasses.replace(draw, twins=(draw.twins[0], *map(change, draw.twins[1:])))
 

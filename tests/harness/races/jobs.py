@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,13 +27,13 @@ SCHEMA = DataSchema(
 )
 
 
-def settings(**values: object) -> PlainSettings:
+def settings(**values: Any) -> PlainSettings:
     """Settings with the smallest cache by default, so that rows leave and come back with every batch."""
-    defaults: dict[str, object] = {
+    defaults: dict[str, Any] = {
         "cache_rows": 24, "lookahead": 3, "prefetch_depth": 2, "read_ahead": 3, "dim": 4, "bottom_mlp": (),
         "top_mlp": (), "rows": "adagrad",
     }  # fmt: skip
-    return PlainSettings(schema=SCHEMA, **{**defaults, **values})  # type: ignore[arg-type]
+    return PlainSettings(schema=SCHEMA, **{**defaults, **values})
 
 
 def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
@@ -75,8 +75,8 @@ class MissingWait:
         self._source = source
 
     def stream(self, resource: Resource) -> Stream:
-        stream: Any = self._inner.stream(resource)
+        stream = self._inner.stream(resource)
         if resource.name == self._lane:
-            wait = stream.wait
-            stream.wait = lambda event: wait(replace(event, event=None) if event.lane == self._source else event)
-        return stream  # type: ignore[no-any-return]
+            wait, patched = stream.wait, cast(Any, stream)
+            patched.wait = lambda event: wait(replace(event, event=None) if event.lane == self._source else event)
+        return stream
