@@ -18,7 +18,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.codec import encode_message, values_are_derivable
+from bagpipe.client.codec import values_are_derivable
+from bagpipe.client.message import encode_message
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
 from cacher.planning import PlannedPhase

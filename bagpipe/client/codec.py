@@ -1,7 +1,7 @@
 """`RankBatch` to bytes and back. No I/O, no pickle.
 
     RankBatch ─> {"batch": {"index": 7, "values": ["<i8", [26]], …}, …} ─> JSON header │ 8-byte aligned LE arrays
-    frame     ─> payload of a CacherMessage (protobuf)
+    frame     ─> payload of a CacherMessage (`bagpipe.client.message`), or in shared memory (`bagpipe.lookahead`)
 
 The header gives each array's dtype and shape. The arrays follow in the order of the records' fields. Two arrays can be
 left out (null in the header), two fifths of the bytes of a one-hot batch: `lengths` that are all 1, and `values`
@@ -24,17 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.client import cacher_pb2 as pb
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 
-__all__ = ["CodecError", "decode_rank_batch", "encode_message", "encode_rank_batch", "values_are_derivable"]
+__all__ = ["CodecError", "decode_rank_batch", "encode_rank_batch", "values_are_derivable"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
 _ALIGNMENT = 8
-_LENGTH_DELIMITED = 2  # protobuf's wire type of messages and bytes
 
 
 class CodecError(ValueError):
@@ -123,21 +121,6 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 def values_are_derivable(spec: OracleSpec, num_features: int) -> bool:
     """Whether ``unique.ids[inverse]`` are a batch's `values`: the plan reads every feature, in the batch's order."""
     return [ref.feature for ref in spec.features] == list(range(num_features))
-
-
-def encode_message(run: int, index: int, rank_batch: RankBatch, *, omit_values: bool = False) -> bytes:
-    """The serialised `CacherMessage` of a rank batch. Each array is copied once, straight to its place.
-
-    protobuf's own encoder would write the same bytes, but copy them three more times.
-
-    Args:
-        omit_values: leave out the batch's ids; allowed if `values_are_derivable`.
-    """
-    parts = encode_rank_batch(rank_batch, omit_values=omit_values)
-    num_bytes = sum(map(len, parts))
-    head = pb.RankBatch(run=run, index=index).SerializeToString()
-    head += _field(pb.RankBatch.PAYLOAD_FIELD_NUMBER, num_bytes)
-    return b"".join((_field(pb.CacherMessage.RANK_BATCH_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
 
 
 def encode_rank_batch(rank_batch: RankBatch, *, omit_values: bool = False) -> list[bytes | memoryview]:
@@ -287,17 +270,3 @@ def _padding(num_bytes: int) -> bytes:
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
-
-
-def _field(number: int, num_bytes: int) -> bytes:
-    """Protobuf's tag and length of a field of bytes."""
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

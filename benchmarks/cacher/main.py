@@ -23,7 +23,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from bagpipe.client.codec import encode_message, values_are_derivable
+from bagpipe.client.codec import values_are_derivable
+from bagpipe.client.message import encode_message
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
