@@ -2,8 +2,9 @@
 
     batches ──next──> Batch (ids only) ──window of `lookahead` batches──> CachePlan ──> RankBatch, with the same Batch
 
-    interface    `BatchPlanner`: what an engine's data lane calls. `WindowPlanner`: plans global batches
-    inline       `InlinePlanner`: in the calling thread
+    interface        `BatchPlanner`: what an engine's data lane calls. `WindowPlanner`: plans global batches
+    inline           `InlinePlanner`: in the calling thread
+    planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory (`link`)
 
 A cacher (`bagpipe.client`) reads files instead, and plans for many jobs.
 """

@@ -31,4 +31,4 @@ class InlinePlanner(WindowPlanner):
         self, batches: Iterable[Batch], first_batch: int, on_batch: Callable[[Batch], object]
     ) -> Generator[Planned, None, None]:
         """See `WindowPlanner`."""
-        return planned_batches(make_planner(self.spec), in_order(batches, first_batch), on_batch)
+        return planned_batches(make_planner(self.spec), in_order(batches, first_batch), on_batch=on_batch)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import check_spec
@@ -62,6 +62,10 @@ class GlobalPlan(Protocol):
         """A rank's part, with the rank's own batch."""
         ...
 
+    def frame(self, rank: int) -> Sequence[Any]:
+        """A rank's part without a batch as buffers to join; `bagpipe.client.codec.decode_rank_batch` reads them."""
+        ...
+
 
 class WindowPlanner(ABC):
     """Plans global batches; for a single rank, a `BatchPlanner`.
@@ -114,6 +118,7 @@ class WindowPlanner(ABC):
                 yield plan.part(0, waiting.popleft())
 
     def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(
@@ -121,5 +126,8 @@ class WindowPlanner(ABC):
     ) -> None:
         self.close()
 
-    def close(self) -> None:  # noqa: B027 -- nothing to release is a choice
+    def open(self) -> None:  # noqa: B027 -- not every planner has resources
+        """Start what planning needs, and do not wait for it."""
+
+    def close(self) -> None:  # noqa: B027
         """Release the resources. Idempotent."""

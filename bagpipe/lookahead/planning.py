@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from bagpipe.errors import CapacityError, InputError
+from bagpipe.lookahead.frames import encode_part
+from bagpipe.lookahead.ids import empty_batch
 from bagpipe.oracle.capacity import capacity_error
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan
@@ -50,6 +52,10 @@ class Planned:
             exchange=self.plan.exchanges[rank] if self.plan.exchanges else None,
         )
 
+    def frame(self, rank: int) -> list[bytes | memoryview]:
+        """See `GlobalPlan`."""
+        return encode_part(self.part(rank, empty_batch(self.plan.batch_index, 0)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
@@ -76,7 +82,11 @@ def in_order(batches: Iterable[Batch], first_batch: int) -> Iterator[Batch]:
 
 
 def planned_batches(
-    planner: Planner | DirectPlanner, batches: Iterator[Batch], on_batch: Callable[[Batch], object]
+    planner: Planner | DirectPlanner,
+    batches: Iterator[Batch],
+    *,
+    on_batch: Callable[[Batch], object] = lambda batch: None,
+    on_too_large: Callable[[], object] = lambda: None,
 ) -> Generator[Planned, None, None]:
     """Plans of consecutive batches, in order. Holds no batch; at most `spec.lookahead` are read and not planned.
 
@@ -84,6 +94,7 @@ def planned_batches(
         planner: from `make_planner`; knows no batch.
         batches: the batches.
         on_batch: called with each batch that has entered the window.
+        on_too_large: called when a batch does not fit. Up to ``spec.lookahead - 1`` more are then read for the error.
 
     Raises:
         CapacityError: a batch does not fit the cache.
@@ -104,6 +115,7 @@ def planned_batches(
             planner.push(batch)
         except CapacityError:
             assert isinstance(planner, Planner), "direct mode has no capacity"
+            on_too_large()
             raise capacity_error(planner, batch, _while_good(batches), pushed=True) from None
         except InputError as raised:
             error = raised

@@ -28,6 +28,8 @@ class Batch:
         labels: float32 ``[num_examples]``.
         reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
             batch. None: unknown.
+        rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
+            the examples have no rank yet. It does not travel with a rank's part.
     """
 
     index: int
@@ -37,6 +39,7 @@ class Batch:
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
     reader_state: Mapping[str, Any] | None = None
+    rank_examples: tuple[int, ...] = ()
 
     @property
     def num_examples(self) -> int:
