@@ -28,7 +28,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import FROZEN, RowSchema
 
 __all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
 
@@ -40,6 +40,7 @@ _ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "adagrad": (("sum", False),),
     "rowwise_adagrad": (("sum", True),),
     "adam": (("exp_avg", False), ("exp_avg_sq", False)),
+    FROZEN: (),
 }
 
 #: Rows initialized at a time.
@@ -221,7 +222,8 @@ def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Expor
 
 def _split(schema: RowSchema, request: WriteRequest, dim: int) -> tuple[Tensor, Tensor]:
     """Weights and optimizer state of stored records."""
-    return split_record(torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype]), schema, dim)
+    records = torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype])
+    return split_record(records, schema, dim, schema.tables[request.table].optimizer)
 
 
 def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Tensor]:
@@ -229,7 +231,7 @@ def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Ten
     dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
-        for name, is_scalar in _ROW_STATES[schema.optimizer]
+        for name, is_scalar in _ROW_STATES[schema.optimizer_of(table)]
     }
 
 

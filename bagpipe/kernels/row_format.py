@@ -29,7 +29,7 @@ from torch import Tensor
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["RowFormat", "host_words", "open_row_format", "split_record"]
 
@@ -47,9 +47,16 @@ def host_words(records: Tensor) -> NDArray[Any]:
     return records.view(_WORD[records.dtype]).numpy()
 
 
-def split_record(records: Tensor, schema: RowSchema, dim: int) -> tuple[Tensor, Tensor]:
-    """Views of records ``[n, >= width]``: weights ``[n, dim]`` and state ``[n, state]``, each in its own dtype."""
-    first, end = schema.weight_words(dim), schema.record_words(dim)
+def split_record(records: Tensor, schema: RowSchema, dim: int, optimizer: str | None = None) -> tuple[Tensor, Tensor]:
+    """Views of records ``[n, >= width]``: weights ``[n, dim]`` and state ``[n, state]``, each in its own dtype.
+
+    Args:
+        records: the records.
+        schema: their schema.
+        dim: weights per row.
+        optimizer: row optimizer; None: the schema's.
+    """
+    first, end = schema.weight_words(dim), schema.record_words(dim, optimizer)
     state = records[:, first:end]
     return records[:, :dim], state.view(TORCH_DTYPE[schema.row_type.compute]) if end > first else state.new_empty(
         len(records), 0, dtype=TORCH_DTYPE[schema.row_type.compute]
@@ -59,26 +66,31 @@ def split_record(records: Tensor, schema: RowSchema, dim: int) -> tuple[Tensor, 
 class RowFormat(Protocol):
     """Conversion between records of one schema and values in the compute dtype.
 
+    `optimizer` is that of the rows; None: the schema's.
+
     Attributes:
         needs_names: `pack` needs the names of the rows.
     """
 
     needs_names: bool
 
-    def width(self, dim: int) -> int:
+    def width(self, dim: int, optimizer: str | None = None) -> int:
         """Elements of a record of `dim` weights."""
         ...
 
-    def unpack(self, rows: Tensor, dim: int) -> Tensor:
+    def unpack(self, rows: Tensor, dim: int, optimizer: str | None = None) -> Tensor:
         """Weights and state ``[n, dim + state]`` in the compute dtype; can be `rows` itself.
 
         Args:
             rows: records ``[n, width]``, contiguous.
             dim: weights per row.
+            optimizer: of the rows.
         """
         ...
 
-    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+    def pack(
+        self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int, optimizer: str | None = None
+    ) -> None:
         """Write updated values back to the records.
 
         Args:
@@ -87,6 +99,7 @@ class RowFormat(Protocol):
             dim: weights per row.
             names: names of the rows, ``[n]`` each, if `needs_names`.
             step: number of batches trained, this one included.
+            optimizer: of the rows.
 
         Raises:
             JobError: needed names are missing.
@@ -102,13 +115,15 @@ class _FullRowFormat:
     def __init__(self, schema: RowSchema) -> None:
         self._schema = schema
 
-    def width(self, dim: int) -> int:
-        return self._schema.record_words(dim)
+    def width(self, dim: int, optimizer: str | None = None) -> int:
+        return self._schema.record_words(dim, optimizer)
 
-    def unpack(self, rows: Tensor, dim: int) -> Tensor:
+    def unpack(self, rows: Tensor, dim: int, optimizer: str | None = None) -> Tensor:
         return rows
 
-    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
+    def pack(
+        self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int, optimizer: str | None = None
+    ) -> None:
         assert values is rows
 
 
@@ -118,21 +133,22 @@ class _HalfRowFormat:
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
         self._schema = schema
         self._rounding = open_rounding(schema, device)
-        self._state_width = OPTIMIZER_STATE_WIDTH[schema.optimizer]
         self.needs_names = self._rounding.needs_names
 
-    def width(self, dim: int) -> int:
-        return self._schema.record_words(dim)
+    def width(self, dim: int, optimizer: str | None = None) -> int:
+        return self._schema.record_words(dim, optimizer)
 
-    def unpack(self, rows: Tensor, dim: int) -> Tensor:
-        weights, state = split_record(rows, self._schema, dim)
-        values = torch.empty(len(rows), dim + self._state_width(dim), dtype=torch.float32, device=rows.device)
+    def unpack(self, rows: Tensor, dim: int, optimizer: str | None = None) -> Tensor:
+        weights, state = split_record(rows, self._schema, dim, optimizer)
+        values = torch.empty(len(rows), dim + state.shape[1], dtype=torch.float32, device=rows.device)
         values[:, :dim].copy_(weights)
         values[:, dim:].copy_(state)
         return values
 
-    def pack(self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int) -> None:
-        weights, state = split_record(rows, self._schema, dim)
+    def pack(
+        self, values: Tensor, rows: Tensor, dim: int, names: RowNames | None, step: int, optimizer: str | None = None
+    ) -> None:
+        weights, state = split_record(rows, self._schema, dim, optimizer)
         self._rounding.write(values[:, :dim], weights, names, step)
         state.copy_(values[:, dim:])
 

@@ -99,8 +99,8 @@ class SchemaRecord:
         their_tables, our_tables = _tables(theirs), _tables(ours)
         yield "tables", [table.get("name") for table in their_tables], [table["name"] for table in our_tables]
         for their_table, our_table in zip(their_tables, our_tables, strict=True):
-            for field, value in our_table.items():
-                yield f"table {our_table['name']!r} {field}", their_table.get(field), value
+            for field in {**our_table, **their_table}:
+                yield f"table {our_table['name']!r} {field}", their_table.get(field), our_table.get(field)
         yield "schema digest", stored.get("digest"), self.schema.digest()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from bagpipe.errors import InputError
 
 __all__ = [
+    "FROZEN",
     "OPTIMIZER_STATE_WIDTH",
     "ROUNDINGS",
     "ROW_TYPES",
@@ -37,12 +38,16 @@ RowDtype = Literal["float32", "float64", "float16", "bfloat16"]
 #: Rounding of an updated weight to a half type: `bagpipe.kernels.rounding`.
 Rounding = Literal["nearest", "stochastic"]
 
+#: Optimizer of a table whose rows are read and never updated. Only tables have it (`RowTable.optimizer`).
+FROZEN = "frozen"
+
 #: Optimizer-state elements stored beside the `dim` weights of one row.
 OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "sgd": lambda dim: 0,
     "adagrad": lambda dim: dim,  # sum of squared gradients, per element
     "rowwise_adagrad": lambda dim: 1,  # sum of mean squared gradients, per row
     "adam": lambda dim: 2 * dim,  # first and second moment, per element
+    FROZEN: lambda dim: 0,
 }
 
 
@@ -173,12 +178,31 @@ class RowTable:
         dim: weights per row.
         rows: ids lie in ``[0, rows)``; ``None``: any 64-bit id.
         init_bound: initial weights are uniform in ``[-init_bound, init_bound)``.
+        optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`; ``None``: the schema's.
     """
 
     name: str
     dim: int
     rows: int | None = None
     init_bound: float = 0.01
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer is not None and self.optimizer not in OPTIMIZER_STATE_WIDTH:
+            known = ", ".join(OPTIMIZER_STATE_WIDTH)
+            raise InputError(f"table {self.name!r}: optimizer must be one of {known}, got {self.optimizer!r}")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Its rows are never updated, and so never written."""
+        return self.optimizer == FROZEN
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON-able form. Omits the optimizer if it is the schema's."""
+        value = dataclasses.asdict(self)
+        if self.optimizer is None:
+            del value["optimizer"]
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +215,7 @@ class RowSchema:
 
     Attributes:
         tables: cached tables; a table's position is its *table number*.
-        optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`.
+        optimizer: row optimizer of the tables that name none, a key of `OPTIMIZER_STATE_WIDTH` but not `FROZEN`.
         dtype: of the weights, a key of `ROW_TYPES`.
         seed: seed of the initial values and of the bits of stochastic rounding.
         rounding: one of `ROUNDINGS`; must be ``nearest`` unless `dtype` is a half type.
@@ -204,8 +228,9 @@ class RowSchema:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZER_STATE_WIDTH:
-            raise InputError(f"optim.rows must be one of {', '.join(OPTIMIZER_STATE_WIDTH)}, got {self.optimizer!r}")
+        known = get_args(RowOptimizer)
+        if self.optimizer not in known:
+            raise InputError(f"optim.rows must be one of {', '.join(known)}, got {self.optimizer!r}")
         if self.dtype not in ROW_TYPES:
             raise InputError(f"row dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
         if self.rounding not in ROUNDINGS:
@@ -221,24 +246,28 @@ class RowSchema:
         """Words of `dim` weights in a record: an even number of halves, so that the state is aligned."""
         return dim + dim % 2 if self.row_type.is_half else dim
 
-    def record_words(self, dim: int) -> int:
-        """Words of a record of `dim` weights: weights, then optimizer state."""
+    def record_words(self, dim: int, optimizer: str | None = None) -> int:
+        """Words of a record of `dim` weights: weights, then the state of `optimizer` (None: the schema's)."""
         state_words = 2 if self.row_type.is_half else 1
-        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[self.optimizer](dim) * state_words
+        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[optimizer or self.optimizer](dim) * state_words
+
+    def optimizer_of(self, table: int) -> str:
+        """Row optimizer of table number `table`."""
+        return self.tables[table].optimizer or self.optimizer
 
     def row_width(self, table: int) -> int:
         """Words in one row record of table number `table`."""
-        return self.record_words(self.tables[table].dim)
+        return self.record_words(self.tables[table].dim, self.tables[table].optimizer)
 
     def row_bytes(self, table: int) -> int:
         """Bytes in one row record of table number `table`."""
         return self.row_width(table) * self.row_type.word_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form, the inverse of `from_json`. Omits ``nearest`` rounding, which keeps the digests of
-        schemas without a rounding field.
+        """Plain JSON-able form, the inverse of `from_json`. Omits ``nearest`` rounding and the tables' optimizers that
+        are the schema's, which keeps the digests of schemas without these fields.
         """
-        value = dataclasses.asdict(self)
+        value = {**dataclasses.asdict(self), "tables": tuple(table.to_json() for table in self.tables)}
         if self.rounding == "nearest":
             del value["rounding"]
         return value

@@ -21,7 +21,7 @@ from bagpipe.config.sections import (
 )
 from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer
+from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer
 
 
 def with_value(path: str, value: object) -> Config:
@@ -56,7 +56,7 @@ def test_names_are_those_the_code_dispatches_on():
     assert set(get_args(Model)) == set(models.MODELS)
     assert set(get_args(DenseOptimizer)) == set(optimizers.DENSE_OPTIMIZERS)
     assert get_args(BadRows) == BAD_ROWS
-    assert get_args(RowOptimizer) == tuple(OPTIMIZER_STATE_WIDTH)
+    assert (*get_args(RowOptimizer), FROZEN) == tuple(OPTIMIZER_STATE_WIDTH)
     assert get_args(RowDtype) == tuple(ROW_TYPES)
 
 

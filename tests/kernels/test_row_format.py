@@ -12,34 +12,41 @@ from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
 from bagpipe.kernels.row_format import host_words, open_row_format, split_record
 from bagpipe.kernels.segment_sum import SegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
+from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
 
 CPU = torch.device("cpu")
 HALVES = [name for name, row_type in ROW_TYPES.items() if row_type.is_half]
 
 
-def schema_of(dtype: str, optimizer: str = "adagrad", dim: int = 5, rounding: str = "nearest") -> RowSchema:
-    return RowSchema(tables=(RowTable(name="t", dim=dim),), optimizer=optimizer, dtype=dtype, rounding=rounding)
+def schema_of(
+    dtype: str, optimizer: str = "adagrad", dim: int = 5, rounding: str = "nearest", *, own: str | None = None
+) -> RowSchema:
+    """`own`: the optimizer of the table, if it is not the schema's."""
+    table = RowTable(name="t", dim=dim, optimizer=own)
+    return RowSchema(tables=(table,), optimizer=optimizer, dtype=dtype, rounding=rounding)
 
 
 @given(
     dtype=st.sampled_from(sorted(ROW_TYPES)),
-    optimizer=st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
+    optimizer=st.sampled_from(sorted({*OPTIMIZER_STATE_WIDTH} - {FROZEN})),
+    own=st.none() | st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
     dim=st.integers(1, 9),
     num_rows=st.integers(0, 3),
 )
-def test_unpacked_and_packed_records_have_equal_bits(dtype: str, optimizer: str, dim: int, num_rows: int) -> None:
-    schema = schema_of(dtype, optimizer, dim)
+def test_unpacked_and_packed_records_have_equal_bits(
+    dtype: str, optimizer: str, own: str | None, dim: int, num_rows: int
+) -> None:
+    schema = schema_of(dtype, optimizer, dim, own=own)
     row_format = open_row_format(schema, CPU)
     generator = torch.Generator().manual_seed(dim)
-    rows = torch.zeros(num_rows, row_format.width(dim), dtype=TORCH_DTYPE[dtype])
-    for part in split_record(rows, schema, dim):
+    rows = torch.zeros(num_rows, row_format.width(dim, own), dtype=TORCH_DTYPE[dtype])
+    for part in split_record(rows, schema, dim, own):
         part.copy_(torch.randn(part.shape, generator=generator))
     before = host_words(rows).tobytes()
-    values = row_format.unpack(rows, dim)
-    assert values.shape == (num_rows, dim + OPTIMIZER_STATE_WIDTH[optimizer](dim))
+    values = row_format.unpack(rows, dim, own)
+    assert values.shape == (num_rows, dim + OPTIMIZER_STATE_WIDTH[own or optimizer](dim))
     assert values.dtype == TORCH_DTYPE[schema.row_type.compute]
-    row_format.pack(values, rows, dim, None, 1)
+    row_format.pack(values, rows, dim, None, 1, own)
     assert host_words(rows).tobytes() == before
     assert len(before) == num_rows * schema.row_bytes(0)
 

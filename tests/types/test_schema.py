@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import (
+    FROZEN,
     OPTIMIZER_STATE_WIDTH,
     ROUNDINGS,
     ROW_TYPES,
@@ -81,14 +82,17 @@ def test_the_width_of_a_row(optimizer, width):
 
 @given(
     tables=st.lists(names, unique=True, min_size=1, max_size=4),
-    optimizer=st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)),
+    optimizer=st.sampled_from(sorted({*OPTIMIZER_STATE_WIDTH} - {FROZEN})),
+    named=st.lists(st.none() | st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)), min_size=4, max_size=4),
     dtype=st.sampled_from(sorted(ROW_TYPES)),
     rounding=st.sampled_from(ROUNDINGS),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_a_row_schema_round_trips_through_json_with_its_digest(tables, optimizer, dtype, rounding, seed):
+def test_a_row_schema_round_trips_through_json_with_its_digest(tables, optimizer, named, dtype, rounding, seed):
     schema = RowSchema(
-        tables=tuple(RowTable(name=name, dim=4, init_bound=0.1) for name in tables),
+        tables=tuple(
+            RowTable(name=name, dim=4, init_bound=0.1, optimizer=own) for name, own in zip(tables, named, strict=False)
+        ),
         optimizer=optimizer,
         dtype=dtype,
         seed=seed,
@@ -112,6 +116,8 @@ def test_everything_that_fixes_a_rows_bytes_is_in_the_digest():
         RowSchema(tables=(RowTable(name="t", dim=8),), optimizer="sgd"),
         RowSchema(tables=(RowTable(name="u", dim=4),), optimizer="sgd"),
         RowSchema(tables=(RowTable(name="t", dim=4, init_bound=0.1),), optimizer="sgd"),
+        RowSchema(tables=(RowTable(name="t", dim=4, optimizer="adam"),), optimizer="sgd"),
+        RowSchema(tables=(RowTable(name="t", dim=4, optimizer="frozen"),), optimizer="sgd"),
     ]
     assert len({schema.digest() for schema in schemas}) == len(schemas)
 
@@ -141,9 +147,30 @@ def test_bytes_of_a_record(dtype: str, dim: int, row_bytes: list[int]):
     assert all(schema.row_bytes(0) == schema.row_width(0) * schema.row_type.word_bytes for schema in schemas)
 
 
+def test_each_table_has_the_record_of_its_optimizer():
+    tables = (
+        RowTable(name="t", dim=6),
+        RowTable(name="u", dim=6, optimizer="adam"),
+        RowTable(name="v", dim=5, optimizer="frozen"),
+    )
+    schema = RowSchema(tables=tables, optimizer="rowwise_adagrad")
+    assert [schema.optimizer_of(table) for table in range(3)] == ["rowwise_adagrad", "adam", "frozen"]
+    assert [schema.row_width(table) for table in range(3)] == [7, 18, 5]
+    halves = RowSchema(tables=tables, optimizer="rowwise_adagrad", dtype="float16")
+    assert [halves.row_bytes(table) for table in range(3)] == [16, 60, 12]
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", ""])
+def test_an_unknown_optimizer_of_a_table_is_refused(optimizer):
+    known = "sgd, adagrad, rowwise_adagrad, adam, frozen"
+    with pytest.raises(InputError, match=f"^table 't': optimizer must be one of {known}, got '{optimizer}'$"):
+        RowTable(name="t", dim=4, optimizer=optimizer)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        ({"optimizer": "frozen"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'frozen'"),
         ({"optimizer": "lamb"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
         ({"dtype": "fp8"}, "row dtype must be one of float32, float64, float16, bfloat16, got 'fp8'"),
         (
