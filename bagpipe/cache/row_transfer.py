@@ -44,7 +44,7 @@ CopiedRows: TypeAlias = Callable[[], list[WriteRequest]]
 
 @dataclass(frozen=True, slots=True)
 class _TableRange:
-    """Consecutive tables of one dimension, and the range of their rows."""
+    """Consecutive tables of one dimension and row optimizer, and the range of their rows."""
 
     first_table: int
     end_table: int
@@ -64,6 +64,7 @@ class _New:
     tables: Tensor
     ids: Tensor
     dim: int
+    optimizer: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,13 +189,14 @@ class RowTransfer:
                             upload.tensor(tables[block][~hit], torch.int64),
                             upload.tensor(rows.ids[block][~hit]),
                             self._schema.tables[span.first_table].dim,
+                            self._schema.tables[span.first_table].optimizer,
                         )
                     )
         records = self._slab.records
         for part in stored:
             scatter(records, part.slot_index, part.rows)
         for fresh in new:
-            kernels.initialise(records, fresh.slot_index, fresh.tables, fresh.ids, fresh.dim)
+            kernels.initialise(records, fresh.slot_index, fresh.tables, fresh.ids, fresh.dim, fresh.optimizer)
 
     def _stored(self, upload: Uploader, span: _TableRange, slots: Slots, results: Mapping[int, ReadResult]) -> _Stored:
         parts = [
@@ -239,9 +241,9 @@ class RowTransfer:
         return requests
 
     def _table_ranges(self, rows: RowList) -> Iterator[_TableRange]:
-        first, tables = 0, self._schema.tables
-        for end in range(1, len(tables) + 1):
-            if end == len(tables) or tables[end].dim != tables[first].dim:
+        first, kinds = 0, [(table.dim, table.optimizer) for table in self._schema.tables]
+        for end in range(1, len(kinds) + 1):
+            if end == len(kinds) or kinds[end] != kinds[first]:
                 start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])
                 if start < stop:
                     yield _TableRange(first, end, start, stop)

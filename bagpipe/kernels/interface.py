@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from bagpipe.kernels.segment_sum import SegmentSum
 
-__all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowView"]
+__all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowSteps", "RowView"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,10 @@ class RowStep:
     lr: float
     eps: float
     step: int
+
+
+#: Hyperparameters of a batch's steps: the same for all table groups, or one per group of the layout.
+RowSteps: TypeAlias = RowStep | Sequence[RowStep]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,6 +139,7 @@ class Kernels(Protocol):
         gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
+        optimizer: str | None = None,
     ) -> None:
         """Apply one optimizer step to each row, in its slot, with the gradient of `sum`.
 
@@ -144,18 +149,28 @@ class Kernels(Protocol):
             gradients: gradients of the rows.
             step: hyperparameters.
             names: names of the rows, ``[k]`` each, if `needs_names`; else unused.
+            optimizer: row optimizer of the rows, not `FROZEN`; None: the schema's.
 
         Raises:
             JobError: `gradients` is empty, or needed names are missing.
         """
         ...
 
-    def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
+    def initialise(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        tables: Tensor,
+        ids: Tensor,
+        dim: int,
+        optimizer: str | None = None,
+    ) -> None:
         """Write initial weights and zero optimizer state of rows into their slots.
 
         Args:
             records: records of the cache, ``[num_slots, width]``.
             slot_index, tables, ids: int64 ``[k]`` each.
             dim: weights per row.
+            optimizer: row optimizer of the rows; None: the schema's.
         """
         ...

@@ -41,7 +41,7 @@ class TorchKernels:
     def __init__(self, schema: RowSchema, device: torch.device) -> None:
         self.max_terms = MAX_TERMS if device.type == "cuda" else None
         self._device = device
-        self._optimizer = ROW_OPTIMIZERS[schema.optimizer]
+        self._schema = schema
         self._format = open_row_format(schema, device)
         self._initial = InitialWeights(schema, device)
         self._dtype = self._initial.dtype
@@ -64,9 +64,11 @@ class TorchKernels:
         gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
+        optimizer: str | None = None,
     ) -> None:
         dim = require_gradients(gradients).vectors.shape[1]
-        width = self._format.width(dim)
+        width = self._format.width(dim, optimizer)
+        apply = ROW_OPTIMIZERS[optimizer or self._schema.optimizer].apply
         num_rows = len(slot_index)
         in_chunks = self._device.type == "cpu" and all(
             contribution.segment_sum.long is None for contribution in gradients
@@ -76,14 +78,23 @@ class TorchKernels:
             end = min(first + chunk, num_rows)
             index = slot_index[first:end]
             rows = gather(records, index, width)
-            values = self._format.unpack(rows, dim)
-            self._optimizer.apply(values, total_gradient(gradients, first, end), step.lr, step.eps, step.step)
+            values = self._format.unpack(rows, dim, optimizer)
+            apply(values, total_gradient(gradients, first, end), step.lr, step.eps, step.step)
             part = None if names is None else names.part(first, end)
-            self._format.pack(values, rows, dim, part, step.step)
+            self._format.pack(values, rows, dim, part, step.step, optimizer)
             scatter(records, index, rows)
 
-    def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
-        rows = torch.zeros(len(slot_index), self._format.width(dim), dtype=records.dtype, device=self._device)
+    def initialise(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        tables: Tensor,
+        ids: Tensor,
+        dim: int,
+        optimizer: str | None = None,
+    ) -> None:
+        width = self._format.width(dim, optimizer)
+        rows = torch.zeros(len(slot_index), width, dtype=records.dtype, device=self._device)
         self._initial.fill_(rows[:, :dim], tables, ids)
         scatter(records, slot_index, rows)
 

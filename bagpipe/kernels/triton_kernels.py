@@ -175,6 +175,7 @@ class TritonKernels:
         gradients: Sequence[Gradients],
         step: RowStep,
         names: RowNames | None = None,
+        optimizer: str | None = None,
     ) -> None:
         contribution = require_gradients(gradients)
         if self.needs_names and names is None:
@@ -184,9 +185,17 @@ class TritonKernels:
         else:
             parts = [_Ranges(vectors=self.sum(gradients), num_rows=len(slot_index))]
         for ranges in parts:
-            self._update_ranges(records, slot_index, ranges, step, names)
+            self._update_ranges(records, slot_index, ranges, step, names, optimizer or self._schema.optimizer)
 
-    def initialise(self, records: Tensor, slot_index: Tensor, tables: Tensor, ids: Tensor, dim: int) -> None:
+    def initialise(
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        tables: Tensor,
+        ids: Tensor,
+        dim: int,
+        optimizer: str | None = None,
+    ) -> None:
         tile = self._tile(dim, self._dtype.itemsize)
         arguments = {
             "slot_index": slot_index,
@@ -195,7 +204,7 @@ class TritonKernels:
             "keys": self._initial.keys,
             "scales": self._initial.scales,
             "num_rows": len(slot_index),
-            "STATE_WIDTH": OPTIMIZER_STATE_WIDTH[self._schema.optimizer](dim),
+            "STATE_WIDTH": OPTIMIZER_STATE_WIDTH[optimizer or self._schema.optimizer](dim),
             "WEIGHT_WIDTH": self._schema.weight_words(dim),
             "ROWS": tile.rows,
             "BLOCK": tile.block,
@@ -250,7 +259,13 @@ class TritonKernels:
         self._enqueue(triton_sums.sum_kernel, tile, ranges.num_rows, arguments)
 
     def _update_ranges(
-        self, records: Tensor, slot_index: Tensor, ranges: _Ranges, step: RowStep, names: RowNames | None
+        self,
+        records: Tensor,
+        slot_index: Tensor,
+        ranges: _Ranges,
+        step: RowStep,
+        names: RowNames | None,
+        optimizer: str,
     ) -> None:
         dim = ranges.vectors.shape[1]
         tile = self._tile(dim, self._dtype.itemsize)
@@ -258,13 +273,13 @@ class TritonKernels:
         arguments = {
             "slot_index": slot_index,
             "row_map": ranges.rows,
-            "lr_bits": _bits(_rate(self._schema.optimizer, step)),
+            "lr_bits": _bits(_rate(optimizer, step)),
             "eps_bits": _bits(step.eps),
             "tables": None if names is None else names.tables,
             "ids": None if names is None else names.ids,
             "rounding_keys": self._rounding_keys,
             "step_bits": step_key(step.step),
-            "OPTIMIZER": self._schema.optimizer,
+            "OPTIMIZER": optimizer,
             "FIRST_RATE": 1 - beta1,
             "SECOND_RATE": 1 - beta2,
             "HALVINGS": tile.block.bit_length() - 1,

@@ -22,4 +22,5 @@ def cases(draw: st.DrawFn) -> Case:
         max_rows=draw(st.integers(0, 9)),
         max_terms=draw(st.sampled_from([None, 2, 3])),
         spare=draw(st.integers(0, 1)),
+        named=draw(st.booleans()),
     )

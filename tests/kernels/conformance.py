@@ -24,15 +24,16 @@ from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights, random_
 from bagpipe.kernels.interface import Bags, Gradients, Kernels, RowNames, RowStep, RowView
 from bagpipe.kernels.rounding import round_stochastic
 from bagpipe.kernels.row_format import split_record
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.segment_sum import HostSegmentSum
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable
+from bagpipe.types.schema import RowSchema, RowTable
 from tests.kernels.reference import Array, optimizer_step, row_sums, segment_sum
 
 __all__ = ["DIMS", "DTYPES", "OPTIMIZERS", "Bench", "Case", "Make"]
 
 Make = Callable[[RowSchema, torch.device], Kernels]
 
-OPTIMIZERS = tuple(OPTIMIZER_STATE_WIDTH)
+OPTIMIZERS = tuple(ROW_OPTIMIZERS)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIMS = (1, 4, 6, 7, 12, 16, 33, 48, 64, 100, 256)
 
@@ -52,6 +53,7 @@ class Case:
         max_length: upper bound of bags and of rows' sums; some case rows have `long` times as many terms.
         max_terms: of a chunk; None: no chunks.
         spare: unused columns of the records.
+        named: calls name the optimizer, which is not the schema's.
     """
 
     seed: int
@@ -64,6 +66,7 @@ class Case:
     max_terms: int | None = None
     long: int = 4
     spare: int = 0
+    named: bool = False
 
 
 class Bench:
@@ -77,9 +80,18 @@ class Bench:
     """
 
     def __init__(self, make: Make, case: Case, device: torch.device, *, exact_roots: bool = True) -> None:
-        tables = tuple(RowTable(name=f"t{i}", dim=case.dim, init_bound=0.5 / (i + 1)) for i in range(NUM_TABLES))
+        self.optimizer = case.optimizer if case.named else None
+        tables = tuple(
+            RowTable(name=f"t{i}", dim=case.dim, init_bound=0.5 / (i + 1), optimizer=self.optimizer)
+            for i in range(NUM_TABLES)
+        )
+        others = OPTIMIZERS[OPTIMIZERS.index(case.optimizer) - 1]
         self.schema = RowSchema(
-            tables=tables, optimizer=case.optimizer, dtype=case.dtype, rounding=case.rounding, seed=case.seed
+            tables=tables,
+            optimizer=others if case.named else case.optimizer,
+            dtype=case.dtype,
+            rounding=case.rounding,
+            seed=case.seed,
         )
         self.case, self.device, self.exact_roots = case, device, exact_roots
         self.kernels = make(self.schema, device)
@@ -91,7 +103,7 @@ class Bench:
         self.tables = self.rng.integers(0, NUM_TABLES, self.num_rows)
         self.ids = self.rng.integers(-(2**63), 2**63 - 1, self.num_rows)
         align = 16 // TORCH_DTYPE[case.dtype].itemsize
-        width = -(-self.schema.record_words(case.dim) // align) * align + case.spare * align
+        width = -(-self.schema.row_width(0) // align) * align + case.spare * align
         self.records = torch.zeros(self.num_slots, width, dtype=TORCH_DTYPE[case.dtype])
         random = self.rng.integers(0, 256, self.records.view(torch.uint8).shape, dtype=np.uint8)
         self.records.view(torch.uint8).copy_(torch.from_numpy(random))
@@ -110,8 +122,8 @@ class Bench:
         there = self._there(self.records)
         index = self._there(torch.from_numpy(self.slots))
         tables, ids = (self._there(torch.from_numpy(array)) for array in (self.tables, self.ids))
-        self.kernels.initialise(there, index, tables, ids, self.case.dim)
-        words = self.schema.record_words(self.case.dim)
+        self.kernels.initialise(there, index, tables, ids, self.case.dim, self.optimizer)
+        words = self.schema.row_width(0)
         self.records[self.slots, :words] = 0
         for table in range(NUM_TABLES):
             rows = np.flatnonzero(self.tables == table)
@@ -172,9 +184,9 @@ class Bench:
         there = self._there(self.records)
         slots = self._there(torch.from_numpy(self.slots))
         numbers = RowStep(lr=LR, eps=EPS, step=step)
-        self.kernels.update(there, slots, terms, numbers, self._names())
-        rows = self.records[self.slots, : self.schema.record_words(self.case.dim)].contiguous()
-        weights, state = split_record(rows, self.schema, self.case.dim)
+        self.kernels.update(there, slots, terms, numbers, self._names(), self.optimizer)
+        rows = self.records[self.slots, : self.schema.row_width(0)].contiguous()
+        weights, state = split_record(rows, self.schema, self.case.dim, self.optimizer)
         updated, new_state = optimizer_step(
             self.case.optimizer, weights.to(self.dtype).numpy(), state.numpy(), gradient, lr=LR, eps=EPS, step=step
         )
@@ -209,6 +221,7 @@ class Bench:
             [Gradients(vectors=self._there(torch.from_numpy(-values)), segment_sum=segment_sum)],
             RowStep(lr=1.0, eps=EPS, step=3),
             self._names(),
+            self.optimizer,
         )
         rounded = self._rounded(torch.from_numpy(values), 3).to(self.records.dtype)
         self.records[self.slots, : self.case.dim] = rounded
@@ -224,12 +237,12 @@ class Bench:
 
     def _same_values(self, there: Tensor) -> None:
         """Assert equality within rounding; unused columns must have equal bits."""
-        words, dim = self.schema.record_words(self.case.dim), self.case.dim
+        words, dim = self.schema.row_width(0), self.case.dim
         got, expected = there.cpu(), self.records
         tolerance = 4 * max(torch.finfo(self.records.dtype).eps, torch.finfo(self.dtype).eps)
         for mine, other in zip(
-            split_record(got[self.slots, :words].contiguous(), self.schema, dim),
-            split_record(expected[self.slots, :words].contiguous(), self.schema, dim),
+            split_record(got[self.slots, :words].contiguous(), self.schema, dim, self.optimizer),
+            split_record(expected[self.slots, :words].contiguous(), self.schema, dim, self.optimizer),
             strict=True,
         ):
             torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)

@@ -30,9 +30,9 @@ CASES = (
     Case(seed=1, optimizer="sgd", dtype="float32", dim=4, max_terms=2, spare=1, **SIZE),
     Case(seed=2, optimizer="adagrad", dtype="float32", dim=48, max_terms=3, **SIZE),
     Case(seed=3, optimizer="rowwise_adagrad", dtype="float32", dim=12, max_terms=2, **SIZE),
-    Case(seed=6, optimizer="adam", dtype="float64", dim=7, **SIZE),
+    Case(seed=6, optimizer="adam", dtype="float64", dim=7, named=True, **SIZE),
     Case(seed=7, optimizer="adagrad", dtype="bfloat16", rounding="stochastic", dim=9, max_terms=2, **SIZE),
-    Case(seed=8, optimizer="rowwise_adagrad", dtype="float16", rounding="stochastic", dim=6, **SIZE),
+    Case(seed=8, optimizer="rowwise_adagrad", dtype="float16", rounding="stochastic", dim=6, named=True, **SIZE),
     Case(seed=9, optimizer="sgd", dtype="bfloat16", dim=8, max_terms=3, **SIZE),
     Case(seed=10, optimizer="sgd", dtype="float16", rounding="stochastic", dim=9, **SIZE),
 )
