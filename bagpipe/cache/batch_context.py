@@ -47,7 +47,8 @@ class GroupContext:
         inverse: int32 ``[n]``, unique row of each occurrence: bag by bag, or in plan order without pooling.
         bag_offsets: int32 ``[G + 1]``, start of each bag in `inverse`; None if every bag holds exactly one id, and
             without pooling.
-        backward: segment sums from gradient rows to unique rows: one, or two (now, later) with several ranks.
+        backward: segment sums from gradient rows to unique rows: one, or two (now, later) with several ranks; none
+            with one rank and frozen tables.
         bag_order: int32 ``[n]``, plan position of each entry of `inverse`; weighted groups only.
         bags: int32 ``[n]``, bag of each entry of `inverse`; weighted groups only.
         segment_sizes: number of occurrences of each segment.
@@ -148,7 +149,7 @@ def _group_context(
     forward = pooling.inverse
     if exchange is None:
         local = upload.slot_rows(table_rows(consumer.unique, group.first_table, group.end_table), consumer.slots[rows])
-        backward: tuple[SegmentSum, ...] = (upload.segment_sum(segment_sum),)
+        backward: tuple[SegmentSum, ...] = () if group.is_frozen else (upload.segment_sum(segment_sum),)
     else:
         prepared = prepare_exchange(group, consumer, exchange, segment_sum, upload)
         group_exchange, backward = prepared.exchange, prepared.backward

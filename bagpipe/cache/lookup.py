@@ -54,7 +54,7 @@ class ActiveBatch:
 
 
 def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
-    """Look up the vectors of a group, differentiably in its rows and in `weights`.
+    """Look up the vectors of a group, differentiably in its rows, unless they are frozen, and in `weights`.
 
     Args:
         group: the active group.
@@ -64,7 +64,7 @@ def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
         ``[num_examples, num_segments * dim]``, or ``[n, dim]`` without pooling.
     """
     # Autograd calls backward only if an input requires a gradient. Rows are not parameters, so the anchor does.
-    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and not group.context.tables.is_frozen)
     vectors: Tensor = _Lookup.apply(anchor, group, weights)  # type: ignore[no-untyped-call]
     return vectors
 
@@ -122,7 +122,8 @@ class _Lookup(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         # Kept by reference and never written: other nodes of the graph can share it.
         vectors = gradient.contiguous().view(-1, group.context.tables.dim)
-        group.gradients.append((vectors, None if weights is None else weights.detach()))
+        if not group.context.tables.is_frozen:
+            group.gradients.append((vectors, None if weights is None else weights.detach()))
         if weights is not None and ctx.needs_input_grad[2]:
             return None, None, _weights_gradient(group, vectors)
         return None, None, None

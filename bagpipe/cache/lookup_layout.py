@@ -1,6 +1,6 @@
 """`LookupLayout`: table groups, the tables that one kernel launch looks up together. Built once per model.
 
-    tables:    0     1     2     3           consecutive tables of one collection with equal dimension and pooling
+    tables:    0     1     2     3           tables of one collection, equal in dimension, pooling and optimizer
     segments:  s0 s1 s2    s3    s4    ──>   are one `TableGroup`: one gather, one lookup, one segment sum
     groups:      └─── group 0 ───┘   └ group 1 ┘
 
@@ -9,14 +9,14 @@ Fewer groups mean fewer launches, so `convert` and `CachedBags` number equal tab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.types.schema import RowTable
+from bagpipe.types.schema import FROZEN, RowTable
 
 __all__ = ["LookupLayout", "Pooling", "TableGroup", "TableLookup", "build_layout"]
 
@@ -50,6 +50,7 @@ class TableGroup:
         index: number of the group in its layout.
         lookup: how its tables are read.
         dim: weights per row.
+        optimizer: row optimizer of its tables; None: the schema's.
         first_table, end_table: half-open range of tables.
         first_segment, end_segment: half-open range of occurrence segments.
     """
@@ -61,6 +62,12 @@ class TableGroup:
     end_table: int
     first_segment: int
     end_segment: int
+    optimizer: str | None = None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Its rows are never updated, so no gradient is computed for them."""
+        return self.optimizer == FROZEN
 
     @property
     def num_segments(self) -> int:
@@ -80,14 +87,19 @@ class LookupLayout:
 
 
 def build_layout(
-    tables: Sequence[RowTable], features: Sequence[FeatureRef], lookups: Sequence[TableLookup]
+    tables: Sequence[RowTable],
+    features: Sequence[FeatureRef],
+    lookups: Sequence[TableLookup],
+    settings: Sequence[Hashable] | None = None,
 ) -> LookupLayout:
-    """Group consecutive tables of one dimension that are read alike.
+    """Group consecutive tables of one dimension that are read and updated alike.
 
     Args:
         tables: tables, by table number.
         features: occurrence segments, sorted by table number.
         lookups: how each table is read, by table number.
+        settings: by table number; tables of different settings of their optimizer are in different groups. None: all
+            tables of one optimizer have the same.
 
     Raises:
         InputError: the segments are not sorted by table number.
@@ -97,7 +109,9 @@ def build_layout(
         raise InputError(f"features must be sorted by table number, got table numbers {segment_tables}")
     groups: list[TableGroup] = []
     table = segment = 0
-    for (lookup, dim), group in groupby(zip(lookups, (table.dim for table in tables), strict=True)):
+    kinds = [(table.dim, table.optimizer) for table in tables]
+    alike = settings if settings is not None else [None] * len(tables)
+    for (lookup, (dim, optimizer), _), group in groupby(zip(lookups, kinds, alike, strict=True)):
         end_table = table + len(list(group))
         end_segment = segment + sum(table <= number < end_table for number in segment_tables)
         groups.append(
@@ -105,6 +119,7 @@ def build_layout(
                 index=len(groups),
                 lookup=lookup,
                 dim=dim,
+                optimizer=optimizer,
                 first_table=table,
                 end_table=end_table,
                 first_segment=segment,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
+from bagpipe.cache.lookup_layout import TableGroup
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
 from bagpipe.cache.slots import Slab, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
@@ -28,7 +29,7 @@ from bagpipe.cache.staging import Scratch
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowView
+from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowSteps, RowView
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
@@ -334,8 +335,12 @@ class RowCache:
             group.closed = True
         return current.groups
 
-    def update(self, context: BatchContext, settings: RowStep) -> None:
+    def update(self, context: BatchContext, settings: RowSteps) -> None:
         """Update each row that backward reached once, and end the batch. All rows are in this cache.
+
+        Args:
+            context: the batch.
+            settings: of the optimizers.
 
         Raises:
             JobError: the batch is not the current one.
@@ -343,20 +348,22 @@ class RowCache:
         for group in self.end(context):
             local = group.context.local
             if group.gradients and local is not None:
-                self.apply(local, gradients_of(group, 0), settings)
+                self.apply(group.context.tables, local, gradients_of(group, 0), settings)
             group.gradients.clear()
 
-    def apply(self, rows: SlotRows, gradients: Sequence[Gradients], settings: RowStep) -> None:
+    def apply(self, group: TableGroup, rows: SlotRows, gradients: Sequence[Gradients], settings: RowSteps) -> None:
         """Apply one optimizer step to each row.
 
         Args:
-            rows: distinct rows of one table group.
+            group: a table group that is not frozen.
+            rows: distinct rows of the group.
             gradients: their gradients, one entry per lookup.
-            settings: optimizer settings.
+            settings: of the optimizers.
         """
+        step = settings if isinstance(settings, RowStep) else settings[group.index]
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):
-            self.kernels.update(self._slab.records, rows.slot_index, gradients, settings, rows.names)
+            self.kernels.update(self._slab.records, rows.slot_index, gradients, step, rows.names, group.optimizer)
         self.slots.mark_dirty(rows.slots)
         with self._count_lock:  # with several ranks, two lanes update rows
             self._updated += len(rows.rows)

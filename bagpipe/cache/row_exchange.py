@@ -5,7 +5,8 @@
     lane push     push(b) ─> gradients the next batch waits for      push_late(b), update_late(b) ─> the rest
 
 A gradient goes to the owner of its row, which sums the contributions of all ranks in rank order and updates the row
-once. All ranks make the same calls: a rank that uses no row of a group sends empty contributions.
+once. All ranks make the same calls: a rank that uses no row of a group sends empty contributions. No gradient of a
+frozen group is exchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
 from bagpipe.cache.staging import Scratch
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
-from bagpipe.kernels.interface import Gradients, RowStep
+from bagpipe.kernels.interface import Gradients, RowSteps
 from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["RowExchange"]
@@ -96,7 +97,7 @@ class RowExchange:
         """Row gradients ``[n, dim]`` of each group from the last `push`."""
         return self._arrived[_NOW]
 
-    def update(self, context: BatchContext, settings: RowStep) -> None:
+    def update(self, context: BatchContext, settings: RowSteps) -> None:
         """Update the owned rows with the gradients of the last `push`."""
         self._update(context, _NOW, settings)
 
@@ -115,7 +116,7 @@ class RowExchange:
         groups = self._cache.end(context)
         for group in groups:
             # A group without rows has no gradient if the examples of this rank have no id of its tables.
-            if not group.gradients and group.context.num_rows:
+            if not group.gradients and group.context.num_rows and not group.context.tables.is_frozen:
                 tables = group.context.tables
                 raise JobError(
                     f"batch {context.batch_index}: the loss does not depend on the rows of tables number "
@@ -139,7 +140,7 @@ class RowExchange:
         """Row gradients ``[n, dim]`` of each group from the last `push_late`."""
         return self._arrived[_LATE]
 
-    def update_late(self, context: BatchContext, settings: RowStep) -> None:
+    def update_late(self, context: BatchContext, settings: RowSteps) -> None:
         """Update the owned rows with the gradients of the last `push_late`."""
         self._update(context, _LATE, settings)
 
@@ -147,6 +148,9 @@ class RowExchange:
         self._arrived[which] = []
         for group in groups:
             dim = group.context.tables.dim
+            if group.context.tables.is_frozen:  # on every rank
+                self._arrived[which].append(torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device))
+                continue
             part = _part(group.context, which)
             for vectors, weights in group.gradients:
                 keep_for_current_stream(vectors)
@@ -160,10 +164,12 @@ class RowExchange:
             self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
             self._arrived[which].append(received)
 
-    def _update(self, context: BatchContext, which: int, settings: RowStep) -> None:
+    def _update(self, context: BatchContext, which: int, settings: RowSteps) -> None:
         for group, received in zip(context.groups, self._arrived[which], strict=True):
-            part = _part(group, which)
-            self._cache.apply(part.owned, [Gradients(vectors=received, segment_sum=part.segment_sum)], settings)
+            if not group.tables.is_frozen:
+                part = _part(group, which)
+                gradients = [Gradients(vectors=received, segment_sum=part.segment_sum)]
+                self._cache.apply(group.tables, part.owned, gradients, settings)
 
     def _row_scratch(self) -> Scratch:
         return Scratch(self._cache.row_dtype, self._cache.device)
