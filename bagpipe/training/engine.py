@@ -23,6 +23,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.distributed.interface import Peers
+from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
@@ -38,7 +39,7 @@ from bagpipe.training.part import LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import Progress, RunResult
 from bagpipe.training.reading import Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
-from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows
+from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows, RowStepsOfBatch
 from bagpipe.training.stepped_run import SteppedRun
 from bagpipe.training.totals import Totals
 from bagpipe.types.batch import Batch
@@ -63,13 +64,13 @@ class EngineSettings:
     Attributes:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
-        rows_lr, eps: of the row optimizer.
+        rows_lr, eps: of the row optimizer of all tables; None: the engine has `row_steps`.
     """
 
     prefetch_depth: int
     read_ahead: int
-    rows_lr: float
-    eps: float
+    rows_lr: float | None = None
+    eps: float | None = None
 
 
 class Engine:
@@ -82,6 +83,8 @@ class Engine:
         dense: the dense part of the model, whose embedding modules read from `cache`.
         prepare: makes a batch's model inputs of what it uploads; called in the data lane.
         settings: numbers.
+        row_steps: settings of a batch's row updates, by table group of the layout (`bagpipe.training.row_steps`).
+            Called once per batch, when its forward begins. None: those of `settings`, for all tables.
         trace: records every action.
         peers: the other ranks; None: there are none.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
@@ -102,6 +105,7 @@ class Engine:
         dense: DensePart,
         prepare: Callable[[Batch, Uploader], ModelInputs],
         settings: EngineSettings,
+        row_steps: RowStepsOfBatch | None = None,
         trace: Trace | None = None,
         peers: Peers | None = None,
         claim: Callable[[], bool] | None = None,
@@ -114,6 +118,7 @@ class Engine:
         self.store = store
         self.dense = dense
         self.settings = settings
+        self.row_steps: RowStepsOfBatch = _same_step(settings) if row_steps is None else row_steps
         self.trace = trace
         self.layout = layout
         self.prepare = prepare
@@ -232,9 +237,9 @@ class Engine:
         known = list(self._known)
         update: LoopPart
         if peers is None:
-            update = LocalRows(cache, self._row_step, after_steps=self.dense.is_staged)
+            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged)
         else:
-            update = exchanged = ExchangedRows(cache, peers, row_step=self._row_step, guard=guard)
+            update = exchanged = ExchangedRows(cache, peers, row_steps=self.row_steps, guard=guard)
             if self.recorder is not None:
                 known.append(exchanged.was_written)
         rows = Rows(
@@ -264,9 +269,6 @@ class Engine:
             peers=self.peers,
             trace=self.trace,
         )
-
-    def _row_step(self, b: int) -> RowStep:
-        return RowStep(lr=self.settings.rows_lr, eps=self.settings.eps, step=b + 1)
 
     @contextmanager
     def _running(
@@ -331,6 +333,14 @@ class Engine:
             input_error=reading.input_error,
             checkpoint_stall_s=0.0 if self.recorder is None else self.recorder.stall_s,
         )
+
+
+def _same_step(settings: EngineSettings) -> RowStepsOfBatch:
+    """One optimizer for all tables."""
+    lr, eps = settings.rows_lr, settings.eps
+    if lr is None or eps is None:
+        raise InputError(f"expected row_steps, or rows_lr and eps in the settings, got {settings}")
+    return lambda b: RowStep(lr=lr, eps=eps, step=b + 1)
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

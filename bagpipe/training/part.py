@@ -24,6 +24,7 @@ from bagpipe.dense.executor import DensePass
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import ScheduleError
+from bagpipe.kernels.interface import RowSteps
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
@@ -48,6 +49,7 @@ class InFlightBatch:
         writes: gives the rows to write back, once they have come from the device; None: not evicted, or written.
         epoch: of the logs that its write-back belongs to.
         groups: its table groups, from the first lookup on; with their gradients after the backward.
+        row_steps: settings of its row updates, from the first lookup on.
         dense_pass: between forward and backward of a whole model.
         stage_batch: as the stages of a model divide it; None for a whole model.
         loss: scalar without history, the mean over the global batch of these examples; None without examples.
@@ -63,6 +65,7 @@ class InFlightBatch:
     writes: CopiedRows | None = None
     epoch: int = 0
     groups: tuple[ActiveTableGroup, ...] = ()
+    row_steps: RowSteps = ()
     dense_pass: DensePass | None = None
     stage_batch: StageBatch | None = None
     loss: Tensor | None = None

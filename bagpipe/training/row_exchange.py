@@ -23,7 +23,7 @@ from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
-from bagpipe.training.rows import RowStepOfBatch
+from bagpipe.training.rows import RowStepsOfBatch
 
 __all__ = ["EvaluationExchange", "ExchangedRows"]
 
@@ -71,15 +71,15 @@ class ExchangedRows(EvaluationExchange):
     Args:
         cache: the rows that this rank owns.
         peers: the other ranks.
-        row_step: settings of a batch's updates.
+        row_steps: settings of a batch's updates.
         guard: looks at the gradients that other ranks have sent.
     """
 
     row_waits = ("0X_PULL", "0X_PUSH")
 
-    def __init__(self, cache: RowCache, peers: Peers, *, row_step: RowStepOfBatch, guard: NonfiniteGuard) -> None:
+    def __init__(self, cache: RowCache, peers: Peers, *, row_steps: RowStepsOfBatch, guard: NonfiniteGuard) -> None:
         super().__init__(cache, peers)
-        self._row_step = row_step
+        self._row_steps = row_steps
         self._guard = guard
         # For unbounded tables a planner keeps hashes of ids, or nothing: it can take a new row for an old one.
         is_remembered = dense_sizes([table.rows for table in cache.schema.tables]) is not None
@@ -102,6 +102,7 @@ class ExchangedRows(EvaluationExchange):
     def _begin(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
         batch.groups = self._exchange.begin(batch.context)
+        batch.row_steps = self._row_steps(b)
 
     def push(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -111,7 +112,7 @@ class ExchangedRows(EvaluationExchange):
         batch = self._run.in_flight[b]
         if not batch.is_skipped:
             self._guard.watch(b, self._exchange.arrived())
-            self._exchange.update(batch.context, self._row_step(b))
+            self._exchange.update(batch.context, batch.row_steps)
 
     def push_late(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -122,15 +123,15 @@ class ExchangedRows(EvaluationExchange):
         batch = self._run.in_flight[b]
         if not batch.is_skipped:
             self._guard.watch(b, self._exchange.arrived_late())
-            self._exchange.update_late(batch.context, self._row_step(b))
+            self._exchange.update_late(batch.context, batch.row_steps)
 
     def was_written(self, batch: InFlightBatch, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each row was written, maybe by another rank: the plan tells, where it knows exactly what came before.
 
-        A row that is planned is updated, so it is written when it leaves, unless its batch is skipped.
+        A row that is planned is updated, so it is written when it leaves, unless its batch is skipped or it is frozen.
         """
         owner = batch.rank_batch.owner
-        if not self._plan_is_exact:
+        if not self._plan_is_exact or self._cache.schema.tables[table].is_frozen:
             return np.zeros(len(ids), dtype=np.bool_)
         rows = slice(int(owner.fetch.table_offsets[table]), int(owner.fetch.table_offsets[table + 1]))
         return np.isin(ids, owner.fetch.ids[rows][owner.fetch_new[rows]], invert=True)

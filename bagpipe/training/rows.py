@@ -19,7 +19,7 @@ from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
 from bagpipe.errors import LostRowError
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.interface import RowSteps
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.schedule.builders.prefetch_loop import (
     EVICT_AFTER,
@@ -34,13 +34,13 @@ from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit
 
-__all__ = ["EvaluationRows", "KnownRows", "LocalRows", "RowStepOfBatch", "Rows"]
+__all__ = ["EvaluationRows", "KnownRows", "LocalRows", "RowStepsOfBatch", "Rows"]
 
 #: (batch, table number, ids int64 ``[n]`` that it fetches) -> bool ``[n]``: the store must have the row.
 KnownRows: TypeAlias = Callable[[InFlightBatch, int, NDArray[np.int64]], NDArray[np.bool_]]
 
-#: Batch number -> settings of its row updates.
-RowStepOfBatch: TypeAlias = Callable[[int], RowStep]
+#: Batch number, from 0 -> settings of its row updates. Called once per batch, when its forward begins.
+RowStepsOfBatch: TypeAlias = Callable[[int], RowSteps]
 
 
 class EvaluationRows(LoopPart):
@@ -204,22 +204,22 @@ class LocalRows(LoopPart):
 
     Args:
         cache: the rows.
-        row_step: settings of a batch's updates; None: evaluation, nothing is updated.
+        row_steps: settings of a batch's updates; None: evaluation, nothing is updated.
         after_steps: see `declare_update`.
     """
 
-    def __init__(self, cache: RowCache, row_step: RowStepOfBatch | None = None, *, after_steps: bool = False) -> None:
+    def __init__(self, cache: RowCache, row_steps: RowStepsOfBatch | None = None, *, after_steps: bool = False) -> None:
         self._cache = cache
         self._after_steps = after_steps
-        self._row_step = row_step
+        self._row_steps = row_steps
         self._run: LoopRun
 
     def declare(self, loop: LoopBuilder) -> None:
-        if self._row_step is not None:
+        if self._row_steps is not None:
             declare_update(loop, after_steps=self._after_steps)
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {} if self._row_step is None else {"X_UPDATE": self.update}
+        return {} if self._row_steps is None else {"X_UPDATE": self.update}
 
     def hooks(self) -> Iterable[Hook]:
         yield Hook(at=Point.LOOKUP, when="before", call=self._begin)
@@ -228,19 +228,18 @@ class LocalRows(LoopPart):
         self._run = run
 
     def update(self, b: int) -> None:
-        assert self._row_step is not None, "declared for training only"
         batch = self._run.in_flight[b]
         if batch.is_skipped:
             drop_gradients(self._cache.end(batch.context))
         else:
-            self._cache.update(batch.context, self._row_step(b))
+            self._cache.update(batch.context, batch.row_steps)
         batch.groups = ()  # they hold the gradients, and records that the cache may have outgrown
 
     def _begin(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
         groups = self._cache.begin(batch.context)
-        if self._row_step is not None:
-            batch.groups = groups
+        if self._row_steps is not None:
+            batch.groups, batch.row_steps = groups, self._row_steps(b)
 
 
 def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:

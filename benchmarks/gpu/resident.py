@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.row_transfer import FetchRequests
-from bagpipe.kernels.interface import RowStep
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
@@ -77,8 +76,7 @@ def _ours(workload: Workload, steps: Sequence[RankBatch]) -> Iterator[Resident]:
             batch = ready[number]
             cache.begin(batch.context)
             _loss(job.model, batch.inputs.dense, batch.inputs.sparse, batch.inputs.labels).backward()  # type: ignore[no-untyped-call]
-            settings = engine.settings
-            cache.update(batch.context, RowStep(lr=settings.rows_lr, eps=settings.eps, step=number + 1))
+            cache.update(batch.context, engine.row_steps(number))
             engine.dense.optimizer.step()
             engine.dense.optimizer.zero_grad(set_to_none=True)
 
