@@ -20,6 +20,8 @@ from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, buil
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.cached_lookup import CachedLookup, Column, JaggedInput
+from bagpipe.embedding.table_optimizers import TableOptimizers
+from bagpipe.optim import RowOptimizers
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import Batch
 from bagpipe.types.model_inputs import ModelInputs
@@ -100,22 +102,29 @@ class CachedBags(nn.Module):
         schema: schema of the data. Rows of a table with a vocabulary start uniform in ``±sqrt(1 / rows)``, others in
             the default of `RowTable.init_bound`.
         embedding_dim: dimension of tables that have none in the schema.
+        optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
 
     Attributes:
-        row_tables: cached tables by table number, grouped by pooling and dimension; for `RowSchema.tables`.
+        row_tables: cached tables by table number, grouped by pooling, dimension and optimizer; for `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
         layout: table groups; for `Engine`.
         dims: dimension of each feature's vector, in schema order.
+        optimizers: row optimizers as given, by table number; none were given: empty.
+        optimizer: row optimizer of the tables that name none, for `RowSchema.optimizer`; none were given: None.
     """
 
-    def __init__(self, schema: DataSchema, embedding_dim: int) -> None:
+    def __init__(self, schema: DataSchema, embedding_dim: int, optimizers: RowOptimizers | None = None) -> None:
         super().__init__()
         weighted = any(feature.weighted for feature in schema.features)
-        groups: dict[tuple[Pooling, int], list[Table]] = {}
+        updates = TableOptimizers.of(optimizers, [table.name for table in schema.tables])
+        groups: dict[tuple[Pooling, int, str | None], list[Table]] = {}
         for table in schema.tables:
-            groups.setdefault((_POOLINGS[table.pooling], table.dim or embedding_dim), []).append(table)
-        members = [(pooling, dim, table) for (pooling, dim), tables in groups.items() for table in tables]
-        self.row_tables = tuple(_row_table(table, dim) for _, dim, table in members)
+            key = _POOLINGS[table.pooling], table.dim or embedding_dim, updates.name(table.name)
+            groups.setdefault(key, []).append(table)
+        members = [(pooling, dim, table) for (pooling, dim, _), tables in groups.items() for table in tables]
+        table_names = [table.name for _, _, table in members]
+        self.row_tables = updates.named(_row_table(table, dim) for _, dim, table in members)
+        self.optimizers, self.optimizer = updates.ordered(table_names), updates.shared
         self.features = tuple(
             FeatureRef(feature=position, table=number)
             for number, (_, _, table) in enumerate(members)
@@ -124,7 +133,8 @@ class CachedBags(nn.Module):
         )
         # A weighted feature's table is never mean-pooled (`DataSchema`); the weights of other features are ones.
         lookups = [TableLookup(pooling=pooling, weighted=weighted and pooling == "sum") for pooling, _, _ in members]
-        self.layout: LookupLayout = build_layout(self.row_tables, self.features, lookups)
+        settings = updates.settings(table_names)
+        self.layout: LookupLayout = build_layout(self.row_tables, self.features, lookups, settings)
         names = [feature.name for feature in schema.features]
         columns = _columns(self.layout, names)
         self.dims = tuple(column.dim for column in columns)

@@ -26,8 +26,10 @@ from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, buil
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.embedding.cached_lookup import CachedLookup, Column
 from bagpipe.embedding.materialise import materialise
+from bagpipe.embedding.table_optimizers import TableOptimizers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
+from bagpipe.optim import RowOptimizer, RowOptimizers
 from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import DataSchema, RowTable
 
@@ -150,6 +152,8 @@ class Converted:
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
         layout: table groups; for `prepare_batch`.
         lookups: one per collection.
+        optimizers: row optimizers as given, by table number; none were given: empty.
+        optimizer: row optimizer of the tables that name none, for `RowSchema.optimizer`; none were given: None.
     """
 
     model: nn.Module
@@ -157,6 +161,8 @@ class Converted:
     features: tuple[FeatureRef, ...]
     layout: LookupLayout
     lookups: tuple[CachedLookup, ...]
+    optimizers: tuple[RowOptimizer, ...] = ()
+    optimizer: str | None = None
 
     def bind(self, cache: RowCache) -> None:
         """Make the collections read from `cache`.
@@ -178,14 +184,20 @@ class _Member:
 
 
 def convert(
-    model: nn.Module, schema: DataSchema, *, device: torch.device | str = "cpu", dtype: str = "float32"
+    model: nn.Module,
+    schema: DataSchema,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    optimizers: RowOptimizers | None = None,
 ) -> Converted:
     """Make a torchrec model, usually built on the meta device, read its embedding rows from a cache.
 
     Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, at any depth; existing table values are
     dropped. Other parameters on the meta device are allocated and reset: seed torch's generator before.
 
-    Tables are numbered collection by collection, grouped by pooling and dimension.
+    Tables are numbered collection by collection, grouped by pooling, dimension and row optimizer: by its name, so that
+    another learning rate changes no number.
 
     Args:
         model: the model, modified in place.
@@ -193,29 +205,32 @@ def convert(
             (``rows = None``) is unbounded, regardless of `num_embeddings`.
         device: device of the dense part.
         dtype: ``float32`` or ``float64``, for the dense part and the rows.
+        optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
 
     Raises:
         InputError: the model has no collection, a table name is used twice, the data lacks a feature, a table is
-            smaller than its vocabulary, or a table setting is not supported.
+            smaller than its vocabulary, or a table setting is not supported; or `optimizers` does not fit the tables.
     """
     where = torch.device(device)
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
     collections: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
     if not collections:
         raise InputError(f"expected a model with torchrec embedding collections, {type(model).__name__} has none")
-    members = [member for number, module in enumerate(collections) for member in _members(number, module)]
-    names = [member.config.name for member in members]
+    names = [config.name for module in collections for config in _configs(module)]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"table names must be unique over all collections, {name!r} appears more than once")
+    updates = TableOptimizers.of(optimizers, names)
+    members = [member for number, module in enumerate(collections) for member in _members(number, module, updates)]
+    names = [member.config.name for member in members]
     feature_numbers = {feature.name: number for number, feature in enumerate(schema.features)}
-    tables = tuple(_row_table(member.config, schema) for member in members)
+    tables = updates.named(_row_table(member.config, schema) for member in members)
     features = tuple(
         FeatureRef(feature=feature_numbers[name], table=number)
         for number, member in enumerate(members)
         for name in member.config.feature_names
     )
-    layout = build_layout(tables, features, [member.lookup for member in members])
+    layout = build_layout(tables, features, [member.lookup for member in members], updates.settings(names))
     replaced: dict[nn.Module, nn.Module] = {}
     lookups = []
     for number, module in enumerate(collections):
@@ -231,7 +246,15 @@ def convert(
                 setattr(parent, key, replaced[child])
     model = replaced.get(model, model)
     materialise(model, where, TORCH_DTYPE[dtype])
-    return Converted(model=model, row_tables=tables, features=features, layout=layout, lookups=tuple(lookups))
+    return Converted(
+        model=model,
+        row_tables=tables,
+        features=features,
+        layout=layout,
+        lookups=tuple(lookups),
+        optimizers=updates.ordered(names),
+        optimizer=updates.shared,
+    )
 
 
 def _configs(module: Untyped) -> list[Any]:
@@ -255,9 +278,9 @@ def _replacement(module: Untyped, cached_lookup: CachedLookup, device: torch.dev
     return new
 
 
-def _members(number: int, module: Untyped) -> list[_Member]:
-    """The tables of a collection, grouped by pooling and dimension, otherwise in order."""
-    groups: dict[tuple[Pooling, int], list[_Member]] = {}
+def _members(number: int, module: Untyped, updates: TableOptimizers) -> list[_Member]:
+    """The tables of a collection, grouped by pooling, dimension and row optimizer, otherwise in order."""
+    groups: dict[tuple[Pooling, int, str | None], list[_Member]] = {}
     pooled = isinstance(module, EmbeddingBagCollection)
     weighted = bool(pooled and module.is_weighted())
     for config in _configs(module):
@@ -265,7 +288,8 @@ def _members(number: int, module: Untyped) -> list[_Member]:
         if weighted and pooling != "sum":
             raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {pooling}")
         lookup = TableLookup(collection=number, pooling=pooling, weighted=weighted)
-        groups.setdefault((pooling, config.embedding_dim), []).append(_Member(config=config, lookup=lookup))
+        key = pooling, config.embedding_dim, updates.name(config.name)
+        groups.setdefault(key, []).append(_Member(config=config, lookup=lookup))
     return [member for group in groups.values() for member in group]
 
 

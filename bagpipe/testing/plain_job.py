@@ -22,6 +22,7 @@ from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
+from bagpipe.optim import RowOptimizers
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import RankBatch
@@ -32,6 +33,7 @@ from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, EngineSettings, OnBatch
 from bagpipe.training.progress import RunResult
+from bagpipe.training.row_steps import row_steps_of
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
 
@@ -49,7 +51,8 @@ class PlainSettings:
         lookahead, prefetch_depth, read_ahead: numbers of batches.
         dim: embedding dimension of tables that name none.
         bottom_mlp, top_mlp: layer widths of the model.
-        rows, rows_lr, eps: row optimizer. The dense optimizer is SGD with `dense_lr`.
+        rows, rows_lr, eps: row optimizer of all tables. The dense optimizer is SGD with `dense_lr`.
+        optimizers: row optimizers by table name, in place of `rows`, `rows_lr` and `eps`.
         dtype: of the computation.
         row_dtype: of row weights, as cache.dtype; half rows are rounded stochastically.
         kernels: as run.kernels.
@@ -68,6 +71,7 @@ class PlainSettings:
     rows: str = "sgd"
     rows_lr: float = 0.1
     eps: float = 1e-8
+    optimizers: RowOptimizers | None = None
     dense_lr: float = 0.1
     dtype: str = "float32"
     row_dtype: str = "run"
@@ -111,7 +115,7 @@ class PlainJob:
     ) -> None:
         device = torch.device(settings.device)
         torch.manual_seed(settings.seed)
-        bags = CachedBags(settings.schema, settings.dim)
+        bags = CachedBags(settings.schema, settings.dim, settings.optimizers)
         model = PlainDLRM(
             bags,
             num_dense=max(1, len(settings.schema.dense)),
@@ -125,7 +129,7 @@ class PlainJob:
         row_dtype = settings.dtype if settings.row_dtype == "run" else settings.row_dtype
         self.rows = RowSchema(
             tables=bags.row_tables,
-            optimizer=settings.rows,
+            optimizer=settings.rows if bags.optimizer is None else bags.optimizer,
             dtype=row_dtype,
             seed=settings.seed,
             rounding="stochastic" if ROW_TYPES[row_dtype].is_half else "nearest",
@@ -142,6 +146,7 @@ class PlainJob:
         self.store = make_store(self.rows)
         self._settings = settings
         self._layout = bags.layout
+        self._row_steps = row_steps_of(bags.layout, bags.optimizers) if bags.optimizers else None
         self._trace = trace
         self._on_batch = on_batch
         self.engine = self.make_engine()
@@ -180,6 +185,7 @@ class PlainJob:
                 rows_lr=settings.rows_lr,
                 eps=settings.eps,
             ),
+            row_steps=self._row_steps,
             trace=self._trace,
             **more,
         )

@@ -1,0 +1,250 @@
+"""Row optimizers: how the rows of embedding tables are updated, per table.
+
+    SGD, Adagrad, RowWiseAdagrad, Adam, Frozen ──by table name, "*": the others──> `optimizers_of` ──> by table number
+
+Each batch updates each of its rows once, with the gradient of the row summed over the whole global batch. The state of
+an optimizer is kept in the record of the row. The formulas are those of torch and torchrec, operation by operation
+(`bagpipe.kernels.row_optimizer`); state starts at zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import Any, ClassVar, TypeAlias
+
+from bagpipe.errors import InputError
+from bagpipe.types.schema import FROZEN
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Frozen",
+    "Rate",
+    "RowOptimizer",
+    "RowOptimizers",
+    "RowWiseAdagrad",
+    "check_optimizers",
+    "optimizers_of",
+    "settings_of",
+    "shared_optimizer",
+]
+
+#: A learning rate, or a function of the number of the batch, from 0. A pure function of that number gives a resumed job
+#: the rates of one that was not interrupted. It is called once per batch, when the forward of the batch begins.
+Rate: TypeAlias = float | Callable[[int], float]
+
+#: Table that stands for all tables that are not named.
+OTHERS = "*"
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """Optimizer of the rows of a table. Base class; its subclasses are the optimizers there are."""
+
+    #: Key of `bagpipe.types.schema.OPTIMIZER_STATE_WIDTH`.
+    name: ClassVar[str]
+
+    def rate(self, step: int) -> float:
+        """Learning rate of batch number `step`, from 0.
+
+        Raises:
+            InputError: it is not a finite number of at least 0.
+        """
+        return 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """Added to a root before the division by it; 0 where there is none."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Rated(RowOptimizer):
+    """An optimizer with a learning rate."""
+
+    lr: Rate
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr):
+            self._check_rate(self.lr, "a finite number of at least 0, or a function of the step")
+
+    def rate(self, step: int) -> float:
+        if not callable(self.lr):
+            return float(self.lr)
+        return self._check_rate(self.lr(step), f"a finite number of at least 0 at step {step}")
+
+    def _check_rate(self, lr: Any, expected: str) -> float:
+        if _is_number(lr) and lr >= 0:
+            return float(lr)
+        raise InputError(f"{type(self).__name__}: lr must be {expected}, got {lr!r}")
+
+
+@dataclass(frozen=True)
+class _Adaptive(_Rated):
+    """An optimizer that divides by a root."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (_is_number(self.epsilon) and self.epsilon > 0):
+            raise InputError(f"{type(self).__name__}: eps must be a finite number above 0, got {self.epsilon!r}")
+
+
+@dataclass(frozen=True)
+class SGD(_Rated):
+    """`torch.optim.SGD` without momentum and weight decay: ``w -= lr * g``. A row has no state.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+
+    Raises:
+        InputError: `lr` is not a finite number of at least 0.
+    """
+
+    name: ClassVar[str] = "sgd"
+
+
+@dataclass(frozen=True)
+class Adagrad(_Adaptive):
+    """`torch.optim.Adagrad` without decay: ``s += g * g; w -= lr * g / (sqrt(s) + eps)``. `dim` numbers of state a row.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+        eps: epsilon, keyword only; torch's default.
+
+    Raises:
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+    """
+
+    name: ClassVar[str] = "adagrad"
+    _: KW_ONLY
+    eps: float = 1e-10
+
+    @property
+    def epsilon(self) -> float:
+        return self.eps
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(_Adaptive):
+    """`torchrec.optim.RowWiseAdagrad`: ``s += mean(g * g); w -= lr * g / (sqrt(s) + eps)``. One number of state a row.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+        eps: epsilon, keyword only. The default is that of FBGEMM's tables; torchrec's own module has 1e-10.
+
+    Raises:
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+    """
+
+    name: ClassVar[str] = "rowwise_adagrad"
+    _: KW_ONLY
+    eps: float = 1e-8
+
+    @property
+    def epsilon(self) -> float:
+        return self.eps
+
+
+@dataclass(frozen=True)
+class Adam(_Adaptive):
+    """`torch.optim.SparseAdam`: Adam on the rows of the batch only, betas 0.9 and 0.999. ``2 * dim`` numbers a row.
+
+    ``m += (g - m) * (1 - 0.9); v += (g * g - v) * (1 - 0.999); w -= rate * m / (sqrt(v) + eps)``. The correction of the
+    bias is in the rate: ``lr * sqrt(1 - 0.999 ** t) / (1 - 0.9 ** t)``, where t counts the batches from 1, with and
+    without the row.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+        eps: epsilon, keyword only; torch's default.
+
+    Raises:
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+    """
+
+    name: ClassVar[str] = "adam"
+    _: KW_ONLY
+    eps: float = 1e-8
+
+    @property
+    def epsilon(self) -> float:
+        return self.eps
+
+
+@dataclass(frozen=True)
+class Frozen(RowOptimizer):
+    """Rows that are read and never updated, like a parameter with ``requires_grad=False``. A row has no state.
+
+    No gradient is computed for them, and they are never written to the store. A row that the store lacks has its
+    initial value, each time it is fetched.
+    """
+
+    name: ClassVar[str] = FROZEN
+
+
+#: One optimizer for all tables, or one per table name; the name ``"*"`` stands for all tables that are not named.
+RowOptimizers: TypeAlias = RowOptimizer | Mapping[str, RowOptimizer]
+
+
+def check_optimizers(rows: RowOptimizers) -> None:
+    """Check the type of every optimizer.
+
+    Raises:
+        InputError: something is not a `RowOptimizer`.
+    """
+    named = rows if isinstance(rows, Mapping) else {OTHERS: rows}
+    for name, optimizer in named.items():
+        if not isinstance(optimizer, RowOptimizer) or not hasattr(optimizer, "name"):
+            raise InputError(
+                f"row optimizer of table {name!r}: expected one of bagpipe.optim (SGD, Adagrad, RowWiseAdagrad, Adam, "
+                f"Frozen), got {optimizer!r}"
+            )
+
+
+def optimizers_of(rows: RowOptimizers, table_names: Sequence[str]) -> tuple[RowOptimizer, ...]:
+    """The optimizer of each table.
+
+    Args:
+        rows: one for all tables, or one per table name; ``"*"`` stands for all tables that are not named.
+        table_names: names, by table number.
+
+    Raises:
+        InputError: a table has no optimizer, a name is not that of a table, or something is not a `RowOptimizer`.
+    """
+    check_optimizers(rows)
+    if not isinstance(rows, Mapping):
+        return (rows,) * len(table_names)
+    unknown = [name for name in rows if name != OTHERS and name not in table_names]
+    without = [name for name in table_names if name not in rows and OTHERS not in rows]
+    if unknown or without:
+        raise InputError(
+            f'row optimizers: expected one for each of the tables {list(table_names)}, or "*" for those not named; '
+            f"got {list(rows)}: unknown {unknown}, without an optimizer {without}"
+        )
+    return tuple(rows[name] if name in rows else rows[OTHERS] for name in table_names)
+
+
+def shared_optimizer(optimizers: Sequence[RowOptimizer]) -> str:
+    """Name for `RowSchema.optimizer`: that of most tables; the first of several. Frozen tables do not count.
+
+    Tables that have another one name it (`RowTable.optimizer`).
+    """
+    counts = Counter(optimizer.name for optimizer in optimizers if optimizer.name != FROZEN)
+    return counts.most_common(1)[0][0] if counts else SGD.name
+
+
+def settings_of(optimizers: Sequence[RowOptimizer]) -> tuple[int, ...]:
+    """Numbers that are equal exactly where the optimizers are, by table number; for `build_layout`."""
+    different: list[RowOptimizer] = []
+    for optimizer in optimizers:
+        if optimizer not in different:
+            different.append(optimizer)
+    return tuple(different.index(optimizer) for optimizer in optimizers)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
