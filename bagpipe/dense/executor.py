@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,13 @@ from bagpipe.dense.loss import as_heads, total_loss
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.split.staged_model import StagedModel
-
-if TYPE_CHECKING:
-    from bagpipe.types.model_inputs import ModelInputs
+from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = [
     "DenseExecutor",
     "DensePass",
     "EagerExecutor",
+    "EagerPass",
     "SplitExecutor",
     "heads_of",
     "split_pass",
@@ -62,11 +61,11 @@ class DenseExecutor(Protocol):
     @property
     def precision(self) -> Precision: ...
 
-    def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
+    def forward(self, inputs: Any, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         """Compute forward and loss of a batch whose rows can be looked up.
 
         Args:
-            inputs: this rank's examples, at least one.
+            inputs: this rank's examples, at least one: `ModelInputs`, or `LossInputs` of a `LossExecutor`.
             num_global_examples: examples of all ranks.
             loss_scale: factor of all gradients.
         """
@@ -74,8 +73,8 @@ class DenseExecutor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _EagerPass:
-    """A pass on autograd's own graph."""
+class EagerPass:
+    """A pass on autograd's own graph. Attributes: see `DensePass`."""
 
     loss: Tensor
     loss_sum: Tensor
@@ -85,12 +84,10 @@ class _EagerPass:
         torch.autograd.backward(self.loss, self.loss_scale.root_gradient(self.loss))
 
 
-def eager_pass(
-    heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale
-) -> _EagerPass:
+def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:
     """The pass of the heads' logits, each ``[num_examples]``."""
     total = total_loss(heads, labels)
-    return _EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
+    return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
 class EagerExecutor:
@@ -131,7 +128,7 @@ class SplitExecutor:
 class _SplitPass:
     """A pass in two pieces. The stage's graph begins at leaves, one per value of the lookups."""
 
-    stage: _EagerPass
+    stage: EagerPass
     values: Sequence[Tensor]
     leaves: Sequence[Tensor]
 

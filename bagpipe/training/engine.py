@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.cache.upload import Uploader
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import InputError
@@ -37,13 +37,12 @@ from bagpipe.training.evaluation import OnScores, Scoring
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import Progress, RunResult
-from bagpipe.training.reading import Reading
+from bagpipe.training.reading import PrepareInputs, Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows, RowStepsOfBatch
+from bagpipe.training.stepped_evaluation import Outputs
 from bagpipe.training.stepped_run import SteppedRun
 from bagpipe.training.totals import Totals
-from bagpipe.types.batch import Batch
-from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["Engine", "EngineSettings", "IsWritten", "OnBatch"]
 
@@ -103,7 +102,7 @@ class Engine:
         cache: RowCache,
         store: Store,
         dense: DensePart,
-        prepare: Callable[[Batch, Uploader], ModelInputs],
+        prepare: PrepareInputs,
         settings: EngineSettings,
         row_steps: RowStepsOfBatch | None = None,
         trace: Trace | None = None,
@@ -172,6 +171,7 @@ class Engine:
             LostRowError: a row that was written is not in the store. Nothing was trained on its loss.
             JobError: a checkpoint could not be written, or a loss or gradient is not finite.
         """
+        self.dense.model.train()
         with self._training(batches, first_batch, carried, on_batch) as run:
             return run.whole()
 
@@ -181,7 +181,8 @@ class Engine:
     ) -> Iterator[SteppedRun]:
         """A run of training whose batches the caller computes, one at a time and in its own thread.
 
-        Signals are the caller's. A run that is left before `SteppedRun.end` is given up: dirty rows are not written.
+        Signals and the mode of the model (`nn.Module.train`) are the caller's. A run that is left before
+        `SteppedRun.end` is given up: dirty rows are not written.
         Args: see `train`.
         """
         with self._training(batches, first_batch, carried, None, stops_on_signals=False) as run:
@@ -202,22 +203,50 @@ class Engine:
                 compute lane when they have come there, the last ones by the caller.
             on_batch: called after every batch.
         """
-        cache, peers = self.cache, self.peers
         self.dense.model.eval()
+        scoring = Scoring(self.dense.model, self.cache.streams, on_scores)
+        with self._evaluating(batches, scoring, scoring.loss_sums, on_batch) as run:
+            return run.whole()
+
+    @contextmanager
+    def evaluate_in_steps(self, batches: Iterator[RankBatch], outputs: Outputs) -> Iterator[SteppedRun]:
+        """A run of evaluation whose batches the caller scores, one at a time and in its own thread.
+
+        The mode of the model (`nn.Module.eval`) is the caller's. Args: see `evaluate`.
+        """
+        with self._evaluating(batches, outputs, outputs.loss_sums, None, stops_on_signals=False) as run:
+            run.start()
+            try:
+                yield run
+            finally:
+                run.give_up()
+
+    @contextmanager
+    def _evaluating(
+        self,
+        batches: Iterator[RankBatch],
+        scoring: LoopPart,
+        loss_sums: Callable[[], Mapping[str, Tensor]],
+        on_batch: OnBatch | None,
+        *,
+        stops_on_signals: bool = True,
+    ) -> Iterator[SteppedRun]:
+        """A run of evaluation, not started."""
+        cache, peers = self.cache, self.peers
         reading = self._reading()
         rows = EvaluationRows(
             cache=cache, store=self.store, prefetch_depth=self.settings.prefetch_depth, known=self._known
         )
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
-        scoring = Scoring(self.dense.model, cache.streams, on_scores)
-        totals = Totals(rows, scoring.loss_sums)
+        totals = Totals(rows, loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(part.evaluating())
-            runner = stack.enter_context(self._running(run, reading, totals, on_batch))
-            runner.run()
-            return self._end(run, reading, totals)
+            runner = stack.enter_context(
+                self._running(run, reading, totals, on_batch, stops_on_signals=stops_on_signals)
+            )
+            yield SteppedRun(run, runner, rows, partial(self._end, run, reading, totals))
 
     @contextmanager
     def _training(
@@ -231,7 +260,6 @@ class Engine:
     ) -> Iterator[SteppedRun]:
         """A run of training, not started."""
         settings, cache, peers = self.settings, self.cache, self.peers
-        self.dense.model.train()
         reading = self._reading()
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
         known = list(self._known)

@@ -32,7 +32,6 @@ from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import ReadResult, WriteRequest
-from bagpipe.types.model_inputs import ModelInputs
 
 __all__ = ["Hook", "InFlightBatch", "LoopPart", "LoopRun", "handlers_of"]
 
@@ -44,7 +43,7 @@ class InFlightBatch:
     Attributes:
         rank_batch: the batch and its plan.
         context: its index tensors.
-        inputs: None if this rank has none of its examples.
+        inputs: of the dense part (`DenseExecutor.forward`); None if this rank has none of its examples.
         requests, results: what is read from the store for it, from the fetch to the insert.
         writes: gives the rows to write back, once they have come from the device; None: not evicted, or written.
         epoch: of the logs that its write-back belongs to.
@@ -59,7 +58,7 @@ class InFlightBatch:
 
     rank_batch: RankBatch
     context: BatchContext
-    inputs: ModelInputs | None
+    inputs: Any
     requests: FetchRequests | None = None
     results: list[ReadResult] = field(default_factory=list)
     writes: CopiedRows | None = None

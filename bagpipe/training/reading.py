@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.lookup_layout import LookupLayout
@@ -27,9 +27,11 @@ from bagpipe.schedule.builders.prefetch_loop import declare_reading
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.training.part import InFlightBatch, LoopPart, LoopRun
 from bagpipe.types.batch import Batch
-from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["Reading"]
+__all__ = ["PrepareInputs", "Reading"]
+
+#: Makes the inputs of the dense part (`DenseExecutor.forward`) of a batch with examples, and of what it uploads.
+PrepareInputs: TypeAlias = Callable[[Batch, Uploader], Any]
 
 
 class Reading(LoopPart):
@@ -52,7 +54,7 @@ class Reading(LoopPart):
         *,
         layout: LookupLayout,
         cache: RowCache,
-        prepare: Callable[[Batch, Uploader], ModelInputs],
+        prepare: PrepareInputs,
         read_ahead: int,
         peers: Peers | None,
         trace: Trace | None,

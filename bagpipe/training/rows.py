@@ -100,6 +100,12 @@ class EvaluationRows(LoopPart):
         self._cache.evict(self._run.in_flight[b].rank_batch.owner)
         self.insert(b)
 
+    def flush(self) -> None:
+        """Write updated rows: there are none."""
+
+    def rescue(self) -> None:
+        """Write updated rows after an error: there are none."""
+
     def _check_found(self, batch: InFlightBatch, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
         """Raise LostRowError if a row that was written before is not in the store: names the first one."""
         for (table, ids), result in zip(requests, batch.results, strict=True):
@@ -183,6 +189,14 @@ class Rows(EvaluationRows):
         num_batches = run.first_batch + (0 if run.runner is None else run.runner.snapshot().batches)
         for requests in self._cache.flush():
             self._write(requests, self._cache.snapshot.epoch, num_batches)
+
+    def rescue(self) -> None:
+        """Write all updated rows after an error that has ended the lanes: those on their way first, in order."""
+        for b, batch in sorted(self._run.in_flight.items()):
+            if batch.writes is not None:
+                self._write(batch.writes(), batch.epoch, b)
+                batch.writes = None
+        self.flush()
 
     def _write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         for part in self._run.parts:

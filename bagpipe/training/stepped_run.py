@@ -1,4 +1,4 @@
-"""`SteppedRun`: a run of training whose batches the caller computes, one at a time.
+"""`SteppedRun`: a run whose batches the caller computes, one at a time.
 
 start ──> lanes read, fetch, insert, write …      until their bounds
 step  ──> compute lane, one batch, in the calling thread: F, B, UPDATE, OPT
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.runner import Runner
 from bagpipe.training.part import InFlightBatch, LoopRun
 from bagpipe.training.progress import RunResult
-from bagpipe.training.rows import Rows
+from bagpipe.training.rows import EvaluationRows
 
 __all__ = ["SteppedRun"]
 
@@ -26,11 +27,11 @@ class SteppedRun:
     Args:
         run: the run as its parts see it.
         runner: walks its lanes.
-        rows: writes rows back.
+        rows: reads rows, and writes them back in training.
         end: ends the parts after the lanes, and gives the result.
     """
 
-    def __init__(self, run: LoopRun, runner: Runner, rows: Rows, end: Callable[[], RunResult]) -> None:
+    def __init__(self, run: LoopRun, runner: Runner, rows: EvaluationRows, end: Callable[[], RunResult]) -> None:
         self._run = run
         self._runner = runner
         self._rows = rows
@@ -79,7 +80,11 @@ class SteppedRun:
 
     def rescue(self) -> None:
         """Write all updated rows after an error of the model, its loss or its optimizer, when all lanes have ended."""
-        self._rows.flush()
+        self._rows.rescue()
+
+    def carried(self) -> dict[str, Any]:
+        """Counters with which a following run goes on; between two steps or at the end."""
+        return dict(self._run.counters())
 
     def end(self) -> RunResult:
         """End the run after its last batch; see `Engine.train`."""
