@@ -3,6 +3,7 @@
     key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, heartbeats, failures
     pull, push, dense    rows and gradients   gloo on a CPU, nccl on a CUDA device
     ack, agree, scores   numbers              gloo
+    plans                ids and plans        gloo; used only where ranks bring their own batches
     links, sums          pipeline stages; opened only for a pipeline
 
 The prefix separates restarts: in torchrun's own store, torch.distributed uses the same keys for every attempt, so a new
@@ -41,7 +42,7 @@ START_TIMEOUT_S = 60.0
 #: Deadline of a response of the job's key-value store. It takes a millisecond, unless the store's host is gone.
 STORE_TIMEOUT_S = 10.0
 _DEVICE_LANES = ("pull", "push", "dense")
-_HOST_LANES = ("ack", "agree", "scores")
+_HOST_LANES = ("ack", "agree", "scores", "plans")
 
 
 class TorchPeers:
@@ -181,6 +182,11 @@ class TorchPeers:
     def dense(self) -> LaneGroup:
         """The lane of the dense gradients (`bagpipe.dense.parallel.replicated`)."""
         return self._lanes["dense"]
+
+    @property
+    def plans(self) -> LaneGroup:
+        """The lane of the ids and plans of batches that the ranks bring (`bagpipe.lookahead.ranked`)."""
+        return self._lanes["plans"]
 
     def open_links(self, num_processes: int) -> TorchLinks:
         """Connect the processes of each replica. All ranks call it once, between phases.

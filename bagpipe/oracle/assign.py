@@ -1,11 +1,12 @@
 """Assigns the examples of a global batch to ranks: a pure function of the batches so far and the world size.
 
-It does not depend on the cache or the lookahead, which would change sums over a rank's examples. Every assigner gives
-rank r as many examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B; see `share_bounds`.
+It does not depend on the cache or the lookahead, which would change sums over a rank's examples. Every assigner but
+"own" gives rank r as many examples as the contiguous split, ``(r + 1) * B // N - r * B // N`` of B; see `share_bounds`.
 
     contiguous   rank r gets neighbouring examples
     locality     hash(row) ──home[]──> rank that used the row last ──sum over the example's ids──> score[B, N]
                  best score first, within the sizes; then the rows' homes follow
+    own          every rank has brought its examples itself (`Batch.rank_examples`)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_index import RankIndex, busiest_ranks
 from bagpipe.types.batch import Batch
 
-__all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "check_shares", "share_bounds"]
+__all__ = ["ASSIGNERS", "Assigner", "Contiguous", "Locality", "Own", "check_shares", "share_bounds"]
 
 #: Rows hash to the cells of the home table. 2**24 cells take 16 or 32 MiB and hold half the rows of Criteo.
 HOME_BITS = 24
@@ -155,7 +156,37 @@ class Locality:
         )
 
 
-ASSIGNERS: Mapping[str, Callable[[OracleSpec], Assigner]] = {"contiguous": Contiguous, "locality": Locality}
+class Own:
+    """Every rank keeps the examples that it brought."""
+
+    learns = False
+
+    def __init__(self, spec: OracleSpec) -> None:
+        self._ranks = np.arange(spec.world_size, dtype=np.uint16)
+
+    def assign(self, batch: Batch, index: BatchIndex) -> NDArray[np.uint16]:
+        """See `Assigner`.
+
+        Raises:
+            InputError: the batch does not say how many examples each rank brought.
+        """
+        brought = batch.rank_examples
+        if len(brought) != len(self._ranks) or min(brought) < 0 or sum(brought) != batch.num_examples:
+            raise InputError(
+                f"batch {batch.index}: expected the examples that each of {len(self._ranks)} ranks brought, "
+                f"{batch.num_examples} in all, got {list(brought)}"
+            )
+        return np.repeat(self._ranks, brought)
+
+    def learn(self, index: BatchIndex, rank_indexes: Sequence[RankIndex]) -> None:
+        """No-op."""
+
+
+ASSIGNERS: Mapping[str, Callable[[OracleSpec], Assigner]] = {
+    "contiguous": Contiguous,
+    "locality": Locality,
+    "own": Own,
+}
 
 
 def _balanced(score: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:

@@ -39,7 +39,7 @@ class OracleSpec:
         lookahead: batches in the window, the one being planned included; at least 1.
         policy: name of an eviction policy.
         world_size: number of ranks.
-        assign: assignment of examples to ranks, contiguous or locality.
+        assign: assignment of examples to ranks: contiguous, locality or own.
         example_shares: by rank, its proportion of every batch's examples (0: none); empty: equal. See
             `bagpipe.oracle.assign.share_bounds`.
     """

@@ -101,7 +101,7 @@ class Verifier:
             self._fail("rows are marked as needed by the next batch, but there is none")
 
     def _check_examples(self, batch: Batch, plan: CachePlan) -> list[list[int]]:
-        """The examples of each rank: a partition, with the sizes of a contiguous split by shares."""
+        """The examples of each rank: a partition, with the sizes of a split by shares or of what the ranks brought."""
         everything = list(range(batch.num_examples))
         if not plan.examples:
             return [everything]
@@ -109,6 +109,11 @@ class Verifier:
         if sorted(itertools.chain.from_iterable(examples)) != everything:
             self._fail("the ranks' examples are not a partition of the batch")
         for rank, part in enumerate(examples):
+            if self.spec.assign == "own":
+                start, stop = (sum(batch.rank_examples[:n]) for n in (rank, rank + 1))
+                if part != everything[start:stop]:
+                    self._fail(f"rank {rank} gets the examples {part}, it has brought {start} up to {stop}")
+                continue
             start, stop = (sum(self._shares[:n]) * len(everything) // sum(self._shares) for n in (rank, rank + 1))
             if len(part) != stop - start or part != sorted(part):
                 self._fail(f"rank {rank} gets {len(part)} examples, expected {stop - start}, ascending")

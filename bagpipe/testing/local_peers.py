@@ -26,25 +26,42 @@ __all__ = ["LocalPeers", "local_peers"]
 
 
 class _Rendezvous:
-    """Barrier and values of the collective calls of one lane."""
+    """Barrier and values of the collective calls of one lane. A call that all ranks have made ends well for each."""
 
     def __init__(self, num_ranks: int, timeout_s: float | None) -> None:
-        self._barrier = threading.Barrier(num_ranks, timeout=timeout_s)
+        self._num_ranks = num_ranks
+        self._timeout_s = timeout_s
         self._values: list[Any] = [None] * num_ranks
+        self._changed = threading.Condition()
+        self._num_waiting = 0
+        self._num_passed = 0  # barriers that all ranks have reached
+        self._is_closed = False
 
     @contextmanager
     def meet(self, position: int, value: Any) -> Iterator[list[Any]]:
         """Deposit a value. Inside the block, the values of all ranks are available."""
         self._values[position] = value
-        try:
-            self._barrier.wait()
-            yield list(self._values)
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise PeerError("another rank failed, or did not come within the deadline") from None
+        self._wait()
+        yield list(self._values)
+        self._wait()
 
     def close(self) -> None:
-        self._barrier.abort()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        with self._changed:
+            barrier = self._num_passed
+            self._num_waiting += 1
+            if self._num_waiting == self._num_ranks and not self._is_closed:
+                self._num_waiting = 0
+                self._num_passed += 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._num_passed > barrier or self._is_closed, self._timeout_s)
+            if self._num_passed == barrier:
+                self.close()
+                raise PeerError("another rank failed, or did not come within the deadline")
 
 
 class _Job:
@@ -115,7 +132,7 @@ class LocalPeers:
         world_size: number of ranks.
         timeout_s: deadline of a call.
         rows_sent: rows sent to other ranks so far, by lane.
-        dense: group of all ranks for the dense part.
+        dense, plans: groups of all ranks, for the dense part and for the plans of batches that the ranks bring.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float, job: _Job) -> None:
@@ -127,6 +144,7 @@ class LocalPeers:
         self._all = tuple(range(world_size))
         self._lanes = {lane: self._group(lane, self._all) for lane in ("pull", "push")}
         self.dense = self._group("dense", self._all)
+        self.plans = self._group("plans", self._all)
 
     def exchange(
         self,

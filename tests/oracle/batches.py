@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +34,8 @@ def make_batch(index: int, bags: Sequence[Sequence[Sequence[int]]]) -> Batch:
 def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tuple[OracleSpec, list[Batch]]:
     """A spec (ranks and their shares, lookahead, policy, number of slots from the smallest possible) and its batches.
 
-    Batches can have fewer examples than ranks, ranks can see no id of a table, and the last batch can be smaller.
+    Ranks bring their own examples if the spec says so. Batches can have fewer examples than ranks, ranks can see no id
+    of a table, and the last batch can be smaller.
     """
     num_features = draw(st.integers(1, 3))
     wide = draw(st.booleans())
@@ -54,7 +57,9 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
     largest = max([len({(r.table, i) for r in refs for b in bags[r.feature] for i in b}) for bags in runs], default=0)
     world_size = draw(st.integers(1, max_ranks))
     per_rank = -(-largest // world_size)
-    assign = draw(st.sampled_from(["contiguous", "locality"]))
+    assign = draw(st.sampled_from(["contiguous", "locality", "own"]))
+    if assign == "own":
+        batches = [with_rank_examples(draw, batch, world_size) for batch in batches]
     share = st.lists(st.integers(0, 3), min_size=world_size, max_size=world_size).filter(any)
     shares = draw(st.just([]) | share) if assign == "contiguous" else []
     spec = OracleSpec(
@@ -68,3 +73,11 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         example_shares=tuple(shares),
     )
     return spec, batches
+
+
+def with_rank_examples(draw: st.DrawFn, batch: Batch, world_size: int) -> Batch:
+    """The batch as one to which the ranks brought any numbers of examples."""
+    cuts = st.lists(st.integers(0, batch.num_examples), min_size=world_size - 1, max_size=world_size - 1)
+    borders = [0, *sorted(draw(cuts)), batch.num_examples]
+    sizes = tuple(stop - start for start, stop in itertools.pairwise(borders))
+    return dataclasses.replace(batch, rank_examples=sizes)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.assign import ASSIGNERS, MAX_SHARE, Locality, share_bounds
+from bagpipe.oracle.assign import MAX_SHARE, Locality, share_bounds
 from bagpipe.oracle.index import Indexer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner, plan_batches
@@ -120,7 +120,7 @@ def test_an_overloaded_rank_takes_the_examples_that_gain_most() -> None:
     assert assigned(spec_of(2), [first, again])[1] == [1, 0, 1, 0]
 
 
-@given(traces(max_batches=6), st.sampled_from(sorted(ASSIGNERS)))
+@given(traces(max_batches=6), st.sampled_from(["contiguous", "locality"]))
 def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list[Batch]], assign: str) -> None:
     spec, batches = trace
     shares = spec.example_shares if assign == "contiguous" else ()
@@ -142,6 +142,22 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
             assert [len(part) for part in examples] == [stop - start for start, stop in itertools.pairwise(bounds)]
 
 
+@given(traces(max_batches=6).filter(lambda trace: trace[0].assign == "own" and trace[0].world_size > 1))
+def test_ranks_keep_their_own_examples(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    for batch, plan in plan_batches(trace[1], trace[0]):
+        assert list(itertools.chain.from_iterable(plan.examples)) == list(range(batch.num_examples))
+        assert tuple(map(len, plan.examples)) == batch.rank_examples
+
+
+@pytest.mark.parametrize("brought", [(), (1, 2), (1, 1, 0), (3, -1, 1)])
+def test_the_ranks_examples_must_be_known(brought: tuple[int, ...]) -> None:
+    batch = dataclasses.replace(make_batch(4, [[[1], [2], [3]]]), rank_examples=brought)
+    spec = dataclasses.replace(spec_of(3), assign="own")
+    words = r"batch 4: expected the examples that each of 3 ranks brought, 3 in all, got \["
+    with pytest.raises(InputError, match=words):
+        make_planner(spec).push(batch)
+
+
 @pytest.mark.parametrize("world_size", [2, 7])
 def test_locality_moves_fewer_rows_than_contiguous(world_size: int) -> None:
     """Users return in another order; each has separate rows."""
@@ -150,7 +166,7 @@ def test_locality_moves_fewer_rows_than_contiguous(world_size: int) -> None:
         make_batch(index, [[[user, 1000 + user] for user in rng.permutation(64).tolist()]]) for index in range(6)
     ]
     pulled = {}
-    for assign in ASSIGNERS:
+    for assign in ("contiguous", "locality"):
         spec = dataclasses.replace(spec_of(world_size), assign=assign)
         plans = [plan for _, plan in plan_batches(batches, spec)]
         pulled[assign] = sum(

@@ -156,7 +156,7 @@ def test_an_id_outside_its_table_is_refused() -> None:
             {"world_size": 2, "num_slots": 2**30},
             r"cache.rows of all 2 ranks must be at most 2147483647, got 1073741824",
         ),
-        ({"assign": "random"}, "cacher.assign must be one of contiguous, locality, got 'random'"),
+        ({"assign": "random"}, "cacher.assign must be one of contiguous, locality, own, got 'random'"),
     ],
 )
 def test_a_spec_that_cannot_be_planned_is_refused(change: dict[str, object], message: str) -> None:

@@ -32,6 +32,7 @@ SPECS = {
     "blind": dataclasses.replace(CACHED, num_slots=7, world_size=2, lookahead=1),
     "drop-unused": dataclasses.replace(CACHED, num_slots=7, world_size=2, policy="drop-unused"),
     "direct": dataclasses.replace(CACHED, num_slots=0, world_size=3),
+    "own": dataclasses.replace(CACHED, num_slots=5, world_size=3, assign="own"),
 }
 #: Batches whose plans are perturbed, including the last one: some errors show only at the end of a run.
 POSITIONS = (4, 9, 11)
@@ -69,7 +70,12 @@ class Run:
 def run_of(name: str) -> Run:
     rng = np.random.default_rng(3)
     sizes = [6] * 11 + [4]  # the last batch is smaller
-    batches = [make_batch(i, [rng.integers(0, 10, (size, 1)).tolist()] * 2) for i, size in enumerate(sizes)]
+    batches = [
+        dataclasses.replace(
+            make_batch(i, [rng.integers(0, 10, (size, 1)).tolist()] * 2), rank_examples=(size - 3 - i % 2, 3, i % 2)
+        )
+        for i, size in enumerate(sizes)
+    ]
     planned = list(plan_batches(batches, SPECS[name]))
     judge, judges = Verifier(SPECS[name]), []
     for batch, plan in planned:
