@@ -5,6 +5,7 @@
     interface        `BatchPlanner`: what an engine's data lane calls. `WindowPlanner`: plans global batches
     inline           `InlinePlanner`: in the calling thread
     planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory (`link`)
+    ranked           `RankedPlanner`: ranks bring their own batches, rank 0 plans for all (`transport`)
 
 A cacher (`bagpipe.client`) reads files instead, and plans for many jobs.
 """
