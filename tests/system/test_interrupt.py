@@ -166,7 +166,7 @@ def test_a_job_whose_cacher_dies_fails_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 def test_a_job_whose_server_dies_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    with in_mid_run(["--run.dir", str(tmp_path / "job")], tmp_path) as program:
+    with in_mid_run(["--run.dir", str(tmp_path / "job"), "--store.timeout_s", "5"], tmp_path) as program:
         await_training(program)
         os.kill(server_of(tmp_path / "job"), signal.SIGKILL)
         done = program.finish()
