@@ -201,9 +201,23 @@ def test_a_stopped_job_leaves_a_checkpoint(
     assert digests(job.result) == ended
 
 
+@pytest.fixture(scope="module")
+def after_400_steps(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Final numbers of 400 uninterrupted steps."""
+    folder = tmp_path_factory.mktemp("steps")
+    flags = ["--run.steps", "400", "--result", str(folder / "result.json")]
+    assert run_forked([*JOB, *ENDLESS, *flags], folder).code == 0
+    return digests(folder / "result.json")
+
+
 @pytest.mark.parametrize("has_own_stores", [False, True])
 def test_a_second_start_is_refused_until_it_takes_over(
-    has_own_stores: bool, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
+    has_own_stores: bool,
+    server: EmbeddedServer,
+    writes: Writes,
+    namespace: str,
+    tmp_path: Path,
+    after_400_steps: object,
 ) -> None:
     """Also without a common store, whose fence ends the first job: then the folder's does."""
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *ENDLESS])
@@ -225,9 +239,7 @@ def test_a_second_start_is_refused_until_it_takes_over(
         done = first.finish()
     assert done.code == 1
     assert "taken over" in done.error_line
-    ended = digests(job.result)
-    assert run_forked([*JOB, *ENDLESS, "--run.steps", "400", "--result", str(job.result)], tmp_path).code == 0
-    assert digests(job.result) == ended
+    assert digests(job.result) == after_400_steps
 
 
 def content(server: EmbeddedServer) -> dict[bytes, bytes]:
