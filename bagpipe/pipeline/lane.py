@@ -9,6 +9,7 @@ only the stream waits for the event, and a trace shows this wait as a gap (`pipe
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,6 +55,9 @@ class Lane:
     """State of one lane. Only the thread that walks it modifies it, so it needs no lock.
 
     `main` walks the lane to its end, as a thread's body. `advance` walks it one turn at a time.
+
+    Attributes:
+        gate: held during every action. Whoever else holds it keeps the lane from its next one.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Lane:
     ) -> None:
         self.name = plan.resource.name
         self.stream = stream
+        self.gate = threading.Lock()
         self._number = number
         self._plan = plan
         self._turn = first_turn + first_batch
@@ -143,7 +148,8 @@ class Lane:
                 if step.is_source and self._must_stop():
                     board.finish(batch)
                 else:
-                    self._act(step, batch)
+                    with self.gate:
+                        self._act(step, batch)
         self._turn = turn + 1
         return True
 
@@ -152,6 +158,10 @@ class Lane:
         self.stream.synchronize()
         if self._times is not None:
             self._times.resolve()
+
+    def does(self, op: int) -> bool:
+        """Whether the operation is one of this lane."""
+        return any(step.op == op for step in self._plan.steps)
 
     def report(self, op_names: tuple[str, ...]) -> LaneReport:
         waits_s = {name: ns / 1e9 for name, ns in zip(op_names, self._waits_ns, strict=True) if ns}

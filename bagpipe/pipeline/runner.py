@@ -5,7 +5,8 @@
     run()                            every lane has a thread
     start(), step(), step(), …, end()   the calling thread walks the lane of the sink, one batch a step
 
-* **Steps.** Between two steps the other lanes go on until their bounds. `rest` waits until none of them acts.
+* **Steps.** Between two steps the other lanes go on until their bounds. `rest` waits until none of them acts; `hold`
+  stops one lane.
 * **End.** The source's handler raises `EndOfBatches` for batch b. Every lane finishes the batches before b and returns.
 * **Stop.** After `request_stop()` the source reads no more batches; batches already read finish. A second call aborts.
 * **Error.** The first error wins. The other lanes stop at their next action. `run` joins them and raises the error with
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from bagpipe.errors import JobError, ScheduleError
-from bagpipe.pipeline.board import NO_END, Board
+from bagpipe.pipeline.board import NO_END, Aborted, Board
 from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
 from bagpipe.pipeline.device_times import DeviceTimes
 from bagpipe.pipeline.interpret import Handler
@@ -109,6 +110,7 @@ class Runner:
         self._threads: dict[int, threading.Thread] = {}
         self._inside: set[int] = set()  # lanes that have not ended
         self._stepped: Lane | None = None
+        self._held: list[Lane] = []
         self._steps = StepTimes()
         # Both queues are bounded: one message per lane and per stop request.
         self._stop_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -196,6 +198,7 @@ class Runner:
             The run's first error, of any lane, once all lanes have ended.
         """
         assert self._stepped is not None, "started"
+        self._release()
         before = self._num_batches()
         while self._stepped.advance():
             if self._num_batches() > before:
@@ -205,7 +208,7 @@ class Runner:
         return None
 
     def rest(self) -> None:
-        """Wait until no lane acts before the next `step`; between two steps.
+        """Wait until no lane acts before the next `step`, on the host or a device; between two steps.
 
         Raises:
             The run's first error.
@@ -213,6 +216,44 @@ class Runner:
         self._board.rest()
         if self._board.error is not None:
             self.end()
+        for lane in self._lanes:
+            lane.stream.synchronize()
+
+    def hold(self, lane: str) -> None:
+        """Keep a lane from further actions until the next `step` or `end`; between two steps.
+
+        Returns when the lane is in no action, and it and the lane of the sink have no work left on a device.
+        """
+        assert self._stepped is not None, "started"
+        held = next(item for item in self._lanes if item.name == lane)
+        if held not in self._held:
+            held.gate.acquire()
+            self._held.append(held)
+        for item in (held, self._stepped):
+            item.stream.synchronize()
+
+    def num_done(self, op: str) -> int:
+        """Number of the first batch for which an operation (``0X_READ``) is not done."""
+        number = self._compiled.op_names.index(op)
+        return self._board.done[number] // self._compiled.op_actions[number]
+
+    def await_done(self, op: str, end: int) -> None:
+        """Wait until an operation of another lane is done for all batches before `end`; between two steps.
+
+        Raises:
+            The run's first error.
+        """
+        assert self._stepped is not None, "started"
+        number = self._compiled.op_names.index(op)
+        try:
+            self._board.wait(self._lanes.index(self._stepped), number, end * self._compiled.op_actions[number], end - 1)
+        except Aborted:
+            self.end()
+        next(lane for lane in self._lanes if lane.does(number)).stream.synchronize()
+
+    def _release(self) -> None:
+        while self._held:
+            self._held.pop().gate.release()
 
     def _begin(self, num_batches: int | None) -> None:
         if self._start_ns is not None:
@@ -227,6 +268,7 @@ class Runner:
 
     def end(self) -> Report:
         """Wait for the lanes after the last batch, and report. Raises the run's first error."""
+        self._release()
         self._await_lanes()
         self._end_ns = time.monotonic_ns()
         if self._board.error is not None:

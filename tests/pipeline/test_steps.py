@@ -86,3 +86,39 @@ def test_a_run_can_be_given_up_between_steps() -> None:
     with pytest.raises(JobError, match="enough"):
         runner.end()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("bagpipe-")]
+
+
+def test_a_held_lane_begins_no_action_until_the_next_step() -> None:
+    tape, calls = Tape(LOOP, 20, HAZARDS), []
+    handlers = tape.handlers()
+
+    def noted(name: str):
+        def handler(index: int) -> None:
+            calls.append(name)
+            handlers[name](index)
+
+        return handler
+
+    runner = Runner(LOOP, {name: noted(name) for name in handlers}, HAZARDS)
+    runner.start()
+    while (b := runner.step()) is not None:
+        runner.hold("copy")
+        runner.hold("copy")
+        evicted = runner.num_done("0X_EVICT")
+        assert evicted >= b + 1
+        runner.await_done("0X_WRITEBACK", evicted)
+        assert runner.num_done("0X_WRITEBACK") == evicted
+        runner.await_done("0X_UPDATE", b + 1)
+        assert runner.num_done("0X_EVICT") == calls.count("0X_EVICT") + calls.count("X_EVICT") == evicted
+    assert runner.end().batches == 20
+
+
+def test_a_run_is_given_up_while_a_lane_is_held() -> None:
+    runner = Runner(LOOP, Tape(LOOP, 50, HAZARDS).handlers(), HAZARDS)
+    runner.start()
+    runner.step()
+    runner.hold("copy")
+    runner.abort(JobError("enough"))
+    with pytest.raises(JobError, match="enough"):
+        runner.await_done("0X_WRITEBACK", 40)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("bagpipe-")]
