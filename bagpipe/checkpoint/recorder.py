@@ -4,6 +4,7 @@
     compute, push  before_update(b)  copy-on-write snapshot at C; dirty rows ─┤ `PendingCheckpoint`
     copy     (RowCache.evict_in_epoch)  evicted rows, tagged with their epoch │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
+    caller   checkpoint(C)  between two batches, when no lane acts and all rows are written back
     main     finish(N)  the last checkpoint, after the write-back of all rows
 
 Lanes do not wait for the disk, with three exceptions: more than `BACKLOG_BYTES` of rows are queued, the dense parts of
@@ -93,7 +94,6 @@ class Recorder:
         self.written = WrittenRows()
         self.stall_s = 0.0
         self._every = every
-        self._first_batch = first_batch
         self._has_files = paths is not None
         self._on_part = on_part
         self._inspect = inspect
@@ -108,6 +108,7 @@ class Recorder:
         self._dense_lock = threading.Lock()
         self._pending: dict[int, PendingCheckpoint] = {}  # by epoch
         self._snapshot_step = -1  # of the latest snapshot
+        self._made_at_rest = first_batch  # step of the latest checkpoint that no lane has begun
         self._drain_slots = 0
         self._store_epoch = 1
         self._num_writes = 0
@@ -134,7 +135,7 @@ class Recorder:
 
     def due(self, b: int) -> bool:
         """Whether a checkpoint is made before batch b."""
-        return self._every > 0 and b % self._every == 0 and b > self._first_batch
+        return self._every > 0 and b % self._every == 0 and b > self._made_at_rest
 
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
@@ -291,15 +292,32 @@ class Recorder:
             num_bytes = sum(request.rows.nbytes for request in requests)
             self._writer.rows(lambda: requests, num_bytes, epoch=epoch, step=step)
 
-    # ---- the end -------------------------------------------------------------------------------------------------
+    # ---- no lane acts --------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Copy the remaining rows of the snapshot; called before the final flush."""
+        """Copy the remaining rows of the snapshot; called before all dirty rows are written."""
         snapshot = self._cache.snapshot
         while snapshot.num_left:
             self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
             snapshot.drain(max(self._drain_slots, 1))
             self._after_drain()
+
+    def checkpoint(self, step: int) -> None:
+        """Make a checkpoint between two batches; training goes on. No lane acts until it returns.
+
+        All dirty rows are written before. All ranks call it at the same step. Returns on rank 0 when the checkpoint is
+        published, on another rank when its part is durable. It takes the place of one that is due at this step.
+
+        Args:
+            step: number of the batch that is trained next.
+
+        Raises:
+            JobError: a checkpoint could not be written.
+            StoreError: as `before_write`.
+        """
+        start_s, stall_s = time.monotonic(), self.stall_s
+        self._make_at_rest(step)
+        self.stall_s = stall_s + time.monotonic() - start_s
 
     def finish(self, step: int) -> None:
         """Make the last checkpoint, after the write-back of all rows. Returns when all parts are published.
@@ -309,7 +327,16 @@ class Recorder:
             StoreError: as `before_write`.
         """
         stall_s = self.stall_s
-        if step > self._first_batch:
+        self._make_at_rest(step)
+        self.stall_s = stall_s
+
+    def _make_at_rest(self, step: int) -> None:
+        """Complete all checkpoints, and make one if batches were trained since the latest."""
+        self.drain()
+        if step > self._made_at_rest:
+            self._made_at_rest = step
+            # Earlier checkpoints first: their parts need nothing more, so no rank waits for a rank that waits here.
+            self.before_write(self._cache.snapshot.epoch)
             pending = self._begin(step)
             if self._has_files:
                 for chunk in self._dense.chunks:
@@ -320,7 +347,6 @@ class Recorder:
             self.drain()
             self.before_write(self._cache.snapshot.epoch)
         self._wait_for(self._writer.is_idle)
-        self.stall_s = stall_s
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

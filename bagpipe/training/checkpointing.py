@@ -3,6 +3,7 @@
 before the first forward of b in a chunk    copy the chunk              compute lanes
 before rows of b change                     begin the snapshot of rows  compute, push
 around write-backs                          close logs, journal rows    net-out
+between two batches, at the end             a whole checkpoint          no lane acts
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Checkpointing(LoopPart):
 
     def before_flush(self) -> None:
         self._recorder.drain()
+
+    def checkpoint(self) -> None:
+        """Make a checkpoint now, between two batches. See `Recorder.checkpoint`."""
+        self._recorder.checkpoint(self._totals.num_batches)
 
     def end(self) -> None:
         """Make the last checkpoint."""

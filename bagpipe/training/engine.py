@@ -274,19 +274,26 @@ class Engine:
             cache=cache, store=self.store, prefetch_depth=settings.prefetch_depth, known=known, claim=self._claim
         )
         totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
-        recording: list[LoopPart] = []
+        recording = None
         if self.recorder is not None:
-            recording.append(Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals))
+            recording = Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals)
         run = LoopRun(
             batches=batches,
             # The order of hooks and ends: the guard checks before a write is recorded; rows are flushed, and batches
             # counted, before the last checkpoint.
-            parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *recording),
+            parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *filter(None, [recording])),
             first_batch=first_batch,
             carried=carried or {},
         )
         with self._running(run, reading, totals, on_batch, stops_on_signals=stops_on_signals) as runner:
-            yield SteppedRun(run, runner, rows, partial(self._end, run, reading, totals))
+            yield SteppedRun(
+                run,
+                runner,
+                rows,
+                partial(self._end, run, reading, totals),
+                checkpointing=recording,
+                exchanges=peers is not None,
+            )
 
     def _reading(self) -> Reading:
         return Reading(

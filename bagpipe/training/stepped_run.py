@@ -3,6 +3,7 @@
 start ──> lanes read, fetch, insert, write …      until their bounds
 step  ──> compute lane, one batch, in the calling thread: F, B, UPDATE, OPT
 rest  ──> no lane acts until the next step        flush: and the store has all updated rows
+                                                  checkpoint: and a restart begins here
 end   ──> lanes have ended, dirty rows are written, the last checkpoint is made
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.runner import Runner
+from bagpipe.training.checkpointing import Checkpointing
 from bagpipe.training.part import InFlightBatch, LoopRun
 from bagpipe.training.progress import RunResult
 from bagpipe.training.rows import EvaluationRows
@@ -29,13 +31,26 @@ class SteppedRun:
         runner: walks its lanes.
         rows: reads rows, and writes them back in training.
         end: ends the parts after the lanes, and gives the result.
+        checkpointing: makes checkpoints; None: without a recorder.
+        exchanges: training with several ranks: lanes wait for lanes of other ranks.
     """
 
-    def __init__(self, run: LoopRun, runner: Runner, rows: EvaluationRows, end: Callable[[], RunResult]) -> None:
+    def __init__(
+        self,
+        run: LoopRun,
+        runner: Runner,
+        rows: EvaluationRows,
+        end: Callable[[], RunResult],
+        *,
+        checkpointing: Checkpointing | None = None,
+        exchanges: bool = False,
+    ) -> None:
         self._run = run
         self._runner = runner
         self._rows = rows
         self._end = end
+        self._checkpointing = checkpointing
+        self._exchanges = exchanges
         self._next_batch = run.first_batch
         self._has_ended = False
 
@@ -66,8 +81,19 @@ class SteppedRun:
         return self._run.in_flight[b]
 
     def rest(self) -> None:
-        """Wait until no lane acts before the next `step`. Raises the first error of any lane."""
-        self._runner.rest()
+        """Wait until no lane acts before the next `step`. Raises the first error of any lane.
+
+        With several ranks, until no lane changes rows or writes them. A lane may wait in an exchange of a later batch
+        for a rank that can take part only after the next step.
+        """
+        runner = self._runner
+        if not self._exchanges:
+            runner.rest()
+            return
+        runner.hold("copy")
+        runner.await_done("0X_WRITEBACK", runner.num_done("0X_EVICT"))
+        # The other ranks have computed the batch too, and their part of its exchange waits for no held lane.
+        runner.await_done("0X_UPDATE_LATE", self._next_batch)
 
     def flush(self) -> None:
         """Rest, and write all updated rows; they stay in the cache.
@@ -77,6 +103,23 @@ class SteppedRun:
         """
         self.rest()
         self._rows.flush()
+
+    def checkpoint(self) -> None:
+        """Rest, write all updated rows, and make a checkpoint at `next_batch`; then training can go on.
+
+        Returns on rank 0 when the checkpoint is published, on another rank when its part is durable. All ranks call it
+        before the same batch. One at the step where the run began, or of the latest call, exists and is not made again.
+
+        Raises:
+            JobError: a checkpoint could not be written.
+            StoreError: the store failed.
+        """
+        assert self._checkpointing is not None, "the engine has a recorder"
+        self.rest()
+        in_flight = list(self._run.in_flight.values())
+        assert all(batch.writes is None for batch in in_flight), "rows that left are written before lanes rest"
+        self._rows.flush()
+        self._checkpointing.checkpoint()
 
     def rescue(self) -> None:
         """Write all updated rows after an error of the model, its loss or its optimizer, when all lanes have ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,6 +86,8 @@ class Recorded:
         rows_only: no files: checkpoints only close logs.
         prepare: called with every engine before it trains; can return an `on_batch` (see `Engine.train`).
         change_batches: replaces a rank's batches.
+        by_hand: steps of checkpoints made between two batches; the caller then walks the compute lane.
+        more_parts: makes further parts of a rank's loop, of its progress in the checkpoint that is resumed from.
         on_folder: called with a checkpoint's step before its folder is created.
         on_broken: called with a line about each checkpoint that is skipped; the default fails.
     """
@@ -98,6 +100,8 @@ class Recorded:
     rows_only: bool = False
     prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
     change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
+    by_hand: Collection[int] = ()
+    more_parts: Callable[[int, Mapping[str, Any]], Sequence[LoopPart]] = lambda rank, carried: ()
     on_folder: Callable[[int], None] = lambda step: None
     on_broken: Callable[[str], None] = _never
     stores: list[MemoryStore] = field(default_factory=list)
@@ -147,7 +151,8 @@ class Recorded:
                 )
                 publisher.first_sums = first_sums
                 cache, dense = build_cache(built), self._dense(built, peer, sums, barrier)
-                parts = build_parts(built, dense)
+                carried = _progress_of(resumed, peer.rank)
+                parts = (*build_parts(built, dense), *self.more_parts(peer.rank, carried))
                 recorder = self._recorder(
                     folder,
                     generation,
@@ -227,18 +232,33 @@ class Recorded:
         return build_dense(built) if self.world_size == 1 else dense_of_rank(built, peer, sums, barrier)
 
     def _train(self, rank: _Rank, resumed: Checkpoint) -> RunResult:
-        first_batch, parts = resumed.manifest.step, resumed.manifest.parts
-        carried = parts[rank.peer.rank].progress if parts else {}
+        first_batch, carried = resumed.manifest.step, _progress_of(resumed, rank.peer.rank)
         with ExitStack() as stack:
             stack.enter_context(rank.recorder)
             stack.callback(rank.publisher.close)
             batches = stack.enter_context(closing(self._batches(rank, first_batch)))
             changed = self.change_batches(rank.peer.rank, batches)
-            result = rank.engine.train(changed, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
+            if self.by_hand:
+                result = self._train_in_steps(rank, changed, first_batch, carried)
+            else:
+                result = rank.engine.train(changed, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
         if rank.built.stages is not None and self.world_size > 1:
             held = held_stages(rank.built.stages.staged, rank.built.stages.mesh)
             share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)
         return result
+
+    def _train_in_steps(
+        self, rank: _Rank, batches: Iterator[RankBatch], first_batch: int, carried: Mapping[str, Any]
+    ) -> RunResult:
+        with rank.engine.train_in_steps(batches, first_batch=first_batch, carried=carried) as run:
+            while True:
+                if run.next_batch in self.by_hand:
+                    run.checkpoint()
+                if isinstance(rank.on_batch, _Fuse) and run.next_batch == rank.on_batch.at:
+                    rank.peer.close()  # the lanes of the other ranks wait for this one
+                    raise Crash
+                if run.step() is None:
+                    return run.end()
 
     def _batches(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
         spec = rank.built.spec
@@ -297,6 +317,11 @@ def _together(ranks: list[_Rank], barrier: threading.Barrier, train: Callable[[_
     if errors:
         raise next((error for error in errors if isinstance(error, Crash | StoreError)), errors[0])
     return [results[number] for number in range(len(ranks))]
+
+
+def _progress_of(resumed: Checkpoint, rank: int) -> Mapping[str, Any]:
+    parts = resumed.manifest.parts
+    return parts[rank].progress if parts else {}
 
 
 def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoint, rank: int) -> None:
