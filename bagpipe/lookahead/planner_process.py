@@ -150,35 +150,36 @@ class PlannerProcess(WindowPlanner):
         return frame
 
     def _start(self) -> Link:
-        with ExitStack() as stack:
+        with ExitStack() as both, ExitStack() as on_error:
 
-            def closed_here(fd: int) -> int:
-                stack.callback(os.close, fd)
-                return fd
+            def closed_by(stack: ExitStack, *fds: int) -> tuple[int, ...]:
+                for fd in fds:
+                    stack.callback(os.close, fd)
+                return fds
 
-            ids, plans = (closed_here(open_shared_file(self._ring_bytes)) for _ in range(2))
+            ids, plans = (fd for _ in range(2) for fd in closed_by(both, open_shared_file(self._ring_bytes)))
             child_read, write_fd = os.pipe()
-            closed_here(child_read)
             read_fd, child_write = os.pipe()
-            closed_here(child_write)
+            closed_by(both, child_read, child_write)
+            closed_by(on_error, read_fd, write_fd)
             fds = child_read, child_write, ids, plans
             import_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "bagpipe.lookahead.child", *map(str, (*fds, os.getpid()))],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C is for the training process
                 env={**os.environ, "PYTHONPATH": import_path, "OPENBLAS_NUM_THREADS": "1"},
             )
-            self._process = process
-            self._link = Link(
+            self._link = link = Link(
                 read_fd=read_fd,
                 write_fd=write_fd,
                 in_fd=plans,
                 out_fd=ids,
                 is_alive=lambda: process.poll() is None,
             )
-        return self._link
+            on_error.pop_all()
+        return link
 
     def _end(self) -> str:
         """End the process. Returns how it ended."""

@@ -151,6 +151,14 @@ def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         list(planner.run(batches_of(9)))
 
 
+def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(FileNotFoundError):
+        PlannerProcess(spec_of()).open()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_leaving_the_context_ends_the_process() -> None:
     with PlannerProcess(spec_of()) as planner:
         next(planner.run(batches_of(9)))
