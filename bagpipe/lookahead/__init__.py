@@ -6,6 +6,7 @@
     inline           `InlinePlanner`: in the calling thread
     planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory (`link`)
     ranked           `RankedPlanner`: ranks bring their own batches, rank 0 plans for all (`transport`)
+    select           `select_planner`: one of these, by name
 
 A cacher (`bagpipe.client`) reads files instead, and plans for many jobs.
 """
