@@ -99,8 +99,8 @@ class SchemaRecord:
         their_tables, our_tables = _tables(theirs), _tables(ours)
         yield "tables", [table.get("name") for table in their_tables], [table["name"] for table in our_tables]
         for their_table, our_table in zip(their_tables, our_tables, strict=True):
-            for field in {**our_table, **their_table}:
-                yield f"table {our_table['name']!r} {field}", their_table.get(field), our_table.get(field)
+            for field, value in our_table.items():
+                yield f"table {our_table['name']!r} {field}", their_table.get(field), value
         yield "schema digest", stored.get("digest"), self.schema.digest()
 
 
@@ -118,4 +118,5 @@ def _tables(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     tables = schema.get("tables")
     if not isinstance(tables, list | tuple):
         return []
-    return [table for table in tables if isinstance(table, dict)]
+    # A table without an optimizer of its own has the schema's.
+    return [{"optimizer": schema.get("optimizer"), **table} for table in tables if isinstance(table, dict)]

@@ -95,12 +95,13 @@ def check_a_row_never_written_is_not_found(make_store: MakeStore) -> None:
 def check_rows_come_back_bit_for_bit(make_store: MakeStore) -> None:
     for dtype in ("float32", "float64", "bfloat16"):
         for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
-            schema = RowSchema(tables=_SCHEMA.tables, optimizer=optimizer, dtype=dtype)
+            tables = (*_SCHEMA.tables, RowTable(name="own", dim=8, optimizer="frozen"))
+            schema = RowSchema(tables=tables, optimizer=optimizer, dtype=dtype)
             ids = np.array([3, 1, 2**40, 0], np.int64)
             with _open(make_store, schema) as store:
-                for table in range(3):
+                for table in range(4):
                     store.write(table, ids, _rows(schema, table, ids))
-                for table in range(3):
+                for table in range(4):
                     result = store.read(table, ids)
                     assert result.found.all()
                     assert _same_bits(result.rows, _rows(schema, table, ids))

@@ -51,18 +51,22 @@ def test_rows_of_a_table_without_bound_come_with_their_ids(saved):
         assert (exported.states[f"{table.name}.weight.sum"].numpy() == expected[:, dim]).all()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("optimizer", "own"),
+    [("sgd", None), ("adagrad", None), ("rowwise_adagrad", None), ("adam", None), ("sgd", "adam"), ("adam", "frozen")],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bounded_table_is_whole(tmp_path, optimizer, dtype):
-    """Untrained rows have their initial values and no optimizer state."""
-    schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=SCHEMA.tables[1:2], dtype=dtype)
+def test_a_bounded_table_is_whole(tmp_path, optimizer, own, dtype):
+    """Untrained rows have their initial values and no optimizer state. `own`: the table names its optimizer."""
+    table = dataclasses.replace(SCHEMA.tables[1], optimizer=own)
+    schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=(table,), dtype=dtype)
     folder = CheckpointFolder(tmp_path)
     generation = folder.new_generation()
     where = folder.step_folder(generation, 1)
     writer = RowWriter(folder.generation_folder(generation), schema, rank=0, epoch=1)
     trained = np.array([3, 0, 499])
     records = torch.zeros(3, schema.row_width(0), dtype=TORCH_DTYPE[dtype])
-    parts = split_record(records, schema, 4)
+    parts = split_record(records, schema, 4, own)
     for part in parts:
         part.copy_(torch.arange(part.numel()).view(part.shape) + 7)
     writer.append([WriteRequest(0, trained, host_words(records))], 1)
@@ -76,7 +80,7 @@ def test_a_bounded_table_is_whole(tmp_path, optimizer, dtype):
     assert weight.dtype == TORCH_DTYPE[dtype]
     assert torch.equal(weight, expected)
     states = {name.rpartition(".")[2]: value for name, value in exported.states.items() if name.startswith("ebc")}
-    names = {"sgd": [], "adam": ["exp_avg", "exp_avg_sq"]}.get(optimizer, ["sum"])
+    names = {"sgd": [], "frozen": [], "adam": ["exp_avg", "exp_avg_sq"]}.get(own or optimizer, ["sum"])
     assert list(states) == names
     for place, name in enumerate(names):
         untrained = np.delete(np.arange(500), trained)

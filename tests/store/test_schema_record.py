@@ -50,6 +50,15 @@ WAYS_OUT = ": use another store.namespace, or delete its rows with store.existin
             ),
             "here was made with table 'item' rows 11, this job has 10",
         ),
+        (
+            dataclasses.replace(
+                RECORD,
+                schema=dataclasses.replace(
+                    SCHEMA, tables=(RowTable(name="user", dim=8, optimizer="frozen"), SCHEMA.tables[1])
+                ),
+            ),
+            "here was made with table 'user' optimizer 'frozen', this job has 'adam'",
+        ),
     ],
 )
 def test_the_first_difference_is_named_with_both_values(other: SchemaRecord, message: str) -> None:
