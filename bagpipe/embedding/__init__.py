@@ -8,5 +8,6 @@
                               RowCache.begin(batch) ─┘
 
 `torchrec_collections` replaces torchrec's collections; `plain_bags` needs torch alone; `cached_lookup` is common to
-both. `materialise` initialises the dense parameters of a model that was built on the meta device.
+both. `materialise` initialises the dense parameters of a model that was built on the meta device. `table_optimizers`
+keeps the row optimizers of tables while these are numbered.
 """
