@@ -10,7 +10,8 @@
       Leave                        ──────────────────>   the rank is done; without it the cacher waits for the rank
 
 remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
-address: where a cacher listens.  agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
+message: a RankBatch as the cacher sends it.  address: where a cacher listens.
+agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
 """
 
 import os

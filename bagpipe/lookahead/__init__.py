@@ -4,7 +4,9 @@
 
     interface        `BatchPlanner`: what an engine's data lane calls. `WindowPlanner`: plans global batches
     inline           `InlinePlanner`: in the calling thread
-    planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory (`link`)
+    planning         order of batches, and of errors; capacity
+    planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory
+                     (`link`: bytes; `frames`, `ids`: what they are)
     ranked           `RankedPlanner`: ranks bring their own batches, rank 0 plans for all (`transport`)
     select           `select_planner`: one of these, by name
 
