@@ -1,6 +1,31 @@
 """Training recommendation models whose embedding tables live in a remote store, exactly.
 
 batches ──> oracle ──CachePlan──> pipeline: fetch ─> insert ─> forward/backward ─> update ─> store
+
+    with bagpipe.TrainPipeline(model, optimizer, rows=bagpipe.optim.Adagrad(lr=0.02)) as pipeline:
+        for outputs in pipeline.train(loader):
+            ...
+
+`TrainPipeline` is imported on first use: ``import bagpipe`` alone needs neither torch nor torchrec.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bagpipe import optim
+from bagpipe.errors import CapacityError, InputError, JobError, PeerError, StoreError
+
 __version__ = "0.1.0"
+
+#: Public names that are imported on first use, and their modules.
+_ON_FIRST_USE = {"TrainPipeline": "bagpipe.train_pipeline.pipeline"}
+
+__all__ = ["CapacityError", "InputError", "JobError", "PeerError", "StoreError", "TrainPipeline", "optim"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

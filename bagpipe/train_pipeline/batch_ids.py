@@ -1,0 +1,163 @@
+"""`BatchIds`: finds the ids of a model's features in the user's batches.
+
+    a dataclass, dict, tuple, object … ──KeyedJaggedTensors in it──> Batch: ids and lengths, by feature
+
+A `Batch` made here has ids only: no dense columns, and zeros for labels. One KeyedJaggedTensor with exactly the model's
+features in their order is taken without a copy; others are put in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from bagpipe.embedding.cached_lookup import JaggedInput
+from bagpipe.errors import InputError
+from bagpipe.types.batch import Batch
+
+__all__ = ["BatchIds", "hash_of", "tensors_like"]
+
+#: Methods by which a KeyedJaggedTensor is recognised; torchrec is not imported.
+_METHODS = ("keys", "values", "lengths", "stride", "variable_stride_per_key", "weights_or_none")
+#: Nesting of containers that is searched.
+_MAX_DEPTH = 6
+
+
+class BatchIds:
+    """Makes the planner's batches.
+
+    Args:
+        features: names of the model's features, in the order of the planner's batches.
+        sparse: gives a batch's KeyedJaggedTensor, or several; None: they are searched for.
+    """
+
+    def __init__(self, features: Sequence[str], sparse: Callable[[Any], Any] | None = None) -> None:
+        self._features = tuple(features)
+        self._sparse = sparse
+
+    def of(self, batch: Any, index: int) -> Batch:
+        """The ids of a batch.
+
+        Args:
+            batch: the user's batch. Its tensors must not change any more.
+            index: its number.
+
+        Raises:
+            InputError: the batch has no KeyedJaggedTensor, lacks a feature, has one twice, or numbers of examples
+                differ.
+        """
+        jagged = list(_jagged(batch if self._sparse is None else self._sparse(batch), 0))
+        if not jagged:
+            raise InputError(
+                f"batch {index}: expected KeyedJaggedTensors in it, found none in a {type(batch).__name__}; "
+                "sparse=function can give those of a batch"
+            )
+        num_examples = self._num_examples(jagged, index)
+        first = jagged[0]
+        if len(jagged) == 1 and tuple(first.keys()) == self._features:
+            values, lengths = _ids(first), _lengths(first, num_examples)
+        else:
+            values, lengths = self._in_order(jagged, num_examples, index)
+        if int(lengths.sum(dtype=np.int64)) != len(values):
+            raise InputError(f"batch {index}: lengths add up to {lengths.sum()}, but there are {len(values)} ids")
+        return Batch(
+            index=index,
+            dense=np.empty((num_examples, 0), dtype=np.float32),
+            values=values,
+            lengths=lengths,
+            labels=np.zeros(num_examples, dtype=np.float32),
+        )
+
+    def _num_examples(self, jagged: Sequence[JaggedInput], index: int) -> int:
+        for part in jagged:
+            if part.variable_stride_per_key():
+                raise InputError(
+                    f"batch {index}: expected the same number of examples for every key, got a KeyedJaggedTensor with "
+                    f"variable strides (keys {part.keys()})"
+                )
+        strides = {part.stride(): part.keys() for part in jagged}
+        if len(strides) > 1:
+            raise InputError(
+                f"batch {index}: expected KeyedJaggedTensors of one number of examples, got "
+                + " and ".join(f"{stride} for keys {keys}" for stride, keys in strides.items())
+            )
+        return next(iter(strides))
+
+    def _in_order(
+        self, jagged: Sequence[JaggedInput], num_examples: int, index: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Values and lengths of the model's features, from any keys in any order."""
+        found: dict[str, tuple[NDArray[np.int64], NDArray[np.int32]]] = {}
+        for part in jagged:
+            values, lengths = _ids(part), _lengths(part, num_examples)
+            ends = np.cumsum(lengths.sum(axis=1, dtype=np.int64)).tolist()
+            for key, start, end, bags in zip(part.keys(), [0, *ends], ends, lengths, strict=False):
+                if key in found and key in self._features:
+                    raise InputError(
+                        f"batch {index}: key {key!r} is in two KeyedJaggedTensors; sparse=function can choose one"
+                    )
+                found[key] = values[start:end], bags
+        lacking = [name for name in self._features if name not in found]
+        if lacking:
+            raise InputError(f"batch {index}: the model's feature {lacking[0]!r} is missing, it has {sorted(found)}")
+        parts = [found[name] for name in self._features]
+        return np.concatenate([ids for ids, _ in parts]), np.stack([bags for _, bags in parts])
+
+
+def hash_of(batch: Batch) -> str:
+    """Hash of a batch's ids and their distribution over features and examples: 16 hexadecimal digits of XXH3."""
+    hasher = xxhash.xxh3_64(repr(batch.lengths.shape).encode())
+    for array in (batch.lengths, batch.values):
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()
+
+
+def tensors_like(value: Any) -> bool:
+    """Whether a value is a KeyedJaggedTensor, by its methods."""
+    return not isinstance(value, Mapping) and all(callable(getattr(value, name, None)) for name in _METHODS)
+
+
+def _jagged(value: Any, depth: int) -> Iterator[JaggedInput]:
+    """All KeyedJaggedTensors in a batch, each object once."""
+    seen: set[int] = set()
+    for found in _search(value, depth):
+        if id(found) not in seen:
+            seen.add(id(found))
+            yield found
+
+
+def _search(value: Any, depth: int) -> Iterator[JaggedInput]:
+    if tensors_like(value):
+        yield value
+    elif depth < _MAX_DEPTH and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes)):
+        for inner in _members(value):
+            yield from _search(inner, depth + 1)
+
+
+def _members(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, (tuple, list)):
+        yield from value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from (getattr(value, field.name) for field in dataclasses.fields(value))
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from vars(value).values()
+
+
+def _ids(part: JaggedInput) -> NDArray[np.int64]:
+    values = part.values().detach().cpu()
+    if values.is_floating_point() or values.is_complex():
+        raise InputError(f"ids of keys {part.keys()} must be integers, got {values.dtype}")
+    return values.to(torch.int64).contiguous().numpy()
+
+
+def _lengths(part: JaggedInput, num_examples: int) -> NDArray[np.int32]:
+    lengths: NDArray[np.int32] = part.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
+    return lengths.reshape(len(part.keys()), num_examples)

@@ -1,0 +1,115 @@
+"""`ModelParts`: a user's model with its collections replaced, and what follows from it. Opens nothing.
+
+model, optimizers ──schema_of, convert──> cached collections, row schema, features; dense optimizer; executor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bagpipe.dense.loss_executor import LossExecutor
+from bagpipe.embedding.model_tables import embedding_parameters, held_weights, optimizers_in_backward, schema_of
+from bagpipe.embedding.torchrec_collections import Converted, convert
+from bagpipe.errors import InputError
+from bagpipe.optim import RowOptimizers
+from bagpipe.train_pipeline.optimizer import dense_optimizer
+from bagpipe.train_pipeline.options import Options
+from bagpipe.types.schema import ROW_TYPES, RowSchema
+
+__all__ = ["ModelParts", "dtype_of", "model_parts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    """The model of a pipeline; needs no connection.
+
+    Attributes:
+        converted: the user's model, its collections replaced.
+        rows: schema of its rows.
+        features: names of the features that its collections look up, in the order of the planner's batches.
+        optimizer: of the dense parameters.
+        executor: calls the model.
+        device: of the model.
+        facts: settings that a checkpoint records; JSON values.
+    """
+
+    converted: Converted
+    rows: RowSchema
+    features: tuple[str, ...]
+    optimizer: Optimizer
+    executor: LossExecutor
+    device: torch.device
+    facts: Mapping[str, Any]
+
+
+def dtype_of(model: nn.Module) -> str:
+    """Name of the dtype of a model's rows: float64 if a parameter is, else float32."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    return "float64" if torch.float64 in dtypes else "float32"
+
+
+def model_parts(
+    model: nn.Module,
+    optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer],
+    device: torch.device,
+    dtype: str,
+    rows: RowOptimizers | None,
+    options: Options,
+) -> ModelParts:
+    """Replace the collections of a model in place, and derive what depends on it.
+
+    Args:
+        model: the user's.
+        optimizer: of its dense parameters, or a function that makes it.
+        device: of the model.
+        dtype: of the dense part.
+        rows: row optimizers; None: those of optimizer-in-backward.
+        options: settings.
+
+    Raises:
+        InputError: the model or an optimizer cannot be used.
+    """
+    schema = schema_of(model, options.unbounded)
+    optimizers = rows if rows is not None else optimizers_in_backward(model)
+    if not optimizers:
+        raise InputError(
+            "expected rows=, the row optimizer (such as bagpipe.optim.Adagrad(lr=0.02)), or embedding weights with "
+            "apply_optimizer_in_backward, got neither"
+        )
+    held = held_weights(model)
+    if held:
+        raise InputError(
+            f"tables {sorted(held)} hold weights on {next(iter(held.values())).device}, which rows in a store would "
+            'not have: build the collections with device=torch.device("meta")'
+        )
+    weights = {id(parameter) for parameter in embedding_parameters(model)}
+    converted = convert(model, schema, device=device, dtype=dtype, optimizers=optimizers)
+    row_schema = RowSchema(
+        tables=converted.row_tables,
+        optimizer=converted.optimizer or "sgd",
+        dtype=options.row_dtype,
+        seed=options.seed,
+        rounding=options.rounding if ROW_TYPES[options.row_dtype].is_half else "nearest",
+    )
+    made = dense_optimizer(optimizer, converted.model, weights)
+    names = [table.name for table in converted.row_tables]
+    return ModelParts(
+        converted=converted,
+        rows=row_schema,
+        features=tuple(feature.name for feature in schema.features),
+        optimizer=made,
+        executor=LossExecutor(converted.model),
+        device=device,
+        facts={
+            "rows": {name: optimizer.name for name, optimizer in zip(names, converted.optimizers, strict=True)},
+            "optimizer": type(made).__name__,
+            "features": [feature.name for feature in schema.features],
+            "seed": options.seed,
+        },
+    )

@@ -1,0 +1,223 @@
+"""`OpenPipeline`: what a pipeline holds open: ranks, store, checkpoints, planner, engine.
+
+    ranks ─> store server, unless the user names a store ─> store ─> cache, dense part ─> checkpoints ─> planner, engine
+
+The store is read-only until the first batch of every rank has come, so earlier errors leave it unchanged.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bagpipe.cache.row_cache import RowCache
+from bagpipe.config.sections import CheckpointConfig, StoreConfig
+from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.distributed.membership import Membership
+from bagpipe.errors import InputError
+from bagpipe.jobs.arithmetic import arithmetic_of
+from bagpipe.jobs.checkpoints import Checkpoints
+from bagpipe.jobs.job_facts import JobFacts
+from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
+from bagpipe.kernels.select import select_kernels
+from bagpipe.lookahead.interface import BatchPlanner
+from bagpipe.lookahead.select import select_planner
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.store.interface import Store
+from bagpipe.store.open import open_store
+from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.train_pipeline.model_parts import ModelParts
+from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.user_batches import UserBatches
+from bagpipe.training.dense import WholeDense
+from bagpipe.training.engine import Engine, EngineSettings
+from bagpipe.training.part import LoopPart
+from bagpipe.training.row_steps import row_steps_of
+
+__all__ = ["OpenPipeline", "new_cache", "open_pipeline", "open_planner", "spec_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPipeline:
+    """The open parts of a pipeline.
+
+    Attributes:
+        ranks: of the job.
+        store: the rows.
+        checkpoints: of this rank, and its claim on the store's namespace.
+        planner: plans the batches of training.
+        engine: trains.
+        spec: of the planner.
+    """
+
+    ranks: Ranks
+    store: Store
+    checkpoints: Checkpoints
+    planner: BatchPlanner
+    engine: Engine
+    spec: OracleSpec
+
+
+def open_pipeline(
+    model: ModelParts, options: Options, batches: UserBatches, stack: ExitStack, parts: tuple[LoopPart, ...] = ()
+) -> OpenPipeline:
+    """Open everything.
+
+    Args:
+        model: what is trained.
+        options: settings.
+        batches: the user's batches.
+        stack: closes all parts in reverse order.
+        parts: further parts of the training loop.
+
+    Raises:
+        InputError: the store cannot be used, or another rank's model or options differ.
+    """
+    membership = Membership.from_environment()
+    _check_ranks(options, membership)
+    ranks = stack.enter_context(
+        open_ranks(membership, timeout_s=options.peer_timeout_s, device=_device_text(model.device))
+    )
+    stack.enter_context(ranks.reporting())
+    check_same(ranks, {**model.facts, **_shapes(model)}, "models or options")
+    namespace = StoreConfig(
+        url=_store_url(options, ranks, stack),
+        namespace=options.namespace,
+        timeout_s=options.timeout_s,
+        durability=options.durability,
+        existing=options.existing,
+    )
+    store = stack.enter_context(
+        open_store(
+            namespace.url,
+            namespace=namespace.namespace,
+            schema=model.rows,
+            buckets=namespace.buckets,
+            timeout_s=namespace.timeout_s,
+            durability=namespace.durability,
+        )
+    )
+    store.check(reloads=bool(options.checkpoint_dir), resets=options.existing == "reset")
+    cache = new_cache(model, options)
+    model.converted.bind(cache)
+    peers = ranks.peers
+    dense = WholeDense(
+        model=model.converted.model,
+        optimizer=model.optimizer,
+        executor=model.executor,
+        skips_nonfinite=options.nonfinite == "skip",
+        replicas=None if peers is None else stack.enter_context(DenseParallel(model.converted.model, peers.dense)),
+    )
+    checkpoints = stack.enter_context(
+        Checkpoints(
+            CheckpointConfig(
+                dir=options.checkpoint_dir,
+                every=options.checkpoint_every,
+                resume=options.resume,
+                keep=options.keep,
+                take_over=options.take_over,
+            ),
+            namespace,
+            ranks,
+            JobFacts(
+                settings=model.facts,
+                rows=model.rows,
+                world_size=ranks.world_size,
+                arithmetic=tuple(ranks.gather(arithmetic_of(_device_text(model.device)))),
+            ),
+            store,
+            cache=cache,
+            read_ahead=options.read_ahead,
+            timeout_s=options.peer_timeout_s,
+            dense=dense,
+            parts=parts,
+        )
+    )
+    engine = Engine(
+        layout=model.converted.layout,
+        cache=cache,
+        store=store,
+        dense=dense,
+        prepare=batches.prepare,
+        settings=EngineSettings(prefetch_depth=options.prefetch_depth, read_ahead=options.read_ahead),
+        row_steps=row_steps_of(model.converted.layout, model.converted.optimizers),
+        peers=peers,
+        claim=lambda: not checkpoints.claim.is_taken and checkpoints.claim.take(),  # only by the first run
+        recorder=checkpoints.recorder,
+        known=checkpoints.known,
+        parts=parts,
+    )
+    ranks.listen(engine.abort)
+    spec = spec_of(model, options, ranks.world_size)
+    return OpenPipeline(
+        ranks=ranks,
+        store=store,
+        checkpoints=checkpoints,
+        planner=stack.enter_context(open_planner(spec, options, ranks)),
+        engine=engine,
+        spec=spec,
+    )
+
+
+def new_cache(model: ModelParts, options: Options) -> RowCache:
+    """An empty cache for the rows of a model."""
+    return RowCache(
+        model.rows,
+        options.cache_rows,
+        model.device,
+        prefetch_depth=options.prefetch_depth,
+        kernels=select_kernels(model.rows, model.device, "auto"),
+    )
+
+
+def spec_of(model: ModelParts, options: Options, world_size: int) -> OracleSpec:
+    """What the planner plans for."""
+    return OracleSpec(
+        table_rows=tuple(table.rows for table in model.converted.row_tables),
+        features=model.converted.features,
+        num_slots=options.cache_rows,
+        lookahead=options.lookahead,
+        world_size=world_size,
+        assign="own" if world_size > 1 else "contiguous",
+    )
+
+
+def open_planner(spec: OracleSpec, options: Options, ranks: Ranks) -> BatchPlanner:
+    """The planner of a job, not entered yet."""
+    group = None if ranks.peers is None else ranks.peers.plans
+    return select_planner(spec, planner=options.planner, group=group, uneven=options.uneven)
+
+
+def _check_ranks(options: Options, membership: Membership | None) -> None:
+    if membership is not None and (options.store or "").startswith("memory:"):
+        raise InputError(
+            f"store is {options.store}, which is private to one process; {membership.world_size} ranks need a server: "
+            "leave store out, or name a server"
+        )
+
+
+def _store_url(options: Options, ranks: Ranks, stack: ExitStack) -> str:
+    """The store's URL. Without one, rank 0 starts a private server."""
+    if options.store:
+        return options.store
+    url = None
+    if ranks.is_first:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
+        url = stack.enter_context(EmbeddedServer(Path(folder), durability=options.durability)).url
+    found: str = ranks.share(url)
+    return found
+
+
+def _device_text(device: torch.device) -> str:
+    return device.type if device.index is None else f"{device.type}:{device.index}"
+
+
+def _shapes(model: ModelParts) -> dict[str, Any]:
+    """Dtypes and shapes of the model's state."""
+    state = model.converted.model.state_dict()
+    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}

@@ -1,0 +1,79 @@
+"""`Options`: the settings of a `TrainPipeline`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bagpipe.errors import InputError
+from bagpipe.types.schema import ROW_TYPES
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of a pipeline; `TrainPipeline` documents them.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    store: str | None
+    namespace: str
+    existing: Literal["refuse", "rows-only", "reset"]
+    lookahead: int
+    cache_rows: int
+    prefetch_depth: int
+    planner: Literal["process", "inline"]
+    uneven: Literal["stop", "join"]
+    unbounded: Collection[str]
+    seed: int
+    row_dtype: str
+    rounding: Literal["stochastic", "nearest"]
+    nonfinite: Literal["stop", "skip"]
+    sparse: Callable[[Any], Any] | None
+    checkpoint_dir: str
+    checkpoint_every: int
+    keep: int
+    resume: str
+    take_over: bool
+    durability: Literal["memory", "everysec", "always"]
+    timeout_s: float
+    peer_timeout_s: float
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("lookahead", 1),
+            ("cache_rows", 0),
+            ("prefetch_depth", 1),
+            ("checkpoint_every", 0),
+            ("keep", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name in ("timeout_s", "peer_timeout_s"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise InputError(f"{name} must be a number of seconds above 0, got {value!r}")
+        for name, known in (
+            ("existing", ("refuse", "rows-only", "reset")),
+            ("planner", ("process", "inline")),
+            ("uneven", ("stop", "join")),
+            ("row_dtype", tuple(ROW_TYPES)),
+            ("rounding", ("stochastic", "nearest")),
+            ("nonfinite", ("stop", "skip")),
+            ("durability", ("memory", "everysec", "always")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.checkpoint_every and not self.checkpoint_dir:
+            raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
+
+    @property
+    def read_ahead(self) -> int:
+        """Batches read and not yet trained: those fetched ahead, the one inserted and the one computed."""
+        return self.prefetch_depth + 2

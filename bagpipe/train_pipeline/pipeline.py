@@ -1,0 +1,249 @@
+"""`TrainPipeline`: trains a user's model on batches of the user's own loader.
+
+pipeline.progress(iterator)
+  lanes of the engine, in threads:  read `lookahead` batches ahead, plan, fetch and insert rows, write rows back
+  the caller's thread:              model(batch) ─> loss ─> backward ─> rows' step ─> dense optimizer's step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bagpipe.errors import InputError
+from bagpipe.optim import RowOptimizers
+from bagpipe.train_pipeline.batch_ids import BatchIds
+from bagpipe.train_pipeline.evaluation import evaluate
+from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
+from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.rows import TableRows
+from bagpipe.train_pipeline.session import Session
+from bagpipe.train_pipeline.user_batches import UserBatches
+
+__all__ = ["TrainPipeline"]
+
+_END = object()
+
+
+class TrainPipeline:
+    """Trains a model with torchrec embedding collections, whose rows live in a remote store and a cache.
+
+    The class takes the place of torchrec's train pipelines: ``out = pipeline.progress(iterator)`` trains one batch and
+    returns what the model returned beside the loss. Results are bit-identical for every `cache_rows`, `lookahead`,
+    store and planner. Resources are opened by the first call that needs them; `close`, or leaving the ``with`` block,
+    releases them.
+
+    Args:
+        model: called as ``model(batch)``, returns ``(loss, outputs)``; the loss is a scalar, or a vector to be summed.
+            Its collections (`EmbeddingBagCollection`, `EmbeddingCollection`) are replaced in place. Build them on the
+            meta device; the dense parameters may be on any device.
+        optimizer: of the dense parameters, or a function that makes it of them. Embedding weights in it are left out.
+        device: of the model.
+        rows: row optimizer (`bagpipe.optim`), or one by table name. None: that of `apply_optimizer_in_backward`.
+        store: URL of the store: redis://, rediss://, redis+cluster://, unix:// or memory://. None: a private server
+            that ends with the pipeline.
+        namespace: prefix of all keys in the store.
+        existing: rows of an earlier job in the namespace: refuse them, train them on (rows-only), or delete them
+            (reset).
+        lookahead: batches that the planner sees; as many are read ahead of the iterator, and held.
+        cache_rows: rows in the cache of each rank. 0: no cache, every batch reads and writes all its rows.
+        prefetch_depth: batches whose rows are fetched ahead.
+        planner: ``process``: in a process of its own; ``inline``: in a thread of this one, for debugging.
+        uneven: if the iterator of a rank ends early, all ranks stop there, or that rank joins with empty batches.
+        unbounded: names of tables that take any 64-bit id, whatever their `num_embeddings`; ``"*"``: all.
+        seed: of the initial rows.
+        row_dtype: of the rows' weights; None: the dtype of the dense parameters.
+        rounding: of updated weights to float16 or bfloat16.
+        nonfinite: a batch whose loss or gradient is not finite raises (stop), or is left out (skip).
+        sparse: gives the KeyedJaggedTensors of a batch; None: they are searched for in it.
+        checkpoint_dir: folder of the checkpoints, on a file system of all ranks; None: none.
+        checkpoint_every: steps between checkpoints; 0: only `save` and the end of an iterator make them.
+        keep: complete checkpoints to keep.
+        resume: resume from the newest checkpoint (auto), from that of a step, or start anew (never).
+        take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
+        durability: what acknowledged rows must survive: memory, everysec or always; see docs/store.md.
+        timeout_s: deadline of one exchange with the store.
+        peer_timeout_s: deadline of one exchange between ranks.
+
+    Attributes:
+        model: the model.
+        optimizer: of its dense parameters.
+
+    Raises:
+        InputError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer],
+        device: torch.device | str = "cpu",
+        *,
+        rows: RowOptimizers | None = None,
+        store: str | None = None,
+        namespace: str = "bagpipe",
+        existing: Literal["refuse", "rows-only", "reset"] = "refuse",
+        lookahead: int = 64,
+        cache_rows: int = 100_000,
+        prefetch_depth: int = 4,
+        planner: Literal["process", "inline"] = "process",
+        uneven: Literal["stop", "join"] = "stop",
+        unbounded: Collection[str] = (),
+        seed: int = 0,
+        row_dtype: str | None = None,
+        rounding: Literal["stochastic", "nearest"] = "stochastic",
+        nonfinite: Literal["stop", "skip"] = "stop",
+        sparse: Callable[[Any], Any] | None = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_every: int = 0,
+        keep: int = 2,
+        resume: str = "auto",
+        take_over: bool = False,
+        durability: Literal["memory", "everysec", "always"] = "memory",
+        timeout_s: float = 30.0,
+        peer_timeout_s: float = 120.0,
+    ) -> None:
+        dtype = dtype_of(model)
+        self._options = Options(
+            store=store,
+            namespace=namespace,
+            existing=existing,
+            lookahead=lookahead,
+            cache_rows=cache_rows,
+            prefetch_depth=prefetch_depth,
+            planner=planner,
+            uneven=uneven,
+            unbounded=(unbounded,) if isinstance(unbounded, str) else tuple(unbounded),
+            seed=seed,
+            row_dtype=dtype if row_dtype is None else row_dtype,
+            rounding=rounding,
+            nonfinite=nonfinite,
+            sparse=sparse,
+            checkpoint_dir=checkpoint_dir or "",
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            resume=resume,
+            take_over=take_over,
+            durability=durability,
+            timeout_s=timeout_s,
+            peer_timeout_s=peer_timeout_s,
+        )
+        self._parts = model_parts(model, optimizer, torch.device(device), dtype, rows, self._options)
+        self.model = self._parts.converted.model
+        self.optimizer = self._parts.optimizer
+        self._session = Session(self._parts, self._options)
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def progress(self, iterator: Iterator[Any]) -> Any:
+        """Train the next batch.
+
+        Args:
+            iterator: of the user's batches; read `lookahead` batches ahead, and more by `prefetch_depth`. Its batches
+                must not change once yielded.
+
+        Returns:
+            What the model returned beside the loss; None if this rank has no examples in the batch.
+
+        Raises:
+            StopIteration: the iterator has ended. All its batches are trained, and the store has all rows.
+            InputError: a batch cannot be used; or `iterator` is not the one under way.
+            Exception: of the model, its optimizer or the iterator, as it was raised. An error of the iterator comes
+                after its batches before are trained; the pipeline can go on with another iterator.
+            JobError, StoreError, PeerError: training cannot go on.
+        """
+        outputs, has_ended = self._session.step_on(iterator)
+        if has_ended:
+            raise StopIteration
+        return outputs
+
+    def train(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Train all batches of a loader; yields what the model returns beside the loss, batch by batch.
+
+        After a resume the first loader goes on where the checkpoint was made: a stateful loader (``state_dict``,
+        ``load_state_dict``) by its state, another one by leaving out the batches before.
+
+        Args:
+            loader: any iterable of batches.
+
+        Raises:
+            As `progress`, but for StopIteration.
+        """
+        self._session.opened()
+        taken = self._session.resume(loader)
+        iterator = iter(loader)
+        for number in range(taken):
+            if next(iterator, _END) is _END:
+                raise InputError(f"expected a loader with the {taken} batches that are trained already, got {number}")
+        while True:
+            try:
+                outputs = self.progress(iterator)
+            except StopIteration:
+                return
+            yield outputs
+
+    def reset(self) -> None:
+        """Give up the iterator under way. The batches read ahead of it are dropped; updated rows are written."""
+        self._session.reset()
+
+    @property
+    def loss(self) -> Tensor | None:
+        """Loss of the latest batch, a scalar without history; None before the first."""
+        return self._parts.executor.loss
+
+    @property
+    def step(self) -> int:
+        """Batches trained, over all iterators and starts of the job."""
+        return self._session.position.step
+
+    # ---- between batches -----------------------------------------------------------------------------------------
+
+    def evaluate(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Score the batches of a loader, without gradients; yields what the model returns beside the loss.
+
+        Rows, dense part, random state and cache of the training stay as they are, bit for bit. Rows that were never
+        trained have their initial values.
+
+        Args:
+            loader: any iterable of batches.
+
+        Raises:
+            Exception: of the loader or the model, as it was raised.
+        """
+        with self._session.pausing() as opened:
+            batches = UserBatches(BatchIds(self._parts.features, self._options.sparse), self._parts.device)
+            yield from evaluate(opened, self._parts, self._options, batches, loader)
+
+    def flush(self) -> None:
+        """Write all updated rows to the store; they stay in the cache. Training goes on afterwards."""
+        self._session.flush()
+
+    def rows(self, table: str) -> TableRows:
+        """The rows of a table, as the store has them: ``pipeline.rows("item")[ids]``.
+
+        Raises:
+            InputError: the model has no such table.
+        """
+        names = [row_table.name for row_table in self._parts.rows.tables]
+        if table not in names:
+            raise InputError(f"expected one of the tables {names}, got {table!r}")
+        return TableRows(self._session.opened().store, names.index(table), before=self.flush)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write all updated rows, and release everything. Batches read ahead are dropped. Idempotent."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close(error)

@@ -1,0 +1,92 @@
+"""`TableRows`: the rows of one table, read in Python.
+
+rows[ids] ──flush──> store ──read──> weights      ids that the store does not have: initial values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bagpipe.errors import InputError
+from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
+from bagpipe.store.interface import Store
+
+__all__ = ["TableRows"]
+
+#: Rows read at a time.
+_CHUNK_ROWS = 1 << 14
+
+
+class TableRows:
+    """Rows of one table, as of the last trained batch. Reads go to the store.
+
+    Args:
+        store: open store.
+        table: number of the table.
+        before: called before each access; makes the store current.
+    """
+
+    def __init__(self, store: Store, table: int, *, before: Callable[[], None]) -> None:
+        self._store = store
+        self._number = table
+        self._before = before
+        self._table = store.schema.tables[table]
+
+    @property
+    def dim(self) -> int:
+        """Weights per row."""
+        return self._table.dim
+
+    def ids(self) -> Tensor:
+        """int64 ``[num_rows]``, ascending: ids of the rows that the store has. Takes 8 B a row."""
+        self._before()
+        return torch.from_numpy(self._store.ids(self._number))
+
+    def __len__(self) -> int:
+        return len(self.ids())
+
+    def __getitem__(self, ids: Tensor | NDArray[np.integer] | Sequence[int]) -> Tensor:
+        """``[n, dim]``: weights of rows, on the host, in the dtype of the rows. A row never trained: its initial value.
+
+        Args:
+            ids: ``[n]`` integers; they may repeat.
+
+        Raises:
+            InputError: an id outside the table.
+        """
+        wanted = torch.as_tensor(ids)
+        if wanted.dim() != 1 or (wanted.is_floating_point() and len(wanted)):
+            raise InputError(f"ids must be one dimension of integers, got {wanted.dtype} {list(wanted.shape)}")
+        self._before()
+        return self._weights(wanted.to(torch.int64).cpu())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids int64 ``[n]`` and weights ``[n, dim]`` of the rows that the store has, ascending by id, in chunks."""
+        for ids in torch.split(self.ids(), _CHUNK_ROWS):
+            if len(ids):
+                yield ids, self._weights(ids)
+
+    def _weights(self, ids: Tensor) -> Tensor:
+        rows = self._table.rows
+        if rows is not None and len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
+            raise InputError(
+                f"table {self._table.name!r}: expected ids in [0, {rows}), got {int(ids.min())} to {int(ids.max())}"
+            )
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        out = torch.empty(len(unique), self.dim, dtype=TORCH_DTYPE[self._store.schema.dtype])
+        initial = InitialWeights(self._store.schema, torch.device("cpu"))
+        for start in range(0, len(unique), _CHUNK_ROWS):
+            part = unique[start : start + _CHUNK_ROWS]
+            found = self._store.read(self._number, part.numpy())
+            out[start : start + len(part)] = torch.from_numpy(found.rows).view(out.dtype)[:, : self.dim]
+            new = torch.from_numpy(~found.found)
+            if bool(new.any()):
+                fresh = torch.empty(int(new.sum()), self.dim, dtype=out.dtype)
+                initial.fill_(fresh, torch.full((len(fresh),), self._number), part[new])
+                out[start : start + len(part)][new] = fresh
+        return out[inverse]

@@ -1,0 +1,226 @@
+"""`Session`: the training of a pipeline over its iterators: what is open, and the run under way.
+
+opened ──> step_on(iterator) ──begins a run──> step, step, … ──end──> the next iterator begins another run
+an error of training: rows of trained batches are written, everything is released, and the session has failed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+from bagpipe.errors import InputError, JobError, PeerError, StoreError
+from bagpipe.train_pipeline.batch_ids import BatchIds
+from bagpipe.train_pipeline.model_parts import ModelParts
+from bagpipe.train_pipeline.open_pipeline import OpenPipeline, open_pipeline
+from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.user_batches import Position, UserBatches
+from bagpipe.training.digest import dense_digest
+from bagpipe.training.stepped_run import SteppedRun
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One job on this rank. One thread calls it.
+
+    Args:
+        model: what is trained.
+        options: settings.
+
+    Attributes:
+        position: of the next batch.
+    """
+
+    def __init__(self, model: ModelParts, options: Options) -> None:
+        self.position = Position(step=0, taken=0)
+        self._model = model
+        self._options = options
+        self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device)
+        self._stack = ExitStack()
+        self._open: OpenPipeline | None = None
+        self._run: SteppedRun | None = None
+        self._run_stack = ExitStack()
+        self._iterator: Iterator[Any] | None = None
+        self._loader: Any = None
+        self._carried: Mapping[str, Any] = {}
+        self._is_paused = False
+        self._failure: BaseException | None = None
+        self._is_closed = False
+
+    def opened(self) -> OpenPipeline:
+        """The open parts; opens them if they are not.
+
+        Raises:
+            JobError: the session is closed, has failed, or is paused.
+        """
+        self._check_usable()
+        if self._open is None:
+            with ExitStack() as stack:
+                self._open = open_pipeline(self._model, self._options, self._batches, stack)
+                self._stack = stack.pop_all()
+            self._carried = self._open.checkpoints.carried()
+            self.position = Position(step=self._open.checkpoints.first_batch, taken=0)
+        return self._open
+
+    def resume(self, loader: Any) -> int:
+        """Set a stateful loader to the position of the next batch, and keep its state from now on.
+
+        Returns:
+            Batches that the caller must leave out, because the loader has no state.
+        """
+        is_stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._loader = loader if is_stateful else None
+        if not (is_stateful and self.position.taken and self.position.loader is not None):
+            return self.position.taken
+        loader.load_state_dict(self.position.loader)
+        return 0
+
+    def step_on(self, iterator: Iterator[Any]) -> tuple[Any, bool]:
+        """Train the next batch of an iterator. Returns the model's outputs, and whether the iterator has ended.
+
+        Raises: see `TrainPipeline.progress`.
+        """
+        run = self._running_on(iterator)
+        with self._failing():
+            batch = run.step()
+        if batch is not None:
+            self._advance(run.next_batch)
+            return self._model.executor.outputs if batch.inputs is not None else None, False
+        error = self._finish(run)
+        if error is not None:
+            raise error
+        return None, True
+
+    def flush(self) -> None:
+        """Write all updated rows to the store; they stay in the cache."""
+        self._check_usable()
+        if self._run is not None:
+            with self._failing():
+                self._run.flush()
+
+    @contextmanager
+    def pausing(self) -> Iterator[OpenPipeline]:
+        """Inside, no lane of the training acts, and the store is current."""
+        opened = self.opened()
+        self.flush()
+        self._is_paused = True
+        try:
+            yield opened
+        finally:
+            self._is_paused = False
+
+    def reset(self) -> None:
+        """Give up the iterator under way; updated rows are written."""
+        self.flush()
+        if self._run is not None:
+            with self._failing():
+                self._leave(self._run)
+                self.opened().engine.cache.clear()  # of rows inserted ahead
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write all updated rows, and release everything. Idempotent.
+
+        Args:
+            error: of the caller, which ends the job; other ranks are told.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        opened = self._open
+        if opened is None or self._failure is not None:
+            return
+        peers = opened.ranks.peers
+        with self._stack:
+            with self._run_stack:
+                if self._run is not None and (error is None or peers is None):
+                    self._run.flush()
+            if error is None and opened.ranks.is_first:
+                opened.checkpoints.claim.finish(
+                    steps=self.position.step,
+                    dense_digest=dense_digest(self._model.converted.model, self._model.optimizer),
+                    stopped=self._run is not None,
+                )
+            if error is not None and peers is not None:
+                peers.report(error)
+
+    # ---- the run under way ---------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise JobError("the pipeline is closed")
+        if self._failure is not None:
+            raise JobError(f"the pipeline has failed: {self._failure!r}")
+        if self._is_paused:
+            raise JobError("an evaluation is under way: exhaust or close its iterator first")
+
+    def _running_on(self, iterator: Iterator[Any]) -> SteppedRun:
+        """The run on an iterator; begins one if there is none."""
+        opened = self.opened()
+        if not self._model.converted.model.training:
+            raise InputError("the model is in evaluation mode: call model.train() to train, or pipeline.evaluate")
+        if self._run is not None:
+            if iterator is not self._iterator:
+                raise InputError(
+                    "progress was given another iterator, but batches of the one before are under way: exhaust that "
+                    "one, or drop them with reset()"
+                )
+            return self._run
+        self._batches.reset()
+        state = None if self._loader is None else self._loader.state_dict
+        planned = opened.planner.run(self._batches.read(iterator, self.position, state), self.position.step)
+        with self._failing():
+            self._run_stack.enter_context(closing(planned))
+            self._run = self._run_stack.enter_context(
+                opened.engine.train_in_steps(planned, first_batch=self.position.step, carried=self._carried)
+            )
+        self._iterator = iterator
+        return self._run
+
+    def _advance(self, step: int) -> None:
+        """Note that the batches before one are trained."""
+        after = self._batches.after(step - 1)
+        self.position = dataclasses.replace(self.position, step=step) if after is None else after
+        self._batches.forget(step)
+
+    def _finish(self, run: SteppedRun) -> Exception | None:
+        """End a run after its last batch. Returns the error of its data."""
+        with self._failing():
+            result = run.end()
+            self._leave(run)
+        self.position = Position(step=self.position.step, taken=0)
+        return self._batches.error or result.input_error
+
+    def _leave(self, run: SteppedRun) -> None:
+        assert self._open is not None, "running"
+        loss_sums = {name: float(value) for name, value in self._open.engine.dense.loss_sums().items()}
+        self._carried = {**run.carried(), "loss_sum": loss_sums["model"], "loss_sums": loss_sums}
+        self._run, self._iterator, self._loader = None, None, None
+        self._run_stack.close()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error that leaves the block ends the session."""
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Release everything after an error. With one rank, rows of trained batches are written first.
+
+        Raises:
+            The error, or the one that caused it: of a rank that failed first, or because another job took over.
+        """
+        self._failure = error
+        run, self._run = self._run, None
+        is_own = not isinstance(error, (StoreError, PeerError))
+        with self._stack, self._run_stack:
+            if run is not None and is_own and self._open is not None and self._open.ranks.peers is None:
+                run.give_up()
+                with suppress(StoreError, JobError):
+                    run.rescue()
+            raise error

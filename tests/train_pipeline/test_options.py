@@ -1,0 +1,28 @@
+"""Arguments out of range are refused when the pipeline is made, with the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bagpipe.errors import InputError
+from tests.train_pipeline.small import pipeline
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"lookahead": 0}, "lookahead must be an integer of at least 1, got 0"),
+        ({"cache_rows": -1}, "cache_rows must be an integer of at least 0, got -1"),
+        ({"cache_rows": 1.5}, "cache_rows must be an integer of at least 0, got 1.5"),
+        ({"planner": "thread"}, "planner must be one of process, inline, got 'thread'"),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of stop, skip, got 'ignore'"),
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0, got 0"),
+        ({"row_dtype": "int8"}, "row_dtype must be one of float32, float64, float16, bfloat16, got 'int8'"),
+        ({"checkpoint_every": 5}, "checkpoint_every needs checkpoint_dir"),
+    ],
+)
+def test_a_bad_argument_is_named_with_its_value(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        pipeline(**more)
