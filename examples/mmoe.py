@@ -1,0 +1,133 @@
+"""Multi-gate mixture of experts: two labels, each with its own mixture and tower, and a weight for each example.
+
+python examples/mmoe.py --steps 200
+
+    features ─> bags ─┬─> experts 1 … 4 ──┬─ mixed by the gate of "click" ──> tower ─> click
+                      └─> gates ──────────┴─ mixed by the gate of "buy" ────> tower ─> buy
+    loss = sum over tasks of  weight of the task * mean of (weight of the example * its loss)
+
+Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import bagpipe
+
+#: Table -> rows. The feature of a table has its name.
+TABLES = {"user": 30_000, "item": 30_000, "category": 200}
+NUM_DENSE = 3
+DIM = 16
+NUM_EXPERTS = 4
+#: Task -> its weight in the loss.
+TASKS = {"click": 1.0, "buy": 0.5}
+
+
+class MMoE(nn.Module):
+    """`forward(batch)` returns the loss and a dict of tasks -> probabilities ``[n]``.
+
+    A batch is a dict: ``sparse`` (KeyedJaggedTensor), ``dense`` ``[n, NUM_DENSE]``, ``weight`` ``[n]``, and for each
+    task its labels ``[n]``.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        configs = [
+            EmbeddingBagConfig(name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=[name])
+            for name, rows in TABLES.items()
+        ]
+        self.bags = EmbeddingBagCollection(tables=configs, device=torch.device(device))
+        width = len(TABLES) * DIM + NUM_DENSE
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()) for _ in range(NUM_EXPERTS)
+        )
+        self.gates = nn.ModuleDict({task: nn.Linear(width, NUM_EXPERTS) for task in TASKS})
+        self.towers = nn.ModuleDict(
+            {task: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)) for task in TASKS}
+        )
+
+    def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        inputs = torch.cat([self.bags(batch["sparse"]).values(), batch["dense"]], dim=1)
+        experts = torch.stack([expert(inputs) for expert in self.experts], dim=1)  # [n, experts, 16]
+        loss = inputs.new_zeros(())
+        outputs = {}
+        for task, task_weight in TASKS.items():
+            gate = self.gates[task](inputs).softmax(1)  # [n, experts]
+            logits = self.towers[task]((gate.unsqueeze(2) * experts).sum(1)).squeeze(1)
+            loss = loss + task_weight * F.binary_cross_entropy_with_logits(logits, batch[task], weight=batch["weight"])
+            outputs[task] = logits.detach().sigmoid()
+        return loss, outputs
+
+
+def make_model(device: str = "meta") -> MMoE:
+    """The model with its tables on `device`. On the meta device they take no memory: the rows live in the store."""
+    torch.manual_seed(0)
+    return MMoE(device)
+
+
+def make_batches(num: int, batch_size: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Clicks depend on user and category; of the clicked items, users buy by price (a dense input) and category."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num):
+        uniform = torch.rand(2, batch_size, generator=generator)
+        users, items = (
+            uniform**3 * torch.tensor([[TABLES["user"]], [TABLES["item"]]])
+        ).long()  # small ids are frequent
+        categories = items % TABLES["category"]
+        dense = torch.randn(batch_size, NUM_DENSE, generator=generator)
+        draws = torch.rand(2, batch_size, generator=generator)
+        click = draws[0] < torch.sigmoid((users % 3 + categories % 3 - 2.0) * 2 + dense[:, 1])
+        buy = click & (draws[1] < torch.sigmoid(2 * dense[:, 0] + (categories % 3 - 1.0)))
+        yield {
+            "sparse": KeyedJaggedTensor(
+                keys=list(TABLES),
+                values=torch.cat([users, items, categories]),
+                lengths=torch.ones(len(TABLES) * batch_size, dtype=torch.int64),
+            ),
+            "dense": dense,
+            "weight": 0.5 + 1.5 * torch.rand(batch_size, generator=generator),
+            "click": click.float(),
+            "buy": buy.float(),
+        }
+
+
+def make_pipeline(model: nn.Module, **settings: Any) -> bagpipe.TrainPipeline:
+    """The large tables train with Adagrad, the small one with Adam, the rest with Adam too."""
+    rows = {"*": bagpipe.optim.Adagrad(lr=0.1), "category": bagpipe.optim.Adam(lr=0.01)}
+    return bagpipe.TrainPipeline(model, lambda p: torch.optim.Adam(p, lr=0.005), rows=rows, **settings)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", help="URL of a store; without it the job starts a server of its own")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--cache-rows", type=int, default=20_000)
+    options = parser.parse_args(arguments)
+    batches = make_batches(options.steps, batch_size=256, seed=0)
+    settings = {"namespace": "example-mmoe", "existing": "reset", "cache_rows": options.cache_rows}
+    with make_pipeline(make_model(), store=options.store, **settings) as pipeline:
+        for step, outputs in enumerate(pipeline.train(batches), start=1):
+            if step % 50 == 1:
+                means = ", ".join(f"mean {task} {values.mean():.3f}" for task, values in outputs.items())
+                print(f"step {step}: loss {pipeline.loss:.4f}, {means}")
+        held_out = list(make_batches(10, batch_size=256, seed=1))
+        outputs = list(pipeline.evaluate(held_out))
+    for task in TASKS:
+        losses = [
+            F.binary_cross_entropy(found[task], batch[task]) for found, batch in zip(outputs, held_out, strict=True)
+        ]
+        print(f"log loss of {task} on batches not trained on: {torch.stack(losses).mean():.4f}")
+
+
+if __name__ == "__main__":
+    main()
