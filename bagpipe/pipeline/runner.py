@@ -213,6 +213,7 @@ class Runner:
         Raises:
             The run's first error.
         """
+        self._release()
         self._board.rest()
         if self._board.error is not None:
             self.end()
@@ -220,7 +221,7 @@ class Runner:
             lane.stream.synchronize()
 
     def hold(self, lane: str) -> None:
-        """Keep a lane from further actions until the next `step` or `end`; between two steps.
+        """Keep a lane from further actions until the next `step`, `rest` or `end`; between two steps.
 
         Returns when the lane is in no action, and it and the lane of the sink have no work left on a device.
         """

@@ -9,8 +9,9 @@ import pytest
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import Runner
+from bagpipe.testing.recording_streams import RecordingStreams
 from tests.pipeline.loops import Tape
-from tests.pipeline.small_loop import HAZARDS, LOOP
+from tests.pipeline.small_loop import HAZARDS, LANES, LOOP
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 5])
@@ -122,3 +123,23 @@ def test_a_run_is_given_up_while_a_lane_is_held() -> None:
     with pytest.raises(JobError, match="enough"):
         runner.await_done("0X_WRITEBACK", 40)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("bagpipe-")]
+
+
+def test_work_on_a_device_is_done_at_rest() -> None:
+    """The caller reads what lanes have enqueued, on a stream of its own."""
+    streams = RecordingStreams()
+    runner = Runner(LOOP, Tape(LOOP, 3, HAZARDS).handlers(), HAZARDS, streams=streams)
+    runner.start()
+    runner.step()
+    assert not synchronised(streams)
+    runner.hold("copy")
+    runner.await_done("0X_WRITEBACK", 1)
+    assert synchronised(streams) == {"copy", "compute", "net-out"}
+    runner.rest()
+    assert synchronised(streams) == set(LANES)
+    _walk(runner)
+    runner.end()
+
+
+def synchronised(streams: RecordingStreams) -> set[str]:
+    return {lane for lane, call, _ in streams.log if call == "synchronize"}

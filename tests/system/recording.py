@@ -5,6 +5,7 @@ Each call of `Recorded.run` is one start of the job: it recovers, restores and t
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -87,6 +88,7 @@ class Recorded:
         prepare: called with every engine before it trains; can return an `on_batch` (see `Engine.train`).
         change_batches: replaces a rank's batches.
         by_hand: steps of checkpoints made between two batches; the caller then walks the compute lane.
+        run_ends: steps at which a start ends one run of the engine and begins the next.
         more_parts: makes further parts of a rank's loop, of its progress in the checkpoint that is resumed from.
         on_folder: called with a checkpoint's step before its folder is created.
         on_broken: called with a line about each checkpoint that is skipped; the default fails.
@@ -101,6 +103,7 @@ class Recorded:
     prepare: Callable[[Engine], OnBatch | None] = lambda engine: None
     change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches
     by_hand: Collection[int] = ()
+    run_ends: Sequence[int] = ()
     more_parts: Callable[[int, Mapping[str, Any]], Sequence[LoopPart]] = lambda rank, carried: ()
     on_folder: Callable[[int], None] = lambda step: None
     on_broken: Callable[[str], None] = _never
@@ -236,12 +239,18 @@ class Recorded:
         with ExitStack() as stack:
             stack.enter_context(rank.recorder)
             stack.callback(rank.publisher.close)
-            batches = stack.enter_context(closing(self._batches(rank, first_batch)))
-            changed = self.change_batches(rank.peer.rank, batches)
-            if self.by_hand:
-                result = self._train_in_steps(rank, changed, first_batch, carried)
-            else:
-                result = rank.engine.train(changed, first_batch=first_batch, carried=carried, on_batch=rank.on_batch)
+            for end in (*(end for end in self.run_ends if end > first_batch), None):
+                batches = stack.enter_context(closing(self._batches(rank, first_batch)))
+                changed = self.change_batches(rank.peer.rank, batches)
+                if end is not None:
+                    changed = itertools.islice(changed, end - first_batch)
+                if self.by_hand or self.run_ends:
+                    result, carried = self._train_in_steps(rank, changed, first_batch, carried)
+                else:
+                    result = rank.engine.train(
+                        changed, first_batch=first_batch, carried=carried, on_batch=rank.on_batch
+                    )
+                first_batch = end or first_batch
         if rank.built.stages is not None and self.world_size > 1:
             held = held_stages(rank.built.stages.staged, rank.built.stages.mesh)
             share_stages(held, rank.engine.dense.optimizer, rank.peer.dense, rank.peer.gather)
@@ -249,7 +258,7 @@ class Recorded:
 
     def _train_in_steps(
         self, rank: _Rank, batches: Iterator[RankBatch], first_batch: int, carried: Mapping[str, Any]
-    ) -> RunResult:
+    ) -> tuple[RunResult, Mapping[str, Any]]:
         with rank.engine.train_in_steps(batches, first_batch=first_batch, carried=carried) as run:
             while True:
                 if run.next_batch in self.by_hand:
@@ -258,7 +267,8 @@ class Recorded:
                     rank.peer.close()  # the lanes of the other ranks wait for this one
                     raise Crash
                 if run.step() is None:
-                    return run.end()
+                    result = run.end()
+                    return result, {**run.carried(), "loss_sum": result.progress.loss_sum.item()}
 
     def _batches(self, rank: _Rank, first_batch: int) -> Iterator[RankBatch]:
         spec = rank.built.spec

@@ -127,6 +127,19 @@ def test_no_checkpoint_is_made_twice(clicks: MakeConfig, tmp_path: Path) -> None
     assert_alike(again, first)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_several_runs_of_one_job(clicks: MakeConfig, tmp_path: Path, world_size: int) -> None:
+    """A run ends with a checkpoint; the next one begins where one is due, and makes no second."""
+    config = change(clicks(optimizer="adam"), cache__rows=200, optim__dense="adam")
+    job = recorded(config, tmp_path, every=5, world_size=world_size, run_ends=(8, 15), by_hand={8, 12})
+    with pytest.raises(Crash):
+        job.run(crash_at=18)
+    assert steps_of(job)[:6] == [0, 5, 8, 10, 12, 15]
+    end = job.run()
+    assert end.first_batch >= 15
+    assert_alike(end, uninterrupted(config, tmp_path, world_size=world_size))
+
+
 def test_logs_of_jobs_without_files(clicks: MakeConfig, tmp_path: Path) -> None:
     job = recorded(change(clicks(), cache__rows=200), tmp_path, every=10, rows_only=True, by_hand={4, 10})
     assert job.run().digests == uninterrupted(change(clicks(), cache__rows=200), tmp_path).digests
