@@ -6,7 +6,8 @@
 
 Both sides order the rows they share like the consumer's unique rows, so only counts have to match. Each exchange has
 two parts: rows that the previous batch (pull) or the next batch (push) uses too, on the critical path, and the rest. A
-rank serves itself the same way: its own gradient is one contribution among those of all ranks, in rank order.
+rank serves itself the same way: its own gradient is one contribution among those of all ranks, in rank order. Rows of a
+frozen group all travel ahead, and none of their gradients travels.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class GroupExchange:
     """The exchange of one table group.
 
     Attributes:
-        prepull, pull: rows that the previous batch does not use, and rows that it does.
+        prepull, pull: rows that the previous batch does not update, and rows that it does.
         push, push_late: gradients of rows that the next batch uses, and the others.
         owned: all rows of the group that this rank owns and any rank uses.
     """
@@ -112,23 +113,30 @@ def prepare_exchange(
     used = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     num_ranks = len(exchange.serve_offsets) - 1
     owners, pull_now, push_now = consumer.owners[used], exchange.pull_now[used], consumer.push_now[used]
+    push_late, owned_pull_now = ~push_now, exchange.owned_pull_now
     owned = rows_of_tables(exchange.owned, group.first_table, group.end_table)
+    in_group = np.zeros(len(exchange.owned), dtype=np.bool_)
+    in_group[owned] = True
+    pushed = in_group
+    if group.is_frozen:
+        # The previous batch does not change these rows either, and no gradient of them is pushed.
+        pull_now, owned_pull_now = np.zeros_like(pull_now), np.zeros_like(owned_pull_now)
+        push_now = push_late = np.zeros_like(push_now)
+        pushed = np.zeros_like(in_group)
     early_rows, early_recv = _by_owner(owners, ~pull_now, num_ranks)
     now_rows, now_recv = _by_owner(owners, pull_now, num_ranks)
     push_rows, push_send = _by_owner(owners, push_now, num_ranks)
-    late_rows, late_send = _by_owner(owners, ~push_now, num_ranks)
+    late_rows, late_send = _by_owner(owners, push_late, num_ranks)
     arrival = np.empty(len(owners), dtype=np.int32)
     arrival[early_rows] = np.arange(len(early_rows), dtype=np.int32)
     arrival[now_rows] = np.arange(len(early_rows), len(owners), dtype=np.int32)
 
-    in_group = np.zeros(len(exchange.owned), dtype=np.bool_)
-    in_group[owned] = True
     return _PreparedExchange(
         exchange=GroupExchange(
-            prepull=_pull_part(exchange, in_group & ~exchange.owned_pull_now, early_recv, 0, upload),
-            pull=_pull_part(exchange, in_group & exchange.owned_pull_now, now_recv, len(early_rows), upload),
-            push=_push_part(exchange, in_group & exchange.owned_push_now, push_send, upload),
-            push_late=_push_part(exchange, in_group & ~exchange.owned_push_now, late_send, upload),
+            prepull=_pull_part(exchange, in_group & ~owned_pull_now, early_recv, 0, upload),
+            pull=_pull_part(exchange, in_group & owned_pull_now, now_recv, len(early_rows), upload),
+            push=_push_part(exchange, pushed & exchange.owned_push_now, push_send, upload),
+            push_late=_push_part(exchange, pushed & ~exchange.owned_push_now, late_send, upload),
             owned=_slot_rows(exchange, in_group, upload),
         ),
         arrival=arrival,
