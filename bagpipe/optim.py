@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 #: A learning rate, or a function of the number of the batch, from 0. A pure function of that number gives a resumed job
-#: the rates of one that was not interrupted. It is called once per batch, when the forward of the batch begins.
+#: the rates of one that was not interrupted. It is called when the forward of the batch begins, once for each group of
+#: tables that are updated together; by every rank, and must give all of them the same number.
 Rate: TypeAlias = float | Callable[[int], float]
 
 #: Table that stands for all tables that are not named.

@@ -16,6 +16,7 @@ import torch
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.triton_kernels import TritonKernels
 from bagpipe.kernels.triton_tiles import Tile, choose_tile
+from bagpipe.optim import SGD, Frozen, RowWiseAdagrad
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
@@ -92,6 +93,13 @@ def train(kernels: str, *, hot: bool, num_examples: int = 9, **settings: object)
 def test_a_job_ends_with_the_bits_of_torch_s_kernels() -> None:
     """No row is long, and SGD takes no square root, so the bits are equal."""
     assert train("triton", hot=False) == train("torch", hot=False)
+
+
+def test_tables_of_several_optimizers_end_with_the_bits_of_direct_ones() -> None:
+    rows = {"a": RowWiseAdagrad(0.1), "b": Frozen()}
+    assert train("triton", hot=False, optimizers=rows) == train("triton", hot=False, optimizers=rows, cache_rows=0)
+    rates = {"a": SGD(0.1), "b": SGD(lambda step: 0.1 / (1 + step))}  # no square root
+    assert train("triton", hot=False, optimizers=rates) == train("torch", hot=False, optimizers=rates)
 
 
 def test_a_cached_job_ends_with_the_bits_of_a_direct_one() -> None:
