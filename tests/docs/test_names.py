@@ -28,11 +28,13 @@ WRITTEN = {"benchmarks/gpu/rehearsal/", "model.safetensors", "tests/golden/sched
 
 @cache
 def names_in(module: Path) -> dict[str, ast.stmt]:
-    """Top-level names of a module, those under ``if TYPE_CHECKING`` included: the module can import them when used."""
+    """Top-level names of a module, and those of its ``__all__``, which it may import on first use."""
     found: dict[str, ast.stmt] = {}
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        for inner in node.body if isinstance(node, ast.If) else [node]:
-            found |= dict.fromkeys(bound(inner), inner)
+        names = bound(node)
+        if names == ["__all__"] and isinstance(node, ast.Assign):
+            names += ast.literal_eval(node.value)
+        found |= dict.fromkeys(names, node)
     return found
 
 
