@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import ExitStack
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.optim import SGD, Adagrad, Adam, Frozen, RowOptimizer, RowWiseAdagrad
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
+from bagpipe.training.engine import Engine, EngineSettings
 from tests.system.optimizer_jobs import (
     CACHE_ROWS,
     NAMES,
@@ -113,6 +116,38 @@ def test_a_rate_changed_between_two_steps_is_that_of_the_next_batch() -> None:
         assert run.step() is None
         run.end()
         same_as(expected, job)
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_a_job_that_goes_on_has_the_rates_of_one_that_was_not_interrupted(first: int) -> None:
+    """And Adam's correction of the bias."""
+    rows = {
+        "a": SGD(lambda step: 0.3 / (1 + step)),
+        "b": Adam(0.1),
+        "c": Frozen(),
+        "*": Adagrad(lambda step: 0.01 * step),
+    }
+    data = batches()
+    with PlainJob(settings_for(rows)) as whole:
+        whole.train(data)
+        expected = whole.digests()
+    name = f"optimizers-{uuid.uuid4().hex}"
+    with PlainJob(settings_for(rows), make_store=lambda schema: MemoryStore(schema, name=name)) as before:
+        before.train(data[:first])
+        dense = before.model.state_dict()
+    with PlainJob(settings_for(rows), make_store=lambda schema: MemoryStore(schema, name=name)) as after:
+        after.model.load_state_dict(dense)
+        after.engine.train(plan_rank_batches(data[first:], after.spec), first_batch=first)
+        assert after.digests() == expected
+
+
+def test_an_engine_needs_the_settings_of_its_optimizers() -> None:
+    with PlainJob(settings_for({"*": SGD(0.1)})) as job:
+        parts = {name: getattr(job.engine, name) for name in ("layout", "cache", "store", "dense", "prepare")}
+        with pytest.raises(
+            InputError, match="expected row_steps, or rows_lr and eps in the settings, got EngineSettings"
+        ):
+            Engine(**parts, settings=EngineSettings(prefetch_depth=1, read_ahead=2))
 
 
 def test_an_invalid_rate_ends_the_job() -> None:
