@@ -14,6 +14,7 @@ Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,13 +111,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--cache-rows", type=int, default=20_000)
     options = parser.parse_args(arguments)
-    batches = make_batches(options.steps, batch_size=256, seed=0)
+    batches = make_batches(options.steps, batch_size=256, seed=int(os.environ.get("RANK", "0")))
     settings = {"namespace": "example-din", "existing": "reset", "cache_rows": options.cache_rows}
     with make_pipeline(make_model(), store=options.store, **settings) as pipeline:
         for step, _ in enumerate(pipeline.train(batches), start=1):
             if step % 50 == 1:
                 print(f"step {step}: loss {pipeline.loss:.4f}")
-        held_out = list(make_batches(10, batch_size=256, seed=1))
+        held_out = list(make_batches(10, batch_size=256, seed=1000))
         losses = [
             F.binary_cross_entropy(found, labels)
             for found, (_, labels) in zip(pipeline.evaluate(held_out), held_out, strict=True)

@@ -12,6 +12,7 @@ Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate M
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,14 +114,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--cache-rows", type=int, default=20_000)
     options = parser.parse_args(arguments)
-    batches = make_batches(options.steps, batch_size=256, seed=0)
+    batches = make_batches(options.steps, batch_size=256, seed=int(os.environ.get("RANK", "0")))
     settings = {"namespace": "example-mmoe", "existing": "reset", "cache_rows": options.cache_rows}
     with make_pipeline(make_model(), store=options.store, **settings) as pipeline:
         for step, outputs in enumerate(pipeline.train(batches), start=1):
             if step % 50 == 1:
                 means = ", ".join(f"mean {task} {values.mean():.3f}" for task, values in outputs.items())
                 print(f"step {step}: loss {pipeline.loss:.4f}, {means}")
-        held_out = list(make_batches(10, batch_size=256, seed=1))
+        held_out = list(make_batches(10, batch_size=256, seed=1000))
         outputs = list(pipeline.evaluate(held_out))
     for task in TASKS:
         losses = [

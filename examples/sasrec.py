@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,13 +126,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--cache-rows", type=int, default=20_000)
     options = parser.parse_args(arguments)
-    batches = make_batches(options.steps, batch_size=128, seed=0)
+    batches = make_batches(options.steps, batch_size=128, seed=int(os.environ.get("RANK", "0")))
     settings = {"namespace": "example-sasrec", "existing": "reset", "cache_rows": options.cache_rows}
     with make_pipeline(make_model(), store=options.store, **settings) as pipeline:
         for step, _ in enumerate(pipeline.train(batches), start=1):
             if step % 50 == 1:
                 print(f"step {step}: loss {pipeline.loss:.4f}")
-        right = list(pipeline.evaluate(make_batches(5, batch_size=128, seed=1)))
+        right = list(pipeline.evaluate(make_batches(5, batch_size=128, seed=1000)))
     print(f"positive item above the negative one: {torch.cat(right).float().mean():.3f}")
 
 

@@ -12,6 +12,7 @@ Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recomm
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -130,14 +131,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--cache-rows", type=int, default=30_000)
     options = parser.parse_args(arguments)
-    batches = make_batches(options.steps, batch_size=256, seed=0)
+    batches = make_batches(options.steps, batch_size=256, seed=int(os.environ.get("RANK", "0")))
     settings = {"namespace": "example-two-tower", "existing": "reset", "cache_rows": options.cache_rows}
     with make_pipeline(make_model(), store=options.store, **settings) as pipeline:
         for step, _ in enumerate(pipeline.train(batches), start=1):
             if step % 50 == 1:
                 print(f"step {step}: loss {pipeline.loss:.4f}")
         hits = []
-        for users, items in pipeline.evaluate(make_batches(10, batch_size=256, seed=1)):
+        for users, items in pipeline.evaluate(make_batches(10, batch_size=256, seed=1000)):
             best = (users @ items.T).topk(10).indices
             hits.append((best == torch.arange(len(users))[:, None]).any(1).float().mean())
     print(f"recall at 10 of 256 items: {torch.stack(hits).mean():.3f}")
