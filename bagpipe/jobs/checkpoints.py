@@ -56,6 +56,7 @@ class Checkpoints:
         timeout_s: deadline of one exchange between ranks.
         dense: the dense part; equal on all ranks.
         parts: other parts of the training loop that keep tensors.
+        clears_refused: see `Claim`.
 
     Attributes:
         resume_point: what the job starts from.
@@ -79,6 +80,7 @@ class Checkpoints:
         timeout_s: float,
         dense: DensePart,
         parts: Sequence[LoopPart] = (),
+        clears_refused: bool = True,
     ) -> None:
         self._settings = settings
         self._read_ahead = read_ahead
@@ -95,7 +97,15 @@ class Checkpoints:
                 self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
             except BrokenCheckpoint as error:
                 raise InputError(str(error)) from None
-        self.claim = Claim(namespace, ranks, store, self.resume_point, rows=self._rows, on_adopted=self._build_on)
+        self.claim = Claim(
+            namespace,
+            ranks,
+            store,
+            self.resume_point,
+            rows=self._rows,
+            on_adopted=self._build_on,
+            clears_refused=clears_refused,
+        )
         self._publisher: Publisher | None = None
         self._dense = dense
         self._parts = tuple(parts)

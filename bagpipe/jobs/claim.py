@@ -52,6 +52,8 @@ class Claim:
         resume_point: what the job starts from.
         rows: rows of the checkpoint it resumes from; None without a checkpoint.
         on_adopted: called on rank 0 with the checkpoint that holds another job's rows, if the job adopts them.
+        clears_refused: remove the rows of a job that ends with an InputError before its first checkpoint, if the
+            namespace was new.
 
     Attributes:
         ledger: administers the namespace; used by rank 0, entered when the claim is taken.
@@ -69,6 +71,7 @@ class Claim:
         *,
         rows: CheckpointRows | None,
         on_adopted: Callable[[Checkpoint], None],
+        clears_refused: bool = True,
     ) -> None:
         self.ledger: Ledger = store.ledger()
         self.continued = False
@@ -84,6 +87,7 @@ class Claim:
         self._resume_point = resume_point
         self._rows = rows
         self._on_adopted = on_adopted
+        self._clears_refused = clears_refused
         self._stack = ExitStack()
         self._watch: Ledger | None = None
         self._is_suspect = False
@@ -251,7 +255,8 @@ class Claim:
                 ledger.invalidate(invalidated(self._resume_point.checkpoint_id))
         if self._has_ended or not self._ranks.is_first:
             return
-        if isinstance(error, InputError) and self._is_new and not self.has_published:
+        is_refused = isinstance(error, InputError) and self._is_new and not self.has_published
+        if is_refused and self._clears_refused:
             self.ledger.clear()
         else:
             self._write_record(state="failed")

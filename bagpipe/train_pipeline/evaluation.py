@@ -46,7 +46,7 @@ def evaluate(
         stack.enter_context(_bound(model.converted, cache, opened.engine.cache))
         engine = _engine(opened.engine, cache, batches)
         planner = stack.enter_context(open_planner(opened.spec, options, opened.ranks))
-        planned = stack.enter_context(closing(planner.run(batches.read(iter(loader), Position(step=0, taken=0)))))
+        planned = stack.enter_context(closing(planner.run(batches.read(iter(loader), Position()))))
         run = stack.enter_context(engine.evaluate_in_steps(planned, outputs))
         while (batch := run.step()) is not None:
             batches.forget(run.next_batch)

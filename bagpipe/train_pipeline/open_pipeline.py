@@ -136,6 +136,7 @@ def open_pipeline(
             timeout_s=options.peer_timeout_s,
             dense=dense,
             parts=parts,
+            clears_refused=False,
         )
     )
     engine = Engine(

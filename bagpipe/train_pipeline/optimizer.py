@@ -1,15 +1,17 @@
-"""The dense optimizer of a pipeline: that of the user, without the embedding weights."""
+"""The dense optimizer of a pipeline: that of the user, without the embedding weights; its settings in checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from bagpipe.errors import InputError
 
-__all__ = ["dense_optimizer"]
+__all__ = ["dense_optimizer", "group_settings", "set_groups"]
 
 
 def dense_optimizer(
@@ -44,3 +46,26 @@ def dense_optimizer(
             )
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
     return optimizer
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """A copy of the settings of every parameter group: learning rate, betas, …"""
+    return [
+        {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def set_groups(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
+    """Set what `group_settings` gave, as `Optimizer.load_state_dict` does.
+
+    Raises:
+        InputError: the number of groups differs.
+    """
+    if len(settings) != len(optimizer.param_groups):
+        raise InputError(
+            f"expected the {len(settings)} parameter groups of the checkpoint, the dense optimizer has "
+            f"{len(optimizer.param_groups)}"
+        )
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(copy.deepcopy(dict(values)))

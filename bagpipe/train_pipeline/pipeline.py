@@ -7,7 +7,8 @@ pipeline.progress(iterator)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +23,7 @@ from bagpipe.train_pipeline.evaluation import evaluate
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.rows import TableRows
+from bagpipe.train_pipeline.saved_state import SavedState
 from bagpipe.train_pipeline.session import Session
 from bagpipe.train_pipeline.user_batches import UserBatches
 
@@ -174,7 +176,6 @@ class TrainPipeline:
         Raises:
             As `progress`, but for StopIteration.
         """
-        self._session.opened()
         taken = self._session.resume(loader)
         iterator = iter(loader)
         for number in range(taken):
@@ -200,6 +201,16 @@ class TrainPipeline:
     def step(self) -> int:
         """Batches trained, over all iterators and starts of the job."""
         return self._session.position.step
+
+    @property
+    def epoch(self) -> int:
+        """Iterators that have ended, over all starts of the job."""
+        return self._session.position.epoch
+
+    @property
+    def position(self) -> int:
+        """Batches of the current iterator that are trained. After a resume: those that an iterator must leave out."""
+        return self._session.position.taken
 
     # ---- between batches -----------------------------------------------------------------------------------------
 
@@ -233,6 +244,81 @@ class TrainPipeline:
         if table not in names:
             raise InputError(f"expected one of the tables {names}, got {table!r}")
         return TableRows(self._session.opened().store, names.index(table), before=self.flush)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | None = None) -> None:
+        """Make a checkpoint of the batches trained so far; training goes on.
+
+        It holds model, optimizer, rows, random state, and the position of the loader. A later pipeline with the same
+        `checkpoint_dir` resumes from it, whatever happens to this one and to the store.
+
+        Args:
+            folder: of the checkpoints; None: `checkpoint_dir`. Must be named before the first batch.
+
+        Raises:
+            InputError: there is no folder, or it is another one than before.
+            JobError, StoreError: the checkpoint could not be made.
+        """
+        if folder is not None:
+            self._session.use_folder(folder)
+        elif not self._session.has_folder:
+            raise InputError("save needs a folder, or checkpoint_dir when the pipeline is made")
+        self._session.checkpoint()
+
+    def restore(self, folder: str) -> int:
+        """Resume from the newest checkpoint of a folder, and make further ones there. Before the first batch.
+
+        Returns:
+            Batches that it has trained.
+
+        Raises:
+            InputError: the folder has no checkpoint of a trained batch, or one of another model or rank count.
+        """
+        self._session.use_folder(folder)
+        self._session.opened()
+        if not self.step:
+            raise InputError(f"{folder} holds no checkpoint of a trained batch")
+        return self.step
+
+    def track(self, name: str, tracked: Any) -> None:
+        """Keep the state of an object, such as a learning-rate scheduler, in checkpoints.
+
+        After a resume the object gets its state back at once.
+
+        Args:
+            name: its name in checkpoints.
+            tracked: has ``state_dict`` and ``load_state_dict``; tensors and plain Python values.
+        """
+        self._session.track(name, tracked)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Dense part, optimizer, random state and position. The rows stay in the store, which is made current.
+
+        For a program that keeps states its own way, with a durable store. `save` makes whole checkpoints.
+        """
+        self.flush()
+        return {
+            "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "random": torch.get_rng_state(),
+            "step": self.step,
+            "session": self._session.state().to_saved(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`. The store's rows must be those of that time (``existing="rows-only"``).
+
+        Raises:
+            InputError: batches of an iterator are under way, or the state is not of this model.
+        """
+        self._session.go_to(SavedState.from_saved(state["session"], state["step"]))
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise InputError(f"the state is not one of this model: {' '.join(str(error).split())}") from None
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -7,18 +7,24 @@ an error of training: rows of trained batches are written, everything is release
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError, JobError, PeerError, StoreError
+from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.train_pipeline.batch_ids import BatchIds
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.open_pipeline import OpenPipeline, open_pipeline
+from bagpipe.train_pipeline.optimizer import group_settings, set_groups
 from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.saved_state import SavedState
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
 from bagpipe.training.digest import dense_digest
 from bagpipe.training.stepped_run import SteppedRun
+from bagpipe.training.user_state import UserState, saved_state
+from bagpipe.types.batch import Batch
 
 __all__ = ["Session"]
 
@@ -35,7 +41,7 @@ class Session:
     """
 
     def __init__(self, model: ModelParts, options: Options) -> None:
-        self.position = Position(step=0, taken=0)
+        self.position = Position()
         self._model = model
         self._options = options
         self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device)
@@ -46,6 +52,9 @@ class Session:
         self._iterator: Iterator[Any] | None = None
         self._loader: Any = None
         self._carried: Mapping[str, Any] = {}
+        self._tracked: dict[str, Any] = {}
+        self._resumed: Mapping[str, Any] = {}
+        self._is_cut_short = False
         self._is_paused = False
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -59,11 +68,85 @@ class Session:
         self._check_usable()
         if self._open is None:
             with ExitStack() as stack:
-                self._open = open_pipeline(self._model, self._options, self._batches, stack)
+                parts = (UserState(self._state_at),) if self._options.checkpoint_dir else ()
+                self._open = open_pipeline(self._model, self._options, self._batches, stack, parts)
                 self._stack = stack.pop_all()
             self._carried = self._open.checkpoints.carried()
-            self.position = Position(step=self._open.checkpoints.first_batch, taken=0)
+            step, saved = self._open.checkpoints.first_batch, saved_state(self._carried)
+            if saved is None:
+                self.position = Position(step=step)
+            else:
+                self._go_to(SavedState.from_saved(saved, step))
         return self._open
+
+    @property
+    def has_folder(self) -> bool:
+        """There is a folder for checkpoints."""
+        return bool(self._options.checkpoint_dir)
+
+    def use_folder(self, folder: str) -> None:
+        """Make checkpoints in a folder.
+
+        Raises:
+            InputError: the session has another one, or is open without one.
+        """
+        if self._options.checkpoint_dir:
+            if Path(self._options.checkpoint_dir).absolute() != Path(folder).absolute():
+                raise InputError(f"checkpoints of this pipeline are in {self._options.checkpoint_dir}, got {folder}")
+        elif self._open is not None:
+            raise InputError(
+                f"training has begun without checkpoints: give checkpoint_dir={folder!r} when the pipeline is made"
+            )
+        else:
+            self._options = dataclasses.replace(self._options, checkpoint_dir=folder)
+
+    def checkpoint(self) -> None:
+        """Make a checkpoint of the batches trained so far. The end of an iterator has made one already."""
+        self.opened()
+        if self._run is not None:
+            with self._failing():
+                self._run.checkpoint()
+
+    def track(self, name: str, tracked: Any) -> None:
+        """Keep the state of an object in checkpoints; give it back its own, if the session has resumed one."""
+        self.opened()
+        self._tracked[name] = tracked
+        if name in self._resumed:
+            tracked.load_state_dict(self._resumed[name])
+
+    def state(self) -> SavedState:
+        """Position of the next batch, hashes of batches read already, states of tracked objects."""
+        return SavedState(
+            position=self.position,
+            hashes=self._batches.hashes(self.position.step),
+            groups=group_settings(self._model.optimizer),
+            tracked={name: tracked.state_dict() for name, tracked in self._tracked.items()},
+        )
+
+    def go_to(self, state: SavedState) -> None:
+        """Go on from a state.
+
+        Raises:
+            InputError: batches of an iterator are under way.
+        """
+        self.opened()
+        if self._run is not None:
+            raise InputError("a state is loaded before the first batch of an iterator: call reset() first")
+        self._go_to(state)
+
+    def _go_to(self, state: SavedState) -> None:
+        set_groups(self._model.optimizer, state.groups)
+        self.position = state.position
+        self._batches.expected = state.hashes
+        self._resumed = state.tracked
+        for name, tracked in self._tracked.items():
+            if name in state.tracked:
+                tracked.load_state_dict(state.tracked[name])
+
+    def _state_at(self, step: int) -> Mapping[str, Any]:
+        """The state that a checkpoint keeps."""
+        assert self.position.step == step, "checkpoints begin inside a step"
+        return self.state().to_saved()
 
     def resume(self, loader: Any) -> int:
         """Set a stateful loader to the position of the next batch, and keep its state from now on.
@@ -71,6 +154,7 @@ class Session:
         Returns:
             Batches that the caller must leave out, because the loader has no state.
         """
+        self.opened()
         is_stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
         self._loader = loader if is_stateful else None
         if not (is_stateful and self.position.taken and self.position.loader is not None):
@@ -136,7 +220,7 @@ class Session:
         with self._stack:
             with self._run_stack:
                 if self._run is not None and (error is None or peers is None):
-                    self._run.flush()
+                    (self._run.checkpoint if self._options.checkpoint_dir else self._run.flush)()
             if error is None and opened.ranks.is_first:
                 opened.checkpoints.claim.finish(
                     steps=self.position.step,
@@ -170,7 +254,7 @@ class Session:
             return self._run
         self._batches.reset()
         state = None if self._loader is None else self._loader.state_dict
-        planned = opened.planner.run(self._batches.read(iterator, self.position, state), self.position.step)
+        planned = self._planned(opened, self._batches.read(iterator, self.position, state))
         with self._failing():
             self._run_stack.enter_context(closing(planned))
             self._run = self._run_stack.enter_context(
@@ -178,6 +262,13 @@ class Session:
             )
         self._iterator = iterator
         return self._run
+
+    def _planned(self, opened: OpenPipeline, ids: Iterator[Batch]) -> Generator[RankBatch, None, None]:
+        """Planned batches of a run. Notes whether the planner has failed."""
+        self._is_cut_short = True
+        with closing(opened.planner.run(ids, self.position.step)) as planned:
+            yield from planned
+        self._is_cut_short = self._batches.error is not None
 
     def _advance(self, step: int) -> None:
         """Note that the batches before one are trained."""
@@ -187,10 +278,12 @@ class Session:
 
     def _finish(self, run: SteppedRun) -> Exception | None:
         """End a run after its last batch. Returns the error of its data."""
+        if not self._is_cut_short:
+            # Before the end: its checkpoint is one between two iterators.
+            self.position = Position(step=self.position.step, epoch=self.position.epoch + 1)
         with self._failing():
             result = run.end()
             self._leave(run)
-        self.position = Position(step=self.position.step, taken=0)
         return self._batches.error or result.input_error
 
     def _leave(self, run: SteppedRun) -> None:

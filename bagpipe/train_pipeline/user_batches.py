@@ -10,6 +10,7 @@ iterator ends the data; the caller raises it after the batches read before.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,12 +37,14 @@ class Position:
 
     Attributes:
         step: number of the next batch over all iterators.
+        epoch: iterators that have ended before.
         taken: batches taken from the current iterator before it.
         loader: state of the user's loader there; None: unknown, or the loader has none.
     """
 
-    step: int
-    taken: int
+    step: int = 0
+    epoch: int = 0
+    taken: int = 0
     loader: Any = None
 
 
@@ -88,8 +91,11 @@ class UserBatches:
                 user = next(iterator)
                 ids = self._ids.of(user, position.step)
                 self._check(ids)
-                position = Position(
-                    step=position.step + 1, taken=position.taken + 1, loader=None if state is None else state()
+                position = dataclasses.replace(
+                    position,
+                    step=position.step + 1,
+                    taken=position.taken + 1,
+                    loader=None if state is None else state(),
                 )
             except StopIteration:
                 return

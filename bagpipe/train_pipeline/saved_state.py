@@ -1,0 +1,76 @@
+"""What a checkpoint of a pipeline keeps beside model and rows: position, hashes, learning rates, tracked objects.
+
+    Position, hashes, {name: state_dict} ──to_saved──> JSON values and bytes ──UserState──> checkpoint
+                                         <──from_saved──
+
+States of loaders and tracked objects are written with ``torch.save`` and read with ``weights_only=True``: tensors and
+plain Python values, no code.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bagpipe.errors import InputError
+from bagpipe.train_pipeline.user_batches import Position
+
+__all__ = ["SavedState"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """The state of one rank between two batches.
+
+    Attributes:
+        position: of the next batch.
+        hashes: of batches that were read already, by number.
+        groups: settings of the dense optimizer's parameter groups, such as learning rates.
+        tracked: ``state_dict`` of objects, by the user's names for them.
+    """
+
+    position: Position
+    hashes: Mapping[int, str] = field(default_factory=dict)
+    groups: Sequence[Mapping[str, Any]] = ()
+    tracked: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_saved(self) -> dict[str, Any]:
+        """JSON values and bytes, by name."""
+        position = self.position
+        return {
+            "epoch": position.epoch,
+            "taken": position.taken,
+            "hashes": {str(number): text for number, text in self.hashes.items()},
+            "objects": _to_bytes(
+                {"loader": position.loader, "groups": list(self.groups), "tracked": dict(self.tracked)}
+            ),
+        }
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any], step: int) -> SavedState:
+        """The state that `to_saved` gave, at a step.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        try:
+            objects = torch.load(io.BytesIO(saved["objects"]), weights_only=True)
+            position = Position(
+                step=step, epoch=int(saved["epoch"]), taken=int(saved["taken"]), loader=objects["loader"]
+            )
+            hashes = {int(number): str(text) for number, text in saved["hashes"].items()}
+            return cls(position=position, hashes=hashes, groups=objects["groups"], tracked=objects["tracked"])
+        except (KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"the loader's or a tracked state in the checkpoint cannot be read: {reason}") from None
+
+
+def _to_bytes(objects: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(objects, buffer)
+    return buffer.getvalue()
