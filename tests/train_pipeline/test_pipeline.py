@@ -114,6 +114,24 @@ def test_evaluating_and_reading_rows_change_no_bit() -> None:
     assert_same(interrupted, _trained()[0])
 
 
+def test_ids_that_training_has_not_seen_are_scored_with_their_initial_rows() -> None:
+    seen = batches(3)
+    for batch in seen:
+        batch["ids"].values().clamp_(max=ROWS // 2)
+    with pipeline() as trained:
+        progress_all(trained, iter(seen))
+        state = state_of(trained)
+        scores = list(trained.evaluate(unseen := batches(2, seed=8)))
+        num_rows = len(trained.rows("t_f0"))
+    model = Plain().float()
+    for name in FEATURES:
+        model.tables[name].weight.data = state[f"t_{name}"]
+    model.over.weight.data, model.over.bias.data = state["over.weight"], state["over.bias"]
+    for batch, found in zip(unseen, scores, strict=True):
+        torch.testing.assert_close(found, model(batch)[1])
+    assert num_rows <= ROWS // 2 + 1  # an evaluation writes no row
+
+
 def test_learning_rates_can_change_between_steps() -> None:
     def rate(step: int) -> float:
         return 0.1 / (step + 1)

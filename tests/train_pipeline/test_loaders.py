@@ -1,0 +1,66 @@
+"""Loaders of torch, with workers that work, fail and die. In a process of their own: torch forks workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import os, sys, torch
+from torch.utils.data import DataLoader, Dataset
+from tests.train_pipeline.small import batches, pipeline, state_of
+
+class Items(Dataset):
+    def __init__(self, mode):
+        self.mode, self.batches = mode, batches(24)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, number):
+        if number == 12 and self.mode == "raise":
+            raise KeyError("the user's")
+        if number == 12 and self.mode == "die":
+            os.kill(os.getpid(), 9)
+        return self.batches[number]
+
+def total(trained):
+    return sum(float(value.double().sum()) for value in state_of(trained).values())
+
+if __name__ == "__main__":
+    with pipeline(planner="process") as trained:
+        try:
+            for _ in trained.train(DataLoader(Items(sys.argv[1]), batch_size=None, num_workers=2)):
+                pass
+        except (KeyError, RuntimeError) as error:
+            print(type(error).__name__, " ".join(str(error).split())[:60], trained.step)
+        else:
+            with pipeline() as plain:
+                list(plain.train(batches(24)))
+                print(trained.step, total(trained) == total(plain))
+"""
+
+
+def _run(mode: str) -> str:
+    command = [sys.executable, "-c", _PROGRAM, mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.multiproc
+def test_a_loader_with_workers_gives_the_same_results() -> None:
+    assert _run("work") == "24 True"
+
+
+@pytest.mark.multiproc
+def test_an_error_in_a_worker_comes_after_the_batches_before_it() -> None:
+    printed = _run("raise")
+    assert printed.startswith("KeyError")
+    assert printed.endswith(" 12")
+
+
+@pytest.mark.multiproc
+def test_a_worker_that_dies_ends_training_with_torchs_error() -> None:
+    assert "is killed by signal" in _run("die")
