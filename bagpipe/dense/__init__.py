@@ -4,6 +4,7 @@
                                                                         + autocast, loss scale (`Precision`)
     inputs ──lookups──> values ──dense stage, maybe compiled──> …      `SplitExecutor`: lookups and stage apart
     inputs ──lookups──> values ──copy──> buffers ──CUDA graph──> …     `CudaGraphExecutor`: the stage captured once
+    a user's batch ──model, lookups inside──> loss, outputs            `LossExecutor`: the model has its own loss
 
 Configuration and batch size alone decide which executor computes a batch, so a job gives the same bits with and without
 a cache, resumed or not. `bagpipe.training.dense` makes a part of the training loop of an executor; `parallel` sums

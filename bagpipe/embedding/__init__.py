@@ -7,7 +7,7 @@
                                                      ↑
                               RowCache.begin(batch) ─┘
 
-`torchrec_collections` replaces torchrec's collections; `plain_bags` needs torch alone; `cached_lookup` is common to
-both. `materialise` initialises the dense parameters of a model that was built on the meta device. `table_optimizers`
-keeps the row optimizers of tables while these are numbered.
+`model_tables` reads the tables of a torchrec model, and `torchrec_collections` replaces its collections; `plain_bags`
+needs torch alone; `cached_lookup` is common to both. `materialise` initialises the dense parameters of a model that was
+built on the meta device. `table_optimizers` keeps the row optimizers of tables while these are numbered.
 """

@@ -15,5 +15,6 @@ A batch under way is one `InFlightBatch`; parts pass their results on through it
 plan's two hazards decide which lane does what when; no part does.
 
 row_steps: settings of a batch's row updates, of row optimizers by table.
-engine: composes and runs the parts. progress: results of a run. digest: its final state as hashes.
+engine: composes and runs the parts. stepped_run, stepped_evaluation: runs whose steps the caller takes.
+progress: results of a run. digest: its final state as hashes.
 """
