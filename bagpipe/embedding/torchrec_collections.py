@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -50,10 +50,19 @@ __all__ = ["UNBOUNDED_INIT_BOUND", "CachedEmbeddingBagCollection", "CachedEmbedd
 #: A torchrec collection or table config: torchrec has no type information.
 Untyped: TypeAlias = Any
 
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
 #: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) is meaningless.
 UNBOUNDED_INIT_BOUND = 0.01
 
 _POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
+
+
+def _not_compiled(forward: _Forward) -> _Forward:
+    """Leave a lookup out of what torch.compile traces: it has checks on the host, and gradients that are no tensors."""
+    reason = "rows of a cache are looked up outside of compiled code"
+    outside: _Forward = torch.compiler.disable(forward, reason=reason)  # type: ignore[no-untyped-call]
+    return outside
 
 
 class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ignore[misc]
@@ -70,6 +79,7 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         self._names = [column.name for column in cached_lookup.columns]
         self._dims = [column.dim for column in cached_lookup.columns]
 
+    @_not_compiled
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors ``[num_examples, sum of dims]``.
 
@@ -101,6 +111,7 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
         self._need_indices = need_indices
         self._device = device
 
+    @_not_compiled
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """For each embedding name, the vectors ``[ids of the feature, dim]`` in the order of the ids.
 
@@ -242,9 +253,10 @@ def convert(
         replaced[module] = _replacement(module, cached_lookup, where)
     for parent in list(model.modules()):
         for key, child in list(parent.named_children()):
-            if child in replaced:
-                setattr(parent, key, replaced[child])
-    model = replaced.get(model, model)
+            inner = _compiled(child)
+            if inner in replaced:
+                setattr(parent, key, replaced[inner])
+    model = replaced.get(_compiled(model), model)
     materialise(model, where, TORCH_DTYPE[dtype])
     return Converted(
         model=model,
@@ -255,6 +267,12 @@ def convert(
         optimizers=updates.ordered(names),
         optimizer=updates.shared,
     )
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    """The module that a result of ``torch.compile`` calls; any other module itself."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def _configs(module: Untyped) -> list[Any]:

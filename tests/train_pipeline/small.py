@@ -77,8 +77,8 @@ def batches(num: int, seed: int = 0, keys: Sequence[str] = FEATURES, dtype: torc
     return made
 
 
-def pipeline(model: Small | None = None, **more: Any) -> bagpipe.TrainPipeline:
-    """A pipeline over the small model, in memory and planned in this process."""
+def pipeline(model: Small | None = None, compiled: Any = None, **more: Any) -> bagpipe.TrainPipeline:
+    """A pipeline over the small model, or what torch.compile made of it, in memory and planned in this process."""
     model = Small() if model is None else model
     settings: dict[str, Any] = {
         "rows": bagpipe.optim.Adagrad(RATE),
@@ -87,7 +87,8 @@ def pipeline(model: Small | None = None, **more: Any) -> bagpipe.TrainPipeline:
         "lookahead": 3,
         "planner": "inline",
     }
-    return bagpipe.TrainPipeline(model, torch.optim.Adam(model.over.parameters(), lr=0.01), **{**settings, **more})
+    optimizer = torch.optim.Adam(model.over.parameters(), lr=0.01)
+    return bagpipe.TrainPipeline(model if compiled is None else compiled, optimizer, **{**settings, **more})
 
 
 def progress_all(trained: bagpipe.TrainPipeline, iterator: Iterator[Any]) -> list[Tensor]:
