@@ -149,17 +149,6 @@ def test_learning_rates_can_change_between_steps() -> None:
         assert_same(cached, state_of(trained))
 
 
-def test_gradients_can_be_clipped_before_the_step() -> None:
-    norms: list[float] = []
-    with pipeline() as trained:
-        trained.optimizer.register_step_pre_hook(
-            lambda *_: norms.append(float(torch.nn.utils.clip_grad_norm_(trained.model.parameters(), 1e-3)))
-        )
-        list(trained.train(batches(3)))
-    assert len(norms) == 3
-    assert min(norms) > 1e-3
-
-
 class _Own(Exception):
     """An error of the user's."""
 
