@@ -159,6 +159,8 @@ class TrainPipeline:
                 after its batches before are trained; the pipeline can go on with another iterator.
             JobError, StoreError, PeerError: training cannot go on.
         """
+        if not callable(getattr(iterator, "__next__", None)):
+            raise InputError(f"progress needs an iterator, such as iter(loader), got {type(iterator).__name__}")
         outputs, has_ended = self._session.step_on(iterator)
         if has_ended:
             raise StopIteration
@@ -167,8 +169,10 @@ class TrainPipeline:
     def train(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Train all batches of a loader; yields what the model returns beside the loss, batch by batch.
 
-        After a resume the first loader goes on where the checkpoint was made: a stateful loader (``state_dict``,
-        ``load_state_dict``) by its state, another one by leaving out the batches before.
+        A job of several epochs loops over those that are left, so that one that resumes does not begin anew:
+        ``for epoch in range(pipeline.epoch, num_epochs): …``. After a resume the first loader goes on where the
+        checkpoint was made: a stateful loader (``state_dict``, ``load_state_dict``) by its state, another one by
+        leaving out the batches before. Leaving the loop early makes room for another loader.
 
         Args:
             loader: any iterable of batches.
@@ -181,12 +185,15 @@ class TrainPipeline:
         for number in range(taken):
             if next(iterator, _END) is _END:
                 raise InputError(f"expected a loader with the {taken} batches that are trained already, got {number}")
-        while True:
-            try:
-                outputs = self.progress(iterator)
-            except StopIteration:
-                return
-            yield outputs
+        try:
+            while True:
+                try:
+                    outputs = self.progress(iterator)
+                except StopIteration:
+                    return
+                yield outputs
+        finally:
+            self._session.abandon(iterator)
 
     def reset(self) -> None:
         """Give up the iterator under way. The batches read ahead of it are dropped; updated rows are written."""
@@ -200,17 +207,17 @@ class TrainPipeline:
     @property
     def step(self) -> int:
         """Batches trained, over all iterators and starts of the job."""
-        return self._session.position.step
+        return self._session.current_position().step
 
     @property
     def epoch(self) -> int:
         """Iterators that have ended, over all starts of the job."""
-        return self._session.position.epoch
+        return self._session.current_position().epoch
 
     @property
     def position(self) -> int:
         """Batches of the current iterator that are trained. After a resume: those that an iterator must leave out."""
-        return self._session.position.taken
+        return self._session.current_position().taken
 
     # ---- between batches -----------------------------------------------------------------------------------------
 

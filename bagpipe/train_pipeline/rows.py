@@ -50,15 +50,21 @@ class TableRows:
     def __len__(self) -> int:
         return len(self.ids())
 
-    def __getitem__(self, ids: Tensor | NDArray[np.integer] | Sequence[int]) -> Tensor:
+    def __getitem__(self, ids: Tensor | NDArray[np.integer] | Sequence[int] | int | slice) -> Tensor:
         """``[n, dim]``: weights of rows, on the host, in the dtype of the rows. A row never trained: its initial value.
 
         Args:
-            ids: ``[n]`` integers; they may repeat.
+            ids: ``[n]`` integers; they may repeat. A slice of a bounded table. A single id: ``[dim]``.
 
         Raises:
             InputError: an id outside the table.
         """
+        if isinstance(ids, (int, np.integer)):
+            return self[[int(ids)]][0]
+        if isinstance(ids, slice):
+            if self._table.rows is None:
+                raise InputError(f"table {self._table.name!r} is unbounded: expected ids, got a slice")
+            ids = list(range(*ids.indices(self._table.rows)))
         wanted = torch.as_tensor(ids)
         if wanted.dim() != 1 or (wanted.is_floating_point() and len(wanted)):
             raise InputError(f"ids must be one dimension of integers, got {wanted.dtype} {list(wanted.shape)}")

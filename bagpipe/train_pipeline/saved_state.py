@@ -39,6 +39,11 @@ class SavedState:
     groups: Sequence[Mapping[str, Any]] = ()
     tracked: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def at(cls, step: int) -> SavedState:
+        """The state between two iterators, with nothing else."""
+        return cls(position=Position(step=step))
+
     def to_saved(self) -> dict[str, Any]:
         """JSON values and bytes, by name."""
         position = self.position

@@ -50,7 +50,9 @@ class Session:
         self._run: SteppedRun | None = None
         self._run_stack = ExitStack()
         self._iterator: Iterator[Any] | None = None
-        self._loader: Any = None
+        self._is_abandoned = False
+        self._leaves_out = False
+        self._next_loader: Any = None
         self._carried: Mapping[str, Any] = {}
         self._tracked: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}
@@ -73,11 +75,14 @@ class Session:
                 self._stack = stack.pop_all()
             self._carried = self._open.checkpoints.carried()
             step, saved = self._open.checkpoints.first_batch, saved_state(self._carried)
-            if saved is None:
-                self.position = Position(step=step)
-            else:
-                self._go_to(SavedState.from_saved(saved, step))
+            self._go_to(SavedState.from_saved(saved, step) if saved is not None else SavedState.at(step))
         return self._open
+
+    def current_position(self) -> Position:
+        """Position of the next batch, that of a resumed checkpoint included."""
+        if not (self._is_closed or self._failure is not None or self._is_paused):
+            self.opened()
+        return self.position
 
     @property
     def has_folder(self) -> bool:
@@ -135,8 +140,10 @@ class Session:
         self._go_to(state)
 
     def _go_to(self, state: SavedState) -> None:
-        set_groups(self._model.optimizer, state.groups)
+        if state.groups:
+            set_groups(self._model.optimizer, state.groups)
         self.position = state.position
+        self._leaves_out = bool(state.position.taken)
         self._batches.expected = state.hashes
         self._resumed = state.tracked
         for name, tracked in self._tracked.items():
@@ -156,11 +163,17 @@ class Session:
         """
         self.opened()
         is_stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
-        self._loader = loader if is_stateful else None
-        if not (is_stateful and self.position.taken and self.position.loader is not None):
-            return self.position.taken
-        loader.load_state_dict(self.position.loader)
-        return 0
+        self._next_loader = loader if is_stateful else None
+        if not self._leaves_out:
+            return 0
+        if is_stateful and self.position.loader is not None:
+            loader.load_state_dict(self.position.loader)
+            return 0
+        return self.position.taken
+
+    def abandon(self, iterator: Iterator[Any]) -> None:
+        """Note that an iterator is not used any more. Another one can begin, or the session be closed."""
+        self._is_abandoned = iterator is self._iterator
 
     def step_on(self, iterator: Iterator[Any]) -> tuple[Any, bool]:
         """Train the next batch of an iterator. Returns the model's outputs, and whether the iterator has ended.
@@ -200,6 +213,7 @@ class Session:
         """Give up the iterator under way; updated rows are written."""
         self.flush()
         if self._run is not None:
+            self._next_iterator()
             with self._failing():
                 self._leave(self._run)
                 self.opened().engine.cache.clear()  # of rows inserted ahead
@@ -245,6 +259,8 @@ class Session:
         opened = self.opened()
         if not self._model.converted.model.training:
             raise InputError("the model is in evaluation mode: call model.train() to train, or pipeline.evaluate")
+        if self._run is not None and self._is_abandoned:
+            self.reset()
         if self._run is not None:
             if iterator is not self._iterator:
                 raise InputError(
@@ -253,14 +269,15 @@ class Session:
                 )
             return self._run
         self._batches.reset()
-        state = None if self._loader is None else self._loader.state_dict
+        loader, self._next_loader = self._next_loader, None
+        state = None if loader is None else loader.state_dict
         planned = self._planned(opened, self._batches.read(iterator, self.position, state))
         with self._failing():
             self._run_stack.enter_context(closing(planned))
             self._run = self._run_stack.enter_context(
                 opened.engine.train_in_steps(planned, first_batch=self.position.step, carried=self._carried)
             )
-        self._iterator = iterator
+        self._iterator, self._is_abandoned, self._leaves_out = iterator, False, False
         return self._run
 
     def _planned(self, opened: OpenPipeline, ids: Iterator[Batch]) -> Generator[RankBatch, None, None]:
@@ -276,11 +293,13 @@ class Session:
         self.position = dataclasses.replace(self.position, step=step) if after is None else after
         self._batches.forget(step)
 
+    def _next_iterator(self) -> None:
+        self.position = Position(step=self.position.step, epoch=self.position.epoch + 1)
+
     def _finish(self, run: SteppedRun) -> Exception | None:
         """End a run after its last batch. Returns the error of its data."""
         if not self._is_cut_short:
-            # Before the end: its checkpoint is one between two iterators.
-            self.position = Position(step=self.position.step, epoch=self.position.epoch + 1)
+            self._next_iterator()  # before the end, whose checkpoint is one between two iterators
         with self._failing():
             result = run.end()
             self._leave(run)
@@ -290,7 +309,7 @@ class Session:
         assert self._open is not None, "running"
         loss_sums = {name: float(value) for name, value in self._open.engine.dense.loss_sums().items()}
         self._carried = {**run.carried(), "loss_sum": loss_sums["model"], "loss_sums": loss_sums}
-        self._run, self._iterator, self._loader = None, None, None
+        self._run, self._iterator, self._is_abandoned = None, None, False
         self._run_stack.close()
 
     @contextmanager

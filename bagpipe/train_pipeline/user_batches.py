@@ -140,5 +140,6 @@ class UserBatches:
         if expected is not None and hash_of(ids) != expected:
             raise InputError(
                 f"batch {ids.index} is not the one that the checkpoint has seen: its ids have hash {hash_of(ids)}, "
-                f"expected {expected}: after a resume the iterator must yield the same batches, from the same position"
+                f"expected {expected}: after a resume the iterator must yield the same batches, without the first "
+                "pipeline.position ones of its epoch (train(loader) leaves them out itself)"
             )

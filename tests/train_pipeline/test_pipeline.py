@@ -234,6 +234,20 @@ def test_another_iterator_in_the_middle_is_refused_until_reset() -> None:
         assert trained.step == 2
 
 
+def test_leaving_the_loop_over_a_loader_makes_room_for_another() -> None:
+    with pipeline() as trained:
+        for _ in trained.train(batches(6)):
+            break
+        assert (trained.epoch, trained.position) == (0, 1)
+        list(trained.train(batches(3, seed=5)))
+        assert (trained.step, trained.epoch, trained.position) == (4, 2, 0)
+
+
+def test_progress_needs_an_iterator() -> None:
+    with pipeline() as trained, pytest.raises(InputError, match=r"such as iter\(loader\), got list"):
+        trained.progress(batches(1))  # type: ignore[arg-type]
+
+
 def test_a_closed_pipeline_says_so() -> None:
     trained = pipeline()
     trained.close()

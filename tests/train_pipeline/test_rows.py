@@ -35,6 +35,8 @@ def test_rows_are_read_in_any_order_and_in_chunks() -> None:
         rows = trained.rows("t_f0")
         assert torch.equal(rows[[3, 1, 3]], rows[torch.arange(ROWS)][[3, 1, 3]])
         assert rows[[]].shape == (0, DIM)
+        assert torch.equal(rows[3:9:2], rows[[3, 5, 7]])
+        assert torch.equal(rows[4], rows[[4]][0])
         ids, weights = zip(*rows, strict=True)
         assert torch.equal(torch.cat(ids), rows.ids())
         assert torch.equal(torch.cat(weights), rows[rows.ids()])
