@@ -74,6 +74,7 @@ class BatchContext:
         batch_index: position of the batch in its phase.
         num_examples: number of examples.
         values: int64 ``[num_occurrences]``, the ids, to check that the model passes them on unchanged.
+        lengths: int32 ``[num_features, num_examples]``, ids per bag.
         feature_sizes: number of ids of each feature.
         groups: one context per table group of the layout.
     """
@@ -81,6 +82,7 @@ class BatchContext:
     batch_index: int
     num_examples: int
     values: NDArray[np.int64]
+    lengths: NDArray[np.int32]
     feature_sizes: tuple[int, ...]
     groups: tuple[GroupContext, ...]
 
@@ -117,6 +119,7 @@ def prepare_batch(
         batch_index=batch.index,
         num_examples=batch.num_examples,
         values=batch.values,
+        lengths=batch.lengths,
         feature_sizes=tuple(sizes.tolist()),
         groups=groups,
     )

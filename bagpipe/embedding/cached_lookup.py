@@ -3,7 +3,8 @@
     KeyedJaggedTensor-like input ──check: is it the current batch?──> vectors of each table group of the collection
 
 The plan covers the ids of the batch, so the input must hold these ids, in the same number and order for each key. Keys
-can be missing (in models that split their input) or reordered, but ids must not be hashed, filtered or padded.
+can be missing (in models that split their input), reordered or unknown, and trailing examples without ids can be left
+out, but ids must not be hashed, filtered or padded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ from bagpipe.errors import InputError, JobError
 
 __all__ = ["CachedLookup", "Column", "JaggedInput"]
 
+_UNCHANGED = "ids must reach the collection unchanged (hash them in the data schema, not in the model)"
+
 
 class JaggedInput(Protocol):
     """The part of torchrec's KeyedJaggedTensor that `CachedLookup` uses."""
@@ -33,6 +37,7 @@ class JaggedInput(Protocol):
     def lengths(self) -> Tensor: ...
     def weights_or_none(self) -> Tensor | None: ...
     def stride(self) -> int: ...
+    def length_per_key(self) -> list[int]: ...
     def variable_stride_per_key(self) -> bool: ...
 
 
@@ -112,17 +117,19 @@ class CachedLookup:
             raise JobError("the cache has begun no batch: call RowCache.begin before the model's forward")
         starts = self._check(batch.context, inputs)
         if not self._ids_checked:
-            self._check_ids(batch.context, inputs.values(), starts)
+            self._check_ids(batch.context, inputs, starts)
             self._ids_checked = True
         return batch, starts
 
     def vectors(self, batch: ActiveBatch, group: TableGroup, inputs: JaggedInput, starts: dict[int, int]) -> Tensor:
-        """``[num_examples, num_segments * dim]``: vectors of a group (``[n, dim]`` without pooling), differentiable."""
+        """``[examples of inputs, segments * dim]``: vectors of a group, differentiable; ``[n, dim]`` unpooled."""
         weights = self._weights(batch, group, inputs, starts) if group.lookup.weighted else None
-        return lookup(batch.groups[group.index], weights)
+        vectors = lookup(batch.groups[group.index], weights)
+        is_part = group.lookup.pooling != "none" and inputs.stride() < batch.context.num_examples
+        return vectors.narrow(0, 0, inputs.stride()) if is_part else vectors
 
     def pooled(self, inputs: JaggedInput) -> Tensor:
-        """``[num_examples, sum of dims]``: vectors of all columns in order, differentiable; pooled collections only.
+        """``[examples of inputs, sum of dims]``: vectors of all columns, differentiable; pooled collections only.
 
         Raises:
             JobError, InputError: see `begin`.
@@ -156,37 +163,58 @@ class CachedLookup:
     def _check(self, context: BatchContext, inputs: JaggedInput) -> dict[int, int]:
         """Check keys and numbers of examples and ids. These are host values, so nothing waits for the device."""
         keys = list(inputs.keys())
-        unknown = [key for key in keys if key not in self._feature_numbers]
-        numbers = [self._feature_numbers[key] for key in keys if key not in unknown]
+        numbers = [self._feature_numbers.get(key) for key in keys]
         lacking = [self._feature_names[number] for number in sorted(self._needed.difference(numbers))]
-        if unknown or lacking:
+        if lacking:
             raise InputError(
-                f"embedding input must have the batch's features; it lacks {lacking} and has unknown {unknown}"
+                f"embedding input must have the features of the collection: it lacks {lacking}, and has {keys}"
             )
-        if inputs.variable_stride_per_key() or inputs.stride() != context.num_examples:
+        known = [number for number in numbers if number is not None]
+        self._check_examples(context, inputs, known)
+        sizes = [context.feature_sizes[number] for number in known]
+        if len(known) < len(keys):
+            # On a device this waits for it, unless the input knows its sizes already; so only with unknown keys.
+            all_sizes = list(inputs.length_per_key())
+            found = [size for number, size in zip(numbers, all_sizes, strict=True) if number is not None]
+            is_same, expected, got = found == sizes, sum(sizes), sum(found)
+        else:
+            all_sizes, expected, got = sizes, sum(sizes), inputs.values().numel()
+            is_same = expected == got
+        if not is_same:
             raise InputError(
-                f"embedding input must have the batch's {context.num_examples} examples for every feature, "
-                f"got {inputs.lengths().numel()} bags for {len(keys)} features"
+                f"embedding input must hold the batch's own ids, unchanged: expected {expected} ids for "
+                f"{[self._feature_names[number] for number in known]}, got {got}: {_UNCHANGED}"
             )
-        ends = list(accumulate((context.feature_sizes[number] for number in numbers), initial=0))
-        if ends[-1] != inputs.values().numel():
-            raise InputError(
-                f"embedding input must hold the batch's own ids, unchanged: expected {ends[-1]} ids, "
-                f"got {inputs.values().numel()}"
-            )
-        return dict(zip(numbers, ends[:-1], strict=True))
+        starts = accumulate(all_sizes, initial=0)
+        return {number: start for number, start in zip(numbers, starts, strict=False) if number is not None}
 
-    def _check_ids(self, context: BatchContext, values: Tensor, starts: dict[int, int]) -> None:
-        """Compare the ids. Only for the first batch, because the copy from a device blocks."""
+    def _check_examples(self, context: BatchContext, inputs: JaggedInput, features: Sequence[int]) -> None:
+        """Check the number of examples: the batch's, or fewer if the others have no ids."""
+        num = context.num_examples
+        if not inputs.variable_stride_per_key():
+            num = inputs.stride()
+            if num == context.num_examples or (
+                num < context.num_examples and not context.lengths[list(features), num:].any()
+            ):
+                return
+        raise InputError(
+            f"embedding input must have the batch's {context.num_examples} examples for every feature, "
+            f"got {inputs.lengths().numel()} bags for {len(inputs.keys())} features"
+        )
+
+    def _check_ids(self, context: BatchContext, inputs: JaggedInput, starts: dict[int, int]) -> None:
+        """Compare ids and bags. Only for the first batch, because the copy from a device blocks."""
         planned_starts = list(accumulate(context.feature_sizes, initial=0))
-        ids = values.detach().cpu().numpy()
+        ids, num = inputs.values().detach().cpu().numpy(), inputs.stride()
+        lengths = inputs.lengths().detach().cpu().numpy().reshape(len(inputs.keys()), num)
+        positions = {self._feature_numbers.get(key): position for position, key in enumerate(inputs.keys())}
         for feature, start in starts.items():
             size, planned_start = context.feature_sizes[feature], planned_starts[feature]
-            planned = context.values[planned_start : planned_start + size]
-            if not bool((ids[start : start + size] == planned).all()):
+            same_ids = np.array_equal(ids[start : start + size], context.values[planned_start : planned_start + size])
+            if not same_ids or not np.array_equal(lengths[positions[feature]], context.lengths[feature, :num]):
                 raise InputError(
-                    f"embedding input has other ids for feature {self._feature_names[feature]!r} than the batch: "
-                    "ids must reach the collection unchanged (hash them in the data schema, not in the model)"
+                    f"embedding input has other {'bags' if same_ids else 'ids'} for feature "
+                    f"{self._feature_names[feature]!r} than the batch: {_UNCHANGED}"
                 )
 
 

@@ -1,6 +1,7 @@
 """The tables of a torchrec model as the data of its user sees them: schema, row optimizers, weights.
 
-model ──schema_of──> DataSchema: the features of its collections, in order; ids in [0, num_embeddings)
+model ──schema_of──> DataSchema: the features of its collections, in order
+      ──table_rows──> rows of each table: ids in [0, num_embeddings), or any id
       ──optimizers_in_backward──> row optimizers that the user gave torch's optimizer-in-backward
       ──held_weights──> values of tables that are on a real device
 """
@@ -21,45 +22,51 @@ with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a C
     warnings.simplefilter("ignore")
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-__all__ = ["embedding_parameters", "held_weights", "optimizers_in_backward", "schema_of"]
+__all__ = ["embedding_parameters", "held_weights", "optimizers_in_backward", "schema_of", "table_rows"]
 
 #: Stands for all tables in `schema_of`'s `unbounded`.
 ALL_TABLES = "*"
 
 
-def schema_of(model: nn.Module, unbounded: Collection[str] = ()) -> DataSchema:
-    """The features that the collections of a model look up, in the order of the collections.
+def schema_of(model: nn.Module) -> DataSchema:
+    """The features that the collections of a model look up, in the order of the collections; without vocabularies.
 
-    A feature of several tables has ids in the smallest of them.
+    Args:
+        model: with torchrec's collections.
+
+    Raises:
+        InputError: the model has no collection.
+    """
+    configs = _all_configs(model)
+    if not configs:
+        raise InputError(
+            f"expected a model with a torchrec EmbeddingBagCollection or EmbeddingCollection, {type(model).__name__} "
+            "has none"
+        )
+    names = dict.fromkeys(feature for config in configs for feature in config.feature_names)
+    return DataSchema(
+        label="",
+        dense=(),
+        features=tuple(Feature(name=name, table=name) for name in names),
+        tables=tuple(Table(name=name, rows=None) for name in names),
+    )
+
+
+def table_rows(model: nn.Module, unbounded: Collection[str] = ()) -> dict[str, int | None]:
+    """Rows of every table, by name; None: any id.
 
     Args:
         model: with torchrec's collections.
         unbounded: names of tables that take any 64-bit id, whatever their `num_embeddings`; ``"*"``: all.
 
     Raises:
-        InputError: the model has no collection, or `unbounded` names no table of it.
+        InputError: `unbounded` names no table of the model.
     """
-    configs = [config for _, collection in _collections(model) for config in _configs(collection)]
-    if not configs:
-        raise InputError(
-            f"expected a model with a torchrec EmbeddingBagCollection or EmbeddingCollection, {type(model).__name__} "
-            "has none"
-        )
-    unknown = sorted(set(unbounded) - {config.name for config in configs} - {ALL_TABLES})
+    sizes = {config.name: config.num_embeddings for config in _all_configs(model)}
+    unknown = sorted(set(unbounded) - sizes.keys() - {ALL_TABLES})
     if unknown:
-        raise InputError(f"unbounded names table {unknown[0]!r}, the model has {[config.name for config in configs]}")
-    rows: dict[str, int | None] = {}
-    for config in configs:
-        is_unbounded = config.name in unbounded or ALL_TABLES in unbounded
-        for feature in config.feature_names:
-            known = rows.get(feature, config.num_embeddings)
-            rows[feature] = None if is_unbounded or known is None else min(known, config.num_embeddings)
-    return DataSchema(
-        label="",
-        dense=(),
-        features=tuple(Feature(name=name, table=name) for name in rows),
-        tables=tuple(Table(name=name, rows=num_rows) for name, num_rows in rows.items()),
-    )
+        raise InputError(f"unbounded names table {unknown[0]!r}, the model has {list(sizes)}")
+    return {name: None if name in unbounded or ALL_TABLES in unbounded else size for name, size in sizes.items()}
 
 
 def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -132,6 +139,10 @@ def _collections(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
             yield name, module
+
+
+def _all_configs(model: nn.Module) -> list[Any]:
+    return [config for _, collection in _collections(model) for config in _configs(collection)]
 
 
 def _configs(collection: Any) -> list[Any]:

@@ -48,6 +48,7 @@ class HostBags:
         self._lengths = torch.from_numpy(batch.lengths.reshape(-1))
         self._weights = weights
         self._num_examples = batch.num_examples
+        self._batch = batch
 
     def keys(self) -> list[str]:
         return self._names
@@ -63,6 +64,10 @@ class HostBags:
 
     def stride(self) -> int:
         return self._num_examples
+
+    def length_per_key(self) -> list[int]:
+        sizes: list[int] = np.diff(self._batch.feature_offsets()).tolist()
+        return sizes
 
     def variable_stride_per_key(self) -> bool:
         return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -201,6 +201,7 @@ def convert(
     device: torch.device | str = "cpu",
     dtype: str = "float32",
     optimizers: RowOptimizers | None = None,
+    table_rows: Mapping[str, int | None] | None = None,
 ) -> Converted:
     """Make a torchrec model, usually built on the meta device, read its embedding rows from a cache.
 
@@ -217,6 +218,7 @@ def convert(
         device: device of the dense part.
         dtype: ``float32`` or ``float64``, for the dense part and the rows.
         optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
+        table_rows: rows of each table, by name, None for an unbounded one. None: as the data's vocabularies say.
 
     Raises:
         InputError: the model has no collection, a table name is used twice, the data lacks a feature, a table is
@@ -235,7 +237,7 @@ def convert(
     members = [member for number, module in enumerate(collections) for member in _members(number, module, updates)]
     names = [member.config.name for member in members]
     feature_numbers = {feature.name: number for number, feature in enumerate(schema.features)}
-    tables = updates.named(_row_table(member.config, schema) for member in members)
+    tables = updates.named(_row_table(member.config, schema, table_rows) for member in members)
     features = tuple(
         FeatureRef(feature=feature_numbers[name], table=number)
         for number, member in enumerate(members)
@@ -252,8 +254,8 @@ def convert(
         lookups.append(cached_lookup)
         replaced[module] = _replacement(module, cached_lookup, where)
     for parent in list(model.modules()):
-        for key, child in list(parent.named_children()):
-            inner = _compiled(child)
+        for key, child in list(parent._modules.items()):  # `named_children` leaves out a second name of a module
+            inner = child if child is None else _compiled(child)
             if inner in replaced:
                 setattr(parent, key, replaced[inner])
     model = replaced.get(_compiled(model), model)
@@ -311,7 +313,7 @@ def _members(number: int, module: Untyped, updates: TableOptimizers) -> list[_Me
     return [member for group in groups.values() for member in group]
 
 
-def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
+def _row_table(config: Untyped, schema: DataSchema, table_rows: Mapping[str, int | None] | None) -> RowTable:
     known = {feature.name: feature for feature in schema.features}
     unknown = [name for name in config.feature_names if name not in known]
     if unknown:
@@ -320,10 +322,11 @@ def _row_table(config: Untyped, schema: DataSchema) -> RowTable:
         raise InputError(
             f"table {config.name!r}: data_type must be FP32 (run.dtype sets the dtype), got {config.data_type}"
         )
-    rows: int | None = 0
-    for name in config.feature_names:
-        data_rows = schema.table(known[name].table).rows
-        rows = None if rows is None or data_rows is None else max(rows, data_rows)
+    vocabularies = [schema.table(known[name].table).rows for name in config.feature_names]
+    if table_rows is not None:
+        rows = table_rows[config.name]
+    else:
+        rows = None if None in vocabularies else max((size for size in vocabularies if size is not None), default=0)
     if rows is not None and config.num_embeddings < rows:
         raise InputError(
             f"table {config.name!r}: num_embeddings must be at least the data's {rows}, got {config.num_embeddings}"

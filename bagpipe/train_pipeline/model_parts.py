@@ -14,7 +14,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagpipe.dense.loss_executor import LossExecutor
-from bagpipe.embedding.model_tables import embedding_parameters, held_weights, optimizers_in_backward, schema_of
+from bagpipe.embedding.model_tables import (
+    embedding_parameters,
+    held_weights,
+    optimizers_in_backward,
+    schema_of,
+    table_rows,
+)
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.errors import InputError
 from bagpipe.optim import RowOptimizers
@@ -75,7 +81,8 @@ def model_parts(
     Raises:
         InputError: the model or an optimizer cannot be used.
     """
-    schema = schema_of(model, options.unbounded)
+    schema = schema_of(model)
+    sizes = table_rows(model, options.unbounded)
     optimizers = rows if rows is not None else optimizers_in_backward(model)
     if not optimizers:
         raise InputError(
@@ -89,7 +96,7 @@ def model_parts(
             'not have: build the collections with device=torch.device("meta")'
         )
     weights = {id(parameter) for parameter in embedding_parameters(model)}
-    converted = convert(model, schema, device=device, dtype=dtype, optimizers=optimizers)
+    converted = convert(model, schema, device=device, dtype=dtype, optimizers=optimizers, table_rows=sizes)
     row_schema = RowSchema(
         tables=converted.row_tables,
         optimizer=converted.optimizer or "sgd",

@@ -45,13 +45,24 @@ class Jagged:
     def stride(self) -> int:
         return int(self.sizes.shape[1])
 
+    def length_per_key(self) -> list[int]:
+        return [int(size) for size in self.sizes.sum(1)]
+
     def variable_stride_per_key(self) -> bool:
         return self.variable
 
 
-def begun() -> tuple[CachedLookup, Batch]:
+def begun(*, last_is_empty: bool = False) -> tuple[CachedLookup, Batch]:
     """A lookup of feature y in the current batch, which has features x and y."""
     batch = random_batch(np.random.default_rng(0), num_examples=4, num_ids=(5, 5), max_length=3)
+    if last_is_empty:
+        batch = Batch(
+            index=0,
+            dense=np.zeros((4, 0), np.float32),
+            values=np.arange(6) % 5,
+            lengths=np.array([[1, 1, 1, 0], [0, 2, 1, 0]], np.int32),
+            labels=np.zeros(4, np.float32),
+        )
     schema = RowSchema(tables=(TABLE,), optimizer="sgd")
     cache = RowCache(schema, 0)
     reader = CachedLookup(number=0, feature_names=("x", "y"), layout=LAYOUT, columns=[COLUMN])
@@ -71,15 +82,41 @@ def test_the_batch_is_accepted() -> None:
     assert reader.vectors(step, reader.groups[0], only, {1: 0}).shape == (4, 4)
 
 
+def test_unknown_keys_are_passed_over() -> None:
+    reader, batch = begun()
+    lengths = torch.from_numpy(batch.lengths)
+    first = int(lengths[0].sum())
+    others = torch.arange(5)
+    more = Jagged(
+        ["z", "y", "w"],
+        torch.cat([others, torch.from_numpy(batch.values[first:]), others]),
+        torch.stack([torch.tensor([5, 0, 0, 0]), lengths[1], torch.tensor([0, 2, 2, 1])]),
+    )
+    step, starts = reader.begin(more)
+    assert starts == {1: 5}
+    assert reader.vectors(step, reader.groups[0], more, starts).shape == (4, 4)
+
+
+def test_trailing_examples_without_ids_can_be_left_out() -> None:
+    reader, batch = begun(last_is_empty=True)
+    fewer = Jagged(["x", "y"], torch.from_numpy(batch.values), torch.from_numpy(batch.lengths[:, :-1]))
+    whole = Jagged(["x", "y"], torch.from_numpy(batch.values), torch.from_numpy(batch.lengths))
+    assert torch.equal(reader.pooled(fewer), reader.pooled(whole)[:-1])
+
+
 def test_anything_else_is_refused() -> None:
     reader, batch = begun()
     ids, lengths = torch.from_numpy(batch.values), torch.from_numpy(batch.lengths)
+    size = int(lengths[1].sum())
     for jagged, message in (
-        (Jagged(["x", "z"], ids, lengths), r"lacks \['y'\] and has unknown \['z'\]"),
-        (Jagged(["x", "y"], ids[1:], lengths), f"expected {len(ids)} ids, got {len(ids) - 1}"),
-        (Jagged(["x", "y"], ids, lengths[:, 1:]), "4 examples for every feature, got 6 bags for 2 features"),
+        (Jagged(["x", "z"], ids, lengths), r"lacks \['y'\], and has \['x', 'z'\]"),
+        (Jagged(["x", "y"], ids[1:], lengths), f"expected {len(ids)} ids .* got {len(ids) - 1}"),
+        (Jagged(["y", "z"], ids, lengths), rf"expected {size} ids .*\['y'\], got {len(ids) - size}"),
+        (Jagged(["x", "y"], ids, lengths[:, :-1]), "4 examples for every feature, got 6 bags for 2 features"),
+        (Jagged(["x", "y"], ids, torch.cat([lengths, lengths], 1)), "4 examples for every feature, got 16 bags"),
         (Jagged(["x", "y"], ids, lengths, variable=True), "4 examples for every feature"),
         (Jagged(["x", "y"], ids.flip(0) + 1, lengths), "other ids for feature 'x' than the batch"),
+        (Jagged(["x", "y"], ids, lengths.roll(1, 1)), "other bags for feature 'x' than the batch"),
     ):
         with pytest.raises(InputError, match=message):
             reader.begin(jagged)

@@ -11,7 +11,13 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
-from bagpipe.embedding.model_tables import embedding_parameters, held_weights, optimizers_in_backward, schema_of
+from bagpipe.embedding.model_tables import (
+    embedding_parameters,
+    held_weights,
+    optimizers_in_backward,
+    schema_of,
+    table_rows,
+)
 from bagpipe.errors import InputError
 from bagpipe.optim import SGD, Adagrad, Adam
 from bagpipe.optim import RowWiseAdagrad as RowWise
@@ -38,15 +44,16 @@ def _model(device: torch.device = META) -> nn.Module:
     return nn.ModuleDict({"bags": bags, "sequences": items})
 
 
-def test_a_feature_has_the_ids_of_its_smallest_table() -> None:
+def test_features_are_in_the_order_of_the_collections() -> None:
     schema = schema_of(_model())
     assert [feature.name for feature in schema.features] == ["u", "friend", "i"]
-    assert [table.rows for table in schema.tables] == [50, 20, 90]
+    assert [table.rows for table in schema.tables] == [None] * 3
 
 
-def test_a_feature_of_an_unbounded_table_has_any_id() -> None:
-    assert [table.rows for table in schema_of(_model(), ["user"]).tables] == [None, None, 90]
-    assert [table.rows for table in schema_of(_model(), ["*"]).tables] == [None, None, None]
+def test_tables_have_the_rows_of_their_configs_or_any_id() -> None:
+    assert table_rows(_model()) == {"user": 50, "small": 20, "item": 90}
+    assert table_rows(_model(), ["user"]) == {"user": None, "small": 20, "item": 90}
+    assert table_rows(_model(), ["*"]) == {"user": None, "small": None, "item": None}
 
 
 def test_weights_on_real_devices_are_found() -> None:
