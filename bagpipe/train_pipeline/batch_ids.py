@@ -3,13 +3,14 @@
     a dataclass, dict, tuple, object … ──KeyedJaggedTensors in it──> Batch: ids and lengths, by feature
 
 A `Batch` made here has ids only: no dense columns, and zeros for labels. One KeyedJaggedTensor with exactly the model's
-features in their order is taken without a copy; others are put in order.
+features in their order is taken without a copy; others are put in order. Where they have different numbers of examples,
+such as candidates beside their requests, the shorter ones are filled up with examples without ids.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class BatchIds:
 
     def __init__(self, features: Sequence[str], sparse: Callable[[Any], Any] | None = None) -> None:
         self._features = tuple(features)
+        self._names = frozenset(features)
         self._sparse = sparse
 
     def of(self, batch: Any, index: int) -> Batch:
@@ -49,23 +51,24 @@ class BatchIds:
             index: its number.
 
         Raises:
-            InputError: the batch has no KeyedJaggedTensor, lacks a feature, has one twice, or numbers of examples
-                differ.
+            InputError: the batch has no KeyedJaggedTensor, lacks a feature, has one twice with different ids, or has
+                variable strides.
         """
-        jagged = list(_jagged(batch if self._sparse is None else self._sparse(batch), 0))
-        if not jagged:
+        found = list(_jagged(batch if self._sparse is None else self._sparse(batch), 0))
+        if not found:
             raise InputError(
                 f"batch {index}: expected KeyedJaggedTensors in it, found none in a {type(batch).__name__}; "
                 "sparse=function can give those of a batch"
             )
+        jagged = [part for part in found if not self._names.isdisjoint(part.keys())]
+        if not jagged:
+            raise self._lacking(self._features, [key for part in found for key in list(part.keys())], index)
         num_examples = self._num_examples(jagged, index)
         first = jagged[0]
         if len(jagged) == 1 and tuple(first.keys()) == self._features:
-            values, lengths = _ids(first), _lengths(first, num_examples)
+            values, lengths = _parts(first, index)
         else:
             values, lengths = self._in_order(jagged, num_examples, index)
-        if int(lengths.sum(dtype=np.int64)) != len(values):
-            raise InputError(f"batch {index}: lengths add up to {lengths.sum()}, but there are {len(values)} ids")
         return Batch(
             index=index,
             dense=np.empty((num_examples, 0), dtype=np.float32),
@@ -75,19 +78,14 @@ class BatchIds:
         )
 
     def _num_examples(self, jagged: Sequence[JaggedInput], index: int) -> int:
+        """The largest number of examples."""
         for part in jagged:
             if part.variable_stride_per_key():
                 raise InputError(
-                    f"batch {index}: expected the same number of examples for every key, got a KeyedJaggedTensor with "
-                    f"variable strides (keys {part.keys()})"
+                    f"batch {index}: expected the same number of examples for every key of a KeyedJaggedTensor, got "
+                    f"one with variable strides (keys {part.keys()})"
                 )
-        strides = {part.stride(): part.keys() for part in jagged}
-        if len(strides) > 1:
-            raise InputError(
-                f"batch {index}: expected KeyedJaggedTensors of one number of examples, got "
-                + " and ".join(f"{stride} for keys {keys}" for stride, keys in strides.items())
-            )
-        return next(iter(strides))
+        return max(part.stride() for part in jagged)
 
     def _in_order(
         self, jagged: Sequence[JaggedInput], num_examples: int, index: int
@@ -95,19 +93,28 @@ class BatchIds:
         """Values and lengths of the model's features, from any keys in any order."""
         found: dict[str, tuple[NDArray[np.int64], NDArray[np.int32]]] = {}
         for part in jagged:
-            values, lengths = _ids(part), _lengths(part, num_examples)
+            values, lengths = _parts(part, index)
+            if not self._names.issuperset(part.keys()):
+                part.length_per_key()  # kept by it: otherwise the model's collections would wait for a device
+            lengths = np.pad(lengths, ((0, 0), (0, num_examples - lengths.shape[1])))
             ends = np.cumsum(lengths.sum(axis=1, dtype=np.int64)).tolist()
             for key, start, end, bags in zip(part.keys(), [0, *ends], ends, lengths, strict=False):
-                if key in found and key in self._features:
+                if key not in self._names:
+                    continue
+                if key in found and not _is_same(found[key], (values[start:end], bags)):
                     raise InputError(
-                        f"batch {index}: key {key!r} is in two KeyedJaggedTensors; sparse=function can choose one"
+                        f"batch {index}: key {key!r} is there twice, with different ids: give them two names, or "
+                        "choose with sparse=function"
                     )
                 found[key] = values[start:end], bags
         lacking = [name for name in self._features if name not in found]
         if lacking:
-            raise InputError(f"batch {index}: the model's feature {lacking[0]!r} is missing, it has {sorted(found)}")
+            raise self._lacking(lacking, found, index)
         parts = [found[name] for name in self._features]
         return np.concatenate([ids for ids, _ in parts]), np.stack([bags for _, bags in parts])
+
+    def _lacking(self, lacking: Sequence[str], keys: Iterable[str], index: int) -> InputError:
+        return InputError(f"batch {index}: the model's feature {lacking[0]!r} is missing, it has {sorted(keys)}")
 
 
 def hash_of(batch: Batch) -> str:
@@ -151,13 +158,19 @@ def _members(value: Any) -> Iterator[Any]:
         yield from vars(value).values()
 
 
-def _ids(part: JaggedInput) -> NDArray[np.int64]:
+def _parts(part: JaggedInput, index: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Ids ``[n]`` and lengths ``[keys, examples]`` of a KeyedJaggedTensor."""
     values = part.values().detach().cpu()
     if values.is_floating_point() or values.is_complex():
-        raise InputError(f"ids of keys {part.keys()} must be integers, got {values.dtype}")
-    return values.to(torch.int64).contiguous().numpy()
+        raise InputError(f"batch {index}: ids of keys {part.keys()} must be integers, got {values.dtype}")
+    ids: NDArray[np.int64] = values.to(torch.int64).contiguous().numpy()
+    sizes: NDArray[np.int32] = part.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
+    if int(sizes.sum(dtype=np.int64)) != len(ids):
+        raise InputError(f"batch {index}: lengths add up to {sizes.sum()}, but there are {len(ids)} ids")
+    return ids, sizes.reshape(len(part.keys()), part.stride())
 
 
-def _lengths(part: JaggedInput, num_examples: int) -> NDArray[np.int32]:
-    lengths: NDArray[np.int32] = part.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
-    return lengths.reshape(len(part.keys()), num_examples)
+def _is_same(
+    one: tuple[NDArray[np.int64], NDArray[np.int32]], other: tuple[NDArray[np.int64], NDArray[np.int32]]
+) -> bool:
+    return np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])

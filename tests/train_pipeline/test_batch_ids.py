@@ -96,10 +96,11 @@ def test_a_function_can_give_the_ids() -> None:
     [
         ({"x": torch.zeros(3)}, "batch 4: expected KeyedJaggedTensors in it, found none in a dict"),
         (jagged({"a": BAGS["a"], "b": BAGS["b"]}), r"feature 'c' is missing, it has \['a', 'b'\]"),
-        ((jagged(BAGS), jagged(BAGS)), "key 'a' is in two KeyedJaggedTensors"),
+        ((jagged(BAGS), jagged({**BAGS, "a": BAGS["b"]})), "key 'a' is there twice, with different ids"),
+        (jagged({"d": BAGS["a"]}), r"feature 'a' is missing, it has \['d'\]"),
         (
-            (jagged({"a": BAGS["a"]}), jagged({"b": [[1]], "c": [[2]]})),
-            r"one number of examples, got 3 for keys \['a'\] and 1 for keys \['b', 'c'\]",
+            KeyedJaggedTensor(keys=["a", "b", "c"], values=torch.arange(4), lengths=torch.ones(3, dtype=torch.int32)),
+            "lengths add up to 3, but there are 4 ids",
         ),
         (
             KeyedJaggedTensor(keys=["a", "b", "c"], values=torch.zeros(3), lengths=torch.ones(3, dtype=torch.int32)),
@@ -120,3 +121,32 @@ def test_other_batches_are_refused_in_one_line(batch: Any, text: str) -> None:
     with pytest.raises(InputError, match=text) as raised:
         BatchIds(("a", "b", "c")).of(batch, 4)
     assert "\n" not in str(raised.value)
+
+
+def test_shorter_tensors_are_filled_up_with_examples_without_ids() -> None:
+    """Users [B] beside candidates [B * K]."""
+    found = BatchIds(("a", "b")).of({"users": jagged({"a": [[1], [2, 3]]}), "items": jagged({"b": [[4]] * 6})}, 0)
+    assert found.lengths.tolist() == [[1, 2, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
+    assert found.values.tolist() == [1, 2, 3, 4, 4, 4, 4, 4, 4]
+
+
+def test_a_key_can_be_there_twice_with_equal_ids() -> None:
+    whole = jagged(BAGS)
+    found = BatchIds(("a", "b", "c")).of((whole, whole.permute([2, 0])), 0)
+    assert np.array_equal(found.values, BatchIds(("a", "b", "c")).of(whole, 0).values)
+
+
+def test_tensors_that_no_table_reads_are_passed_over() -> None:
+    other = KeyedJaggedTensor(
+        keys=["x", "y"], values=torch.rand(4), lengths=torch.ones(4, dtype=torch.int32), stride_per_key=[3, 1]
+    )
+    assert BatchIds(("a", "b", "c")).of((other, jagged(BAGS)), 0).num_examples == NUM_EXAMPLES
+
+
+def test_ids_are_of_any_integer_type_and_bags_by_offsets() -> None:
+    narrow = KeyedJaggedTensor(
+        keys=["a", "b"], values=torch.tensor([1, 2, 3], dtype=torch.int32), offsets=torch.tensor([0, 1, 1, 3, 3])
+    )
+    found = BatchIds(("a", "b")).of(narrow, 0)
+    assert found.values.dtype == np.int64
+    assert found.lengths.tolist() == [[1, 0], [2, 0]]
