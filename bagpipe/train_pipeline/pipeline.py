@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from bagpipe.errors import InputError
 from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.batch_ids import BatchIds
+from bagpipe.train_pipeline.error_texts import speaks_arguments
 from bagpipe.train_pipeline.evaluation import evaluate
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
 from bagpipe.train_pipeline.options import Options
@@ -32,6 +33,7 @@ __all__ = ["TrainPipeline"]
 _END = object()
 
 
+@speaks_arguments
 class TrainPipeline:
     """Trains a model with torchrec embedding collections, whose rows live in a remote store and a cache.
 
@@ -136,6 +138,7 @@ class TrainPipeline:
             peer_timeout_s=peer_timeout_s,
         )
         self._parts = model_parts(model, optimizer, torch.device(device), dtype, rows, self._options)
+        self._table_names = [table.name for table in self._parts.rows.tables]
         self.model = self._parts.converted.model
         self.optimizer = self._parts.optimizer
         self._session = Session(self._parts, self._options)
@@ -247,10 +250,9 @@ class TrainPipeline:
         Raises:
             InputError: the model has no such table.
         """
-        names = [row_table.name for row_table in self._parts.rows.tables]
-        if table not in names:
-            raise InputError(f"expected one of the tables {names}, got {table!r}")
-        return TableRows(self._session.opened().store, names.index(table), before=self.flush)
+        if table not in self._table_names:
+            raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
+        return TableRows(self._session.opened().store, self._table_names.index(table), before=self.flush)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

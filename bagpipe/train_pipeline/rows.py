@@ -15,6 +15,7 @@ from torch import Tensor
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.store.interface import Store
+from bagpipe.train_pipeline.error_texts import speaks_arguments
 
 __all__ = ["TableRows"]
 
@@ -22,6 +23,7 @@ __all__ = ["TableRows"]
 _CHUNK_ROWS = 1 << 14
 
 
+@speaks_arguments
 class TableRows:
     """Rows of one table, as of the last trained batch. Reads go to the store.
 
