@@ -27,5 +27,12 @@ __all__ = ["CapacityError", "InputError", "JobError", "PeerError", "StoreError",
 
 def __getattr__(name: str) -> Any:
     if name in _ON_FIRST_USE:
-        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+        try:
+            module = importlib.import_module(_ON_FIRST_USE[name])
+        except (ImportError, OSError) as error:  # OSError: a library that does not load
+            from bagpipe.util.environment import check_import
+
+            check_import(error)
+            raise
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

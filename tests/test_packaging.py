@@ -44,7 +44,7 @@ def test_the_wheel_holds_only_the_library(wheel):
         names = archive.namelist()
     dist_info = f"bagpipe_recsys-{bagpipe.__version__}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"bagpipe", dist_info}
-    assert "bagpipe/py.typed" in names
+    assert {"bagpipe/py.typed", "bagpipe/__init__.pyi", "bagpipe/client/cacher.proto"} <= set(names)
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bagpipe").rglob("*.py")}
     assert sources <= set(names)
 
@@ -64,6 +64,38 @@ def test_the_wheel_imports_by_itself(wheel):
     code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import bagpipe; print(bagpipe.__file__)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(str(wheel)), done.stderr
+
+
+_PLANNED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from bagpipe.lookahead.planner_process import PlannerProcess
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.types.batch import Batch
+
+spec = OracleSpec(table_rows=(100,), features=(FeatureRef(feature=0, table=0),), num_slots=20, lookahead=3)
+ids, ones = np.arange(4), np.ones((1, 4), np.int32)
+empty, labels = np.empty((4, 0), np.float32), np.zeros(4, np.float32)
+batches = [Batch(index=n, dense=empty, values=ids + n, lengths=ones, labels=labels) for n in range(5)]
+with PlannerProcess(spec) as planner:
+    print([part.batch.index for part in planner.run(batches)], sys.modules["bagpipe"].__file__)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.multiproc
+def test_the_planner_process_starts_from_the_wheel(wheel, tmp_path):
+    command = [sys.executable, "-P", "-c", _PLANNED, str(wheel)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("[0, 1, 2, 3, 4]"), done.stderr
+    assert str(wheel) in done.stdout
+
+
+def test_one_extra_has_all_that_a_train_pipeline_needs():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["train"] == ["bagpipe-recsys[kernels,store,torchrec-deps]"]
+    assert {"kernels", "store", "torchrec-deps"} <= extras.keys()
 
 
 def test_no_extra_requires_torchrec_or_fbgemm():

@@ -27,6 +27,7 @@ from bagpipe.train_pipeline.rows import TableRows
 from bagpipe.train_pipeline.saved_state import SavedState
 from bagpipe.train_pipeline.session import Session
 from bagpipe.train_pipeline.user_batches import UserBatches
+from bagpipe.util.environment import check_environment
 
 __all__ = ["TrainPipeline"]
 
@@ -112,6 +113,9 @@ class TrainPipeline:
         timeout_s: float = 30.0,
         peer_timeout_s: float = 120.0,
     ) -> None:
+        device = torch.device(device)
+        if device.type == "cuda":
+            check_environment(str(device))
         dtype = dtype_of(model)
         self._options = Options(
             store=store,
@@ -137,7 +141,7 @@ class TrainPipeline:
             timeout_s=timeout_s,
             peer_timeout_s=peer_timeout_s,
         )
-        self._parts = model_parts(model, optimizer, torch.device(device), dtype, rows, self._options)
+        self._parts = model_parts(model, optimizer, device, dtype, rows, self._options)
         self._table_names = [table.name for table in self._parts.rows.tables]
         self.model = self._parts.converted.model
         self.optimizer = self._parts.optimizer

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 
-__all__ = ["RECOMMENDED", "TRIOS", "Installed", "Trio", "check_environment", "find_problem", "read_installed"]
+__all__ = [
+    "RECOMMENDED",
+    "TRIOS",
+    "Installed",
+    "Trio",
+    "check_environment",
+    "check_import",
+    "find_problem",
+    "read_installed",
+]
 
 Version = tuple[int, int]  # major and minor release
 
@@ -88,6 +97,21 @@ def check_environment(device: str = "cpu") -> None:
     problem = find_problem(read_installed(), device=device)
     if problem is not None:  # the command must change this environment, whichever shell runs it
         raise InputError(problem.replace("python -m pip", f"{shlex.quote(sys.executable)} -m pip"))
+
+
+def check_import(error: ImportError | OSError) -> None:
+    """Say why an import by this library failed, if that is because of the installed packages.
+
+    Raises:
+        InputError: incompatible packages, or one is missing; the line holds the command that fixes it.
+    """
+    check_environment()
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package not in ("", "bagpipe"):
+        raise InputError(
+            f"the package {package} is not installed; fix: {shlex.quote(sys.executable)} -m pip install "
+            f"{package.replace('_', '-')} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
+        ) from error
 
 
 def find_problem(installed: Installed, device: str = "cpu") -> str | None:

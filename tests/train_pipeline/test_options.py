@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bagpipe.errors import InputError
+from bagpipe.util.environment import Installed
 from tests.train_pipeline.small import pipeline
 
 
@@ -26,3 +27,10 @@ from tests.train_pipeline.small import pipeline
 def test_a_bad_argument_is_named_with_its_value(more: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         pipeline(**more)
+
+
+def test_a_device_that_the_installed_torch_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = Installed(torch="2.13.0+cpu", fbgemm_gpu=None, fbgemm_gpu_cpu="1.8.0", torchrec="1.9.2")
+    monkeypatch.setattr("bagpipe.util.environment.read_installed", lambda: versions)
+    with pytest.raises(InputError, match=r"device cuda:1 needs a CUDA build of torch, but torch 2\.13\.0\+cpu is"):
+        pipeline(device="cuda:1")

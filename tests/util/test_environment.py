@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.util.environment import RECOMMENDED, TRIOS, Installed, check_environment, find_problem, read_installed
+from bagpipe.util.environment import (
+    RECOMMENDED,
+    TRIOS,
+    Installed,
+    check_environment,
+    check_import,
+    find_problem,
+    read_installed,
+)
 
 CPU_213 = (
     "python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu && "
@@ -120,3 +128,18 @@ def test_the_check_imports_none_of_the_packages():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("module", "package"), [("redis", "redis"), ("pyre_extensions", "pyre-extensions")])
+def test_a_missing_package_is_named_with_the_command(module, package):
+    code = f"import sys; sys.modules[{module!r}] = None; import bagpipe; bagpipe.TrainPipeline"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == (
+        f"bagpipe.errors.InputError: the package {module} is not installed; fix: {sys.executable} -m pip install "
+        f"{package} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
+    )
+
+
+def test_errors_of_other_causes_are_left_alone():
+    check_import(ImportError("cannot import name 'x'"))
+    check_import(ModuleNotFoundError("No module named 'bagpipe.x'", name="bagpipe.x"))
