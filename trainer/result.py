@@ -59,7 +59,7 @@ class Result:
     peak_rss_bytes: int
     skipped_rows: int
     skipped_batches: int
-    loss_scale: int
+    loss_scale: float
     resumed_from: int | None
     checkpoints: int
     checkpoint_stall_s: float

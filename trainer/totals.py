@@ -30,7 +30,7 @@ class RankTotals:
     samples: int
     samples_before: int
     skipped_batches: int
-    loss_scale: int
+    loss_scale: float
     checkpoint_stall_s: float
     seconds: float
     loss_sum: float

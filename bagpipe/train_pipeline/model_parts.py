@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from bagpipe.dense.loss_executor import LossExecutor
+from bagpipe.dense.loss_scale import LossScale
+from bagpipe.dense.precision import Precision
 from bagpipe.embedding.model_tables import (
     embedding_parameters,
     held_weights,
@@ -24,6 +27,7 @@ from bagpipe.embedding.model_tables import (
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.errors import InputError
 from bagpipe.optim import RowOptimizers
+from bagpipe.train_pipeline.grad_scaler import UserScaler, user_scaler
 from bagpipe.train_pipeline.optimizer import dense_optimizer
 from bagpipe.train_pipeline.options import Options
 from bagpipe.types.schema import ROW_TYPES, RowSchema
@@ -41,6 +45,7 @@ class ModelParts:
         features: names of the features that its collections look up, in the order of the planner's batches.
         optimizer: of the dense parameters.
         executor: calls the model.
+        scaler: holds the loss scale; None: it is 1.
         device: of the model.
         facts: settings that a checkpoint records; JSON values.
     """
@@ -50,6 +55,7 @@ class ModelParts:
     features: tuple[str, ...]
     optimizer: Optimizer
     executor: LossExecutor
+    scaler: UserScaler | None
     device: torch.device
     facts: Mapping[str, Any]
 
@@ -67,6 +73,7 @@ def model_parts(
     dtype: str,
     rows: RowOptimizers | None,
     options: Options,
+    grad_scaler: GradScaler | None = None,
 ) -> ModelParts:
     """Replace the collections of a model in place, and derive what depends on it.
 
@@ -77,10 +84,12 @@ def model_parts(
         dtype: of the dense part.
         rows: row optimizers; None: those of optimizer-in-backward.
         options: settings.
+        grad_scaler: of the loss.
 
     Raises:
         InputError: the model or an optimizer cannot be used.
     """
+    scaler = user_scaler(grad_scaler)
     schema = schema_of(model)
     sizes = table_rows(model, options.unbounded)
     optimizers = rows if rows is not None else optimizers_in_backward(model)
@@ -105,13 +114,15 @@ def model_parts(
         rounding=options.rounding if ROW_TYPES[options.row_dtype].is_half else "nearest",
     )
     made = dense_optimizer(optimizer, converted.model, weights)
+    precision = Precision(device_type=device.type, loss_scale=LossScale() if scaler is None else scaler.read())
     names = [table.name for table in converted.row_tables]
     return ModelParts(
         converted=converted,
         rows=row_schema,
         features=tuple(feature.name for feature in schema.features),
         optimizer=made,
-        executor=LossExecutor(converted.model),
+        executor=LossExecutor(converted.model, precision),
+        scaler=scaler,
         device=device,
         facts={
             "rows": {name: optimizer.name for name, optimizer in zip(names, converted.optimizers, strict=True)},

@@ -7,6 +7,7 @@ The store is read-only until the first batch of every rank has come, so earlier 
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def open_pipeline(
         open_ranks(membership, timeout_s=options.peer_timeout_s, device=_device_text(model.device))
     )
     stack.enter_context(ranks.reporting())
-    check_same(ranks, {**model.facts, **_shapes(model)}, "models or options")
+    scale = None if model.scaler is None else dataclasses.asdict(model.scaler.read())
+    check_same(ranks, {**model.facts, **_shapes(model), "grad_scaler": scale}, "models or options")
     namespace = StoreConfig(
         url=_store_url(options, ranks, stack),
         namespace=options.namespace,
@@ -110,8 +112,9 @@ def open_pipeline(
         model=model.converted.model,
         optimizer=model.optimizer,
         executor=model.executor,
-        skips_nonfinite=options.nonfinite == "skip",
+        skips_nonfinite=options.nonfinite == "skip" or model.scaler is not None,
         replicas=None if peers is None else stack.enter_context(DenseParallel(model.converted.model, peers.dense)),
+        scale_holder=model.scaler,
     )
     checkpoints = stack.enter_context(
         Checkpoints(

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from bagpipe.errors import InputError
@@ -65,6 +66,8 @@ class TrainPipeline:
         row_dtype: of the rows' weights; None: the dtype of the dense parameters.
         rounding: of updated weights to float16 or bfloat16.
         nonfinite: a batch whose loss or gradient is not finite raises (stop), or is left out (skip).
+        grad_scaler: scales losses before their backward, by powers of two; gradients are unscaled before hooks and
+            steps. A batch whose loss or gradient is not finite is left out, whatever `nonfinite`. None: no scale.
         sparse: gives the KeyedJaggedTensors of a batch; None: they are searched for in it.
         checkpoint_dir: folder of the checkpoints, on a file system of all ranks; None: none.
         checkpoint_every: steps between checkpoints; 0: only `save` and the end of an iterator make them.
@@ -103,6 +106,7 @@ class TrainPipeline:
         row_dtype: str | None = None,
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         nonfinite: Literal["stop", "skip"] = "stop",
+        grad_scaler: GradScaler | None = None,
         sparse: Callable[[Any], Any] | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_every: int = 0,
@@ -141,7 +145,7 @@ class TrainPipeline:
             timeout_s=timeout_s,
             peer_timeout_s=peer_timeout_s,
         )
-        self._parts = model_parts(model, optimizer, device, dtype, rows, self._options)
+        self._parts = model_parts(model, optimizer, device, dtype, rows, self._options, grad_scaler)
         self._table_names = [table.name for table in self._parts.rows.tables]
         self.model = self._parts.converted.model
         self.optimizer = self._parts.optimizer

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.dense.executor import DenseExecutor
-from bagpipe.dense.loss_scale import LossScale
+from bagpipe.dense.loss_scale import LossScale, ScaleHolder
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
@@ -138,6 +138,7 @@ class WholeDense(DensePart):
         executor: computes forward and backward.
         skips_nonfinite: see `DensePart`.
         replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
+        scale_holder: has the loss scale of each batch; None: it is kept here.
     """
 
     gradient_points = (Point.GRADIENTS,)
@@ -150,6 +151,7 @@ class WholeDense(DensePart):
         executor: DenseExecutor,
         skips_nonfinite: bool = False,
         replicas: GradientSum | None = None,
+        scale_holder: ScaleHolder | None = None,
     ) -> None:
         super().__init__(
             model=model, optimizer=optimizer, precision=executor.precision, skips_nonfinite=skips_nonfinite
@@ -161,6 +163,7 @@ class WholeDense(DensePart):
         self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
         self._executor = executor
         self._replicas = replicas
+        self._scale_holder = scale_holder
         self._buffers: dict[str, Tensor] = {}
         self._loss_sum: Tensor
 
@@ -175,13 +178,19 @@ class WholeDense(DensePart):
         return {"F": self.forward, "B": self.backward, "OPT": self.step}
 
     def start(self, run: LoopRun) -> None:
+        before = self.loss_scale.carried()
         super().start(run)
+        # A run that goes on after another one carries what the holder had then; it may have been set since.
+        if self._scale_holder is not None and run.carried and self.loss_scale.carried() != before:
+            self._scale_holder.write(self.loss_scale)
         device = device_of(self.model)
         self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=device)
         self._buffers = {}
 
     def forward(self, b: int) -> None:
         batch = self._run.in_flight[b]
+        if self._scale_holder is not None:
+            self.loss_scale = self._scale_holder.read()
         if self.skips_nonfinite:
             self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         if batch.inputs is not None:  # few models take an empty batch
@@ -215,6 +224,11 @@ class WholeDense(DensePart):
         if self.skips_nonfinite and not batch.is_skipped:
             self._count(b)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def finish_batch(self, b: int) -> None:
+        super().finish_batch(b)
+        if self._scale_holder is not None:
+            self._scale_holder.write(self.loss_scale)
 
     def loss_sums(self) -> Mapping[str, Tensor]:
         return {"model": self._loss_sum}

@@ -44,7 +44,7 @@ class Progress:
     elapsed_s: float
     exposed_s: float
     skipped_batches: int = 0
-    loss_scale: int = 1
+    loss_scale: float = 1
 
     @property
     def hit_rate(self) -> float:

@@ -29,7 +29,7 @@ class Totals(LoopPart):
         self,
         rows: EvaluationRows,
         loss_sums: Callable[[], Mapping[str, Tensor]],
-        loss_scale: Callable[[], int] = lambda: 1,
+        loss_scale: Callable[[], float] = lambda: 1,
     ) -> None:
         self._rows = rows
         self._loss_sums = loss_sums
