@@ -1,0 +1,79 @@
+"""Two ranks under one loss scale, with clipping: the steps are those of a plain loop over both ranks' batches."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.amp import GradScaler
+
+from bagpipe.distributed.membership import Membership
+from tests.distributed.processes import run_ranks
+from tests.train_pipeline.plain_loop import PlainLoop, assert_close
+from tests.train_pipeline.small import Small, batches, pipeline, state_of
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+WORLD_SIZE = 2
+NUM_STEPS = 6
+#: (step, rank) of the batches with an infinite loss.
+BAD = ((2, 1), (4, 0))
+MAX_NORM = 0.1
+
+
+def _batch(step: int, rank: int) -> Any:
+    made = batches(NUM_STEPS, seed=10 + rank, dtype=torch.float64)[step]
+    if (step, rank) in BAD:
+        made["labels"].fill_(float("inf"))
+    return made
+
+
+def _scaler() -> GradScaler:
+    return GradScaler("cpu", init_scale=64.0, growth_interval=2)
+
+
+def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
+    """A rank, told of the others as torchrun tells it."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(membership.rank),
+        "LOCAL_RANK": str(membership.local_rank),
+        "WORLD_SIZE": str(membership.world_size),
+        "LOCAL_WORLD_SIZE": str(membership.local_world_size),
+        "MASTER_ADDR": membership.address,
+        "MASTER_PORT": str(membership.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
+    }
+    scaler = _scaler()
+    with pipeline(Small().double(), grad_scaler=scaler, **settings) as trained:
+
+        def clip(*_: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(trained.model.parameters(), MAX_NORM)
+
+        trained.optimizer.register_step_pre_hook(clip)
+        mine = [_batch(step, membership.rank) for step in range(NUM_STEPS)]
+        scales = [scaler.get_scale() for _ in trained.train(mine)]
+        return {"scales": scales, "state": {name: value.numpy() for name, value in state_of(trained).items()}}
+
+
+def test_a_batch_that_overflows_on_one_rank_is_left_out_on_all(redis_server: Any, namespace: str) -> None:
+    ends = run_ranks(WORLD_SIZE, one_rank, {"store": redis_server.url, "namespace": namespace})
+    assert [end.error for end in ends] == [None] * WORLD_SIZE
+    loop, scaler, scales = PlainLoop(), _scaler(), []
+    for step in range(NUM_STEPS):
+        loop.zero_grad()
+        losses = [loop.model(_batch(step, rank))[0] for rank in range(WORLD_SIZE)]
+        scaler.scale(torch.stack(losses).mean()).backward()
+        for optimizer in (loop.dense, loop.rows):
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(loop.model.over.parameters(), MAX_NORM)
+        for optimizer in (loop.dense, loop.rows):
+            scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    for end in ends:
+        assert end.value["scales"] == scales
+        assert_close({name: torch.from_numpy(value) for name, value in end.value["state"].items()}, loop.state())
+    assert min(scales) < max(scales)
