@@ -1,6 +1,6 @@
-"""Export of a checkpoint as plain tensors: dense weights by the model's names, tables by torchrec's names.
+"""Export of a checkpoint or a running job as plain tensors: dense weights by the model's names, tables by torchrec's.
 
-dense files ──names of the model's state_dict──> weights ─┐
+dense part ──names of the model's state_dict──> weights ─┐
 rows of a bounded table ──initial values, then rows──>    ├──> model.safetensors, optimizer.safetensors; or DCP
 rows of an unbounded table ──ids, rows──────────────>    ─┘
 
@@ -14,15 +14,18 @@ from __future__ import annotations
 import secrets
 import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import combine, load, save_tensors
+from bagpipe.checkpoint.dense_state import DenseState, combine, load, save_tensors
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
@@ -30,7 +33,17 @@ from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import FROZEN, RowSchema
 
-__all__ = ["FORMATS", "ExportTable", "Exported", "collect", "write"]
+__all__ = [
+    "FORMATS",
+    "ExportTable",
+    "Exported",
+    "RowSource",
+    "add_dense",
+    "add_rows",
+    "check_size",
+    "collect",
+    "write",
+]
 
 FORMATS = ("safetensors", "dcp")
 
@@ -45,6 +58,19 @@ _ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
 
 #: Rows initialized at a time.
 _CHUNK_ROWS = 1 << 16
+
+
+class RowSource(Protocol):
+    """Rows of a checkpoint or a store, by number of the table in the schema."""
+
+    @property
+    def schema(self) -> RowSchema: ...
+
+    def num_records_of(self, table: int) -> int: ...
+
+    def ids(self, table: int) -> NDArray[np.int64]: ...
+
+    def rows(self, table: int) -> Iterator[WriteRequest]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +117,72 @@ def collect(
     """
     schema = RowSchema.from_json(checkpoint.manifest.row_schema)
     rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, schema)
-    numbers = {table.name: number for number, table in enumerate(schema.tables)}
     known = {table.table for table in tables}
-    if known != numbers.keys():
-        raise InputError(f"the checkpoint has tables {sorted(numbers)}, the model {sorted(known)}")
-    _check_size(rows, tables, numbers, max_bytes)
+    if known != {table.name for table in schema.tables}:
+        raise InputError(
+            f"the checkpoint has tables {sorted(table.name for table in schema.tables)}, the model {sorted(known)}"
+        )
+    check_size(rows, tables, max_bytes)
     found = Exported()
-    _collect_dense(checkpoint, dense, found)
+    parts = checkpoint.manifest.parts
+    if not parts:
+        raise InputError(
+            f"the checkpoint of step {checkpoint.manifest.step} has no dense part: its job has not trained"
+        )
+    add_dense(combine(load(checkpoint.folder, part.dense) for part in parts), dense, found)
+    add_rows(rows, tables, found)
+    return found
+
+
+def add_dense(state: DenseState, names: Collection[str], found: Exported) -> None:
+    """Add weights of the dense part, and all optimizer state.
+
+    Args:
+        state: on the host.
+        names: of the weights.
+        found: is added to.
+
+    Raises:
+        InputError: the state lacks a weight.
+    """
+    for name in names:
+        if f"model.{name}" not in state.tensors:
+            raise InputError(f"the checkpoint has no {name!r}: it is of another model")
+        found.weights[name] = state.tensors[f"model.{name}"]
+    for name, tensor in state.tensors.items():
+        if name.startswith("optim."):
+            found.states[name.removeprefix("optim.")] = tensor
+
+
+def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported) -> None:
+    """Add the rows of tables, and their optimizer state.
+
+    Raises:
+        InputError: a table has a row beyond its tensor.
+    """
+    numbers = {table.name: number for number, table in enumerate(rows.schema.tables)}
     for table in tables:
         if table.num_rows is None:
             _collect_unbounded(rows, numbers[table.table], table.name, found)
         else:
             _collect_bounded(rows, numbers[table.table], table.name, table.num_rows, found)
-    return found
+
+
+def check_size(rows: RowSource, tables: Sequence[ExportTable], max_bytes: int) -> None:
+    """Raise InputError if the tables' tensors, with optimizer state, take more than `max_bytes`."""
+    numbers = {table.name: number for number, table in enumerate(rows.schema.tables)}
+    sizes = {}
+    for table in tables:
+        number = numbers[table.table]
+        count = rows.num_records_of(number) if table.num_rows is None else table.num_rows
+        sizes[table.table] = count * rows.schema.row_bytes(number)
+    total = sum(sizes.values())
+    if total > max_bytes:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"the tables take {total / 2**30:.1f} GiB of memory, more than --max-gib {max_bytes / 2**30:g} allows "
+            f"(the largest is {largest!r} with {sizes[largest] / 2**30:.1f} GiB)"
+        )
 
 
 def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[str, str]) -> None:
@@ -152,40 +231,7 @@ def _write_dcp(exported: Exported, folder: Path) -> None:
         )
 
 
-def _check_size(
-    rows: CheckpointRows, tables: Sequence[ExportTable], numbers: Mapping[str, int], max_bytes: int
-) -> None:
-    sizes = {}
-    for table in tables:
-        number = numbers[table.table]
-        count = rows.num_records_of(number) if table.num_rows is None else table.num_rows
-        sizes[table.table] = count * rows.schema.row_bytes(number)
-    total = sum(sizes.values())
-    if total > max_bytes:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise InputError(
-            f"the tables take {total / 2**30:.1f} GiB of memory, more than --max-gib {max_bytes / 2**30:g} allows "
-            f"(the largest is {largest!r} with {sizes[largest] / 2**30:.1f} GiB)"
-        )
-
-
-def _collect_dense(checkpoint: Checkpoint, dense: Collection[str], found: Exported) -> None:
-    parts = checkpoint.manifest.parts
-    if not parts:
-        raise InputError(
-            f"the checkpoint of step {checkpoint.manifest.step} has no dense part: its job has not trained"
-        )
-    state = combine(load(checkpoint.folder, part.dense) for part in parts)
-    for name in dense:
-        if f"model.{name}" not in state.tensors:
-            raise InputError(f"the checkpoint has no {name!r}: it is of another model")
-        found.weights[name] = state.tensors[f"model.{name}"]
-    for name, tensor in state.tensors.items():
-        if name.startswith("optim."):
-            found.states[name.removeprefix("optim.")] = tensor
-
-
-def _collect_bounded(rows: CheckpointRows, table: int, name: str, num_rows: int, found: Exported) -> None:
+def _collect_bounded(rows: RowSource, table: int, name: str, num_rows: int, found: Exported) -> None:
     schema = rows.schema
     dim = schema.tables[table].dim
     weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype])
@@ -204,7 +250,7 @@ def _collect_bounded(rows: CheckpointRows, table: int, name: str, num_rows: int,
     _add_weight(found, name, weight, states)
 
 
-def _collect_unbounded(rows: CheckpointRows, table: int, name: str, found: Exported) -> None:
+def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported) -> None:
     schema = rows.schema
     dim = schema.tables[table].dim
     ids = torch.from_numpy(rows.ids(table))
