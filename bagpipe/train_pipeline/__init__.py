@@ -9,4 +9,5 @@ model_parts     the model, converted    optimizer      that of the dense part
 user_batches    batches held            evaluation     a run beside the training, which rests
 batch_ids       ids in a user's batch   rows           rows read in Python
 transfer        batches to the device   saved_state    what a checkpoint keeps of it
+export          weights for others      error_texts    errors in the words of its arguments
 """

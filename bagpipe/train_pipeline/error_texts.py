@@ -52,6 +52,8 @@ PHRASES: Mapping[str, str] = {
     "(hash them in the data schema, not in the model)": (
         "(make them before the model, or let sparse=function give the KeyedJaggedTensors that the collections get)"
     ),
+    "--out ": "folder ",
+    "--max-gib ": "max_gib=",
 }
 
 _SPECIAL = ("__init__", "__exit__", "__getitem__", "__iter__", "__len__")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +23,7 @@ from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.batch_ids import BatchIds
 from bagpipe.train_pipeline.error_texts import speaks_arguments
 from bagpipe.train_pipeline.evaluation import evaluate
+from bagpipe.train_pipeline.export import export
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.rows import TableRows
@@ -261,6 +263,34 @@ class TrainPipeline:
         if table not in self._table_names:
             raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
         return TableRows(self._session.opened().store, self._table_names.index(table), before=self.flush)
+
+    def dense_state_dict(self) -> dict[str, Tensor]:
+        """Copies of the model's weights and buffers by its own names, on its device, without embedding weights."""
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def export(
+        self, folder: str | Path, format: Literal["safetensors", "dcp"] = "safetensors", *, max_gib: float = 16.0
+    ) -> None:
+        """Write weights and optimizer state for other programs; training goes on. By all ranks alike; rank 0 writes.
+
+        Names are those of the model with plain torchrec collections, ``<collection>.embedding_bags.<table>.weight``
+        ``[num_embeddings, dim]``, so that its ``load_state_dict`` takes the weights. Rows never trained have their
+        initial values. A table without bound has ``.ids`` int64 ``[n]`` beside ``.weight`` ``[n, dim]``.
+
+        Args:
+            folder: new, or empty. ``model.safetensors`` and ``optimizer.safetensors``, or a folder of
+                `torch.distributed.checkpoint` with keys ``model.…`` and ``optimizer.…``.
+            format: of the files.
+            max_gib: limit on the size of the tables with optimizer state, which are in memory meanwhile.
+
+        Raises:
+            InputError: the folder cannot be written, or the tables are larger.
+            StoreError: the store failed.
+        """
+        with self._session.pausing() as opened:
+            export(
+                opened, self._parts, Path(folder), file_format=format, max_bytes=int(max_gib * 2**30), step=self.step
+            )
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

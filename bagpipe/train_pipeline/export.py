@@ -1,0 +1,87 @@
+"""Export of a running pipeline: dense weights, and rows of the store, by the names of a plain torchrec model.
+
+model ──capture──> dense weights, optimizer state ─┐
+store ──StoredRows──> rows of each table           ├──> one folder, written by rank 0
+model's collections ──tables_of──> names           ┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bagpipe.checkpoint.dense_state import capture
+from bagpipe.checkpoint.export import FORMATS, Exported, ExportTable, add_dense, add_rows, check_size, write
+from bagpipe.checkpoint.stored_rows import StoredRows
+from bagpipe.embedding.torchrec_collections import CachedEmbeddingBagCollection, CachedEmbeddingCollection
+from bagpipe.errors import InputError, StoreError
+from bagpipe.train_pipeline.model_parts import ModelParts
+from bagpipe.train_pipeline.open_pipeline import OpenPipeline
+
+__all__ = ["export", "tables_of"]
+
+
+def export(
+    opened: OpenPipeline, model: ModelParts, folder: Path, *, file_format: str, max_bytes: int, step: int
+) -> None:
+    """Write weights and optimizer state. By all ranks alike, at rest and with a current store.
+
+    Args:
+        opened: holds the store.
+        model: gives the names.
+        folder: new, or empty.
+        file_format: one of `FORMATS`.
+        max_bytes: limit on the size of the tables.
+        step: batches trained, for the files' metadata.
+
+    Raises:
+        InputError: the folder cannot be written, the format is unknown, or the tables are larger than `max_bytes`.
+        StoreError: the store failed.
+    """
+    if file_format not in FORMATS:
+        raise InputError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+    ranks = opened.ranks
+    ranks.gather(None)  # all have written their rows
+    error: Exception | None = None
+    if ranks.is_first:
+        try:
+            _write(opened, model, folder, file_format, max_bytes, step)
+        except (InputError, StoreError) as caught:
+            error = caught
+    text = ranks.share(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if text is not None:
+        raise InputError(f"rank 0: {text}")
+
+
+def tables_of(model: ModelParts) -> list[ExportTable]:
+    """Tables of the model's collections, under every name that a collection has in the model."""
+    num_rows = {table.name: table.rows for table in model.rows.tables}
+    return [
+        ExportTable(name=f"{path}.{config.name}", table=config.name, num_rows=num_rows[config.name])
+        for path, configs in _collections(model.converted.model)
+        for config in configs
+    ]
+
+
+def _write(opened: OpenPipeline, model: ModelParts, folder: Path, file_format: str, max_bytes: int, step: int) -> None:
+    rows, tables, found = StoredRows(opened.store), tables_of(model), Exported()
+    check_size(rows, tables, max_bytes)
+    trained = model.converted.model
+    add_dense(capture(opened.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), found)
+    add_rows(rows, tables, found)
+    write(found, folder, file_format, metadata={"step": str(step)})
+
+
+def _collections(model: nn.Module) -> Iterator[tuple[str, list[Any]]]:
+    """Path of each collection's tables, and their configs."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        path = f"{name}." if name else ""
+        if isinstance(module, CachedEmbeddingBagCollection):
+            yield f"{path}embedding_bags", module.embedding_bag_configs()
+        elif isinstance(module, CachedEmbeddingCollection):
+            yield f"{path}embeddings", module.embedding_configs()
