@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
+
+from tests.train_pipeline.small import batches, pipeline
 
 _PROGRAM = """
 import os, sys, torch
@@ -64,3 +70,25 @@ def test_an_error_in_a_worker_comes_after_the_batches_before_it() -> None:
 @pytest.mark.multiproc
 def test_a_worker_that_dies_ends_training_with_torchs_error() -> None:
     assert "is killed by signal" in _run("die")
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("planner", ["process", "inline"])
+@pytest.mark.parametrize(("lookahead", "prefetch_depth"), [(3, 4), (8, 1)])
+def test_batches_held_are_bounded(planner: str, lookahead: int, prefetch_depth: int) -> None:
+    """The bound of docs/own-loop.md: `lookahead + prefetch_depth + 11`."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def made() -> Iterator[Any]:
+        nonlocal most
+        for number in range(50):
+            batch = batches(1, seed=number)[0]
+            held[:] = [reference for reference in held if reference() is not None]
+            held.append(weakref.ref(batch["labels"]))
+            most = max(most, len(held))
+            yield batch
+
+    with pipeline(planner=planner, lookahead=lookahead, prefetch_depth=prefetch_depth) as trained:
+        list(trained.train(made()))
+    assert most <= lookahead + prefetch_depth + 11
