@@ -98,13 +98,14 @@ class KeyStore:
             request.done.set()
 
 
-def connect(membership: Membership, *, is_master: bool, timeout_s: float) -> Any:
+def connect(membership: Membership, *, is_master: bool, timeout_s: float, job: int = 0) -> Any:
     """Connect to the job's store.
 
     Args:
         membership: names the store. Its attempt is the prefix of all keys.
         is_master: host the store in this process.
         timeout_s: deadline of the connection.
+        job: number of the job in its processes, from 0; the same on all ranks.
 
     Returns:
         A `torch.distributed.PrefixStore`.
@@ -123,4 +124,5 @@ def connect(membership: Membership, *, is_master: bool, timeout_s: float) -> Any
         multi_tenant=True,
         wait_for_workers=False,
     )
-    return PrefixStore(f"bagpipe/attempt_{membership.attempt}", store)
+    later = f"/job_{job}" if job else ""
+    return PrefixStore(f"bagpipe/attempt_{membership.attempt}{later}", store)

@@ -1,9 +1,11 @@
 """`TorchPeers`: the other ranks over torch.distributed. One process group per lane, so lanes never wait for each other.
 
     key-value store (the launcher's, or rank 0's) ─ prefix "bagpipe/attempt_<n>" ─> rendezvous, heartbeats, failures
+        a process's second job has the prefix "bagpipe/attempt_<n>/job_1", and so on
     pull, push, dense    rows and gradients   gloo on a CPU, nccl on a CUDA device
     ack, agree, scores   numbers              gloo
     plans                ids and plans        gloo; used only where ranks bring their own batches
+    evaluation …         the same             opened with the first evaluation beside a training that rests
     links, sums          pipeline stages; opened only for a pipeline
 
 The prefix separates restarts: in torchrun's own store, torch.distributed uses the same keys for every attempt, so a new
@@ -17,7 +19,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -28,12 +30,13 @@ from torch import Tensor
 
 from bagpipe.distributed.collectives import LaneGroup
 from bagpipe.distributed.control_channel import ControlChannel
+from bagpipe.distributed.evaluation_peers import EvaluationPeers
 from bagpipe.distributed.failure import GRACE_S, STORE_ERRORS, Failure, Failures, Watcher
 from bagpipe.distributed.interface import ExchangeLane, StepVote
 from bagpipe.distributed.keystore import KeyStore, connect
 from bagpipe.distributed.links import TorchLinks
 from bagpipe.distributed.membership import Membership, interface_of, local_address
-from bagpipe.errors import JobError, PeerError, StoreError
+from bagpipe.errors import InputError, JobError, PeerError, StoreError
 
 __all__ = ["TorchPeers"]
 
@@ -41,6 +44,8 @@ __all__ = ["TorchPeers"]
 START_TIMEOUT_S = 60.0
 #: Deadline of a response of the job's key-value store. It takes a millisecond, unless the store's host is gone.
 STORE_TIMEOUT_S = 10.0
+#: Numbers of the jobs of this process: one after the other, each with keys of its own.
+_jobs = itertools.count()
 _DEVICE_LANES = ("pull", "push", "dense")
 _HOST_LANES = ("ack", "agree", "scores", "plans")
 
@@ -48,7 +53,8 @@ _HOST_LANES = ("ack", "agree", "scores", "plans")
 class TorchPeers:
     """`Peers` over torch.distributed. Use it as a context manager around all other resources.
 
-    It also initializes the default process group, which a user's model can use in its forward.
+    It also initializes the default process group, which a user's model can use in its forward. One that the program has
+    initialized already is used, and left as it is.
 
     Args:
         membership: this rank.
@@ -57,6 +63,7 @@ class TorchPeers:
 
     Raises:
         PeerError: on entering: the ranks cannot reach each other.
+        InputError: on entering: the program's own default process group has other ranks.
         InputError, PeerError, SystemExit: on entering: another rank failed before.
     """
 
@@ -67,6 +74,8 @@ class TorchPeers:
         self._membership = membership
         self._device = torch.device(device)
         self._lanes: dict[str, LaneGroup] = {}
+        self._groups: list[dist.ProcessGroup] = []
+        self._evaluation: EvaluationPeers | None = None
         self._failures: Failures | None = None
         self._control: ControlChannel | None = None
         self._on_failure: Callable[[BaseException], None] | None = None
@@ -75,6 +84,7 @@ class TorchPeers:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        self._check_default_group()
         with ExitStack() as stack:
             try:
                 self._failures = failures = self._rendezvous(stack)
@@ -99,7 +109,7 @@ class TorchPeers:
             self._abort()  # a hanging device exchange blocks the destruction of its group
         with self._stack:
             self._lanes = {}
-        self._failures = self._control = None
+        self._failures = self._control = self._evaluation = None
         if end is not error and end is not None:
             raise end from None
 
@@ -188,6 +198,16 @@ class TorchPeers:
         """The lane of the ids and plans of batches that the ranks bring (`bagpipe.lookahead.ranked`)."""
         return self._lanes["plans"]
 
+    def evaluation(self) -> EvaluationPeers:
+        """The same ranks for evaluations beside a training that rests. All ranks call it, between phases.
+
+        Raises:
+            PeerError: the ranks cannot reach each other.
+        """
+        if self._evaluation is None:
+            self._evaluation = EvaluationPeers(self, self._open_evaluation_lane)
+        return self._evaluation
+
     def open_links(self, num_processes: int) -> TorchLinks:
         """Connect the processes of each replica. All ranks call it once, between phases.
 
@@ -244,8 +264,9 @@ class TorchPeers:
         membership = self._membership
         hosts_store = membership.rank == 0 and not membership.store_is_launchers
         start_s = max(START_TIMEOUT_S, self.timeout_s)
-        store = connect(membership, is_master=hosts_store, timeout_s=start_s)
-        client = connect(membership, is_master=False, timeout_s=start_s)
+        job = next(_jobs)
+        store = connect(membership, is_master=hosts_store, timeout_s=start_s, job=job)
+        client = connect(membership, is_master=False, timeout_s=start_s, job=job)
         own = stack.enter_context(KeyStore(client, min(self.timeout_s, STORE_TIMEOUT_S)))
         failures = Failures(own, membership.rank, membership.world_size)
         self._control = ControlChannel(
@@ -254,9 +275,12 @@ class TorchPeers:
         if hosts_store:
             stack.callback(failures.await_leavers, 2 * GRACE_S)
         failures.heartbeat()
-        stack.callback(_destroy_process_groups)
+        is_users = dist.is_initialized()
+        stack.callback(self._destroy_groups, with_default=not is_users)
         stack.callback(failures.leave)
         failures.await_arrivals(start_s)
+        if is_users:
+            return failures
         with _interface_settings(membership):
             dist.init_process_group(
                 "gloo",
@@ -266,6 +290,20 @@ class TorchPeers:
                 timeout=timedelta(seconds=start_s),
             )
         return failures
+
+    def _check_default_group(self) -> None:
+        """Check the default process group of the program, if it has one."""
+        if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (self.rank, self.world_size):
+            raise InputError(
+                f"expected a default process group of the job's ranks, got rank {dist.get_rank()} of "
+                f"{dist.get_world_size()} where RANK and WORLD_SIZE say {self.rank} of {self.world_size}"
+            )
+
+    def _open_evaluation_lane(self, name: str, is_on_device: bool) -> LaneGroup:
+        backend = "nccl" if is_on_device and self._device.type == "cuda" else "gloo"
+        lane = self._open_lane(name, backend, range(self.world_size))
+        assert lane is not None, "of all ranks"
+        return lane
 
     def _open_lanes(self) -> None:
         backends = dict.fromkeys(_DEVICE_LANES, "nccl" if self._device.type == "cuda" else "gloo")
@@ -288,6 +326,7 @@ class TorchPeers:
         if self.rank not in ranks:
             return None
         assert isinstance(group, dist.ProcessGroup)
+        self._groups.append(group)
         self._lanes[name] = LaneGroup(
             name=name, group=group, ranks=ranks, rank=self.rank, timeout_s=self.timeout_s, failures=self._failures
         )
@@ -308,6 +347,15 @@ class TorchPeers:
         if self._on_failure is not None:
             self._on_failure(error)
         self._abort()
+
+    def _destroy_groups(self, *, with_default: bool) -> None:
+        """Destroy the groups, with live or dead ranks. Closed connections end pending exchanges."""
+        groups: list[dist.ProcessGroup | None] = [None] if with_default else [*self._groups]
+        self._groups = []
+        for group in groups:
+            with suppress(*STORE_ERRORS):  # the communicator is already broken
+                if dist.is_initialized():
+                    dist.destroy_process_group(group)
 
     def _abort(self) -> None:
         for lane in list(self._lanes.values()):
@@ -342,12 +390,3 @@ def _interface_settings(membership: Membership) -> Iterator[None]:
     finally:
         for key in added:
             del os.environ[key]
-
-
-def _destroy_process_groups() -> None:
-    """Destroy every group, with live or dead ranks. Closed connections end pending exchanges."""
-    if dist.is_initialized():
-        try:
-            dist.destroy_process_group()
-        except STORE_ERRORS:  # the communicator is already broken
-            return

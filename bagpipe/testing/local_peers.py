@@ -135,12 +135,13 @@ class LocalPeers:
         dense, plans: groups of all ranks, for the dense part and for the plans of batches that the ranks bring.
     """
 
-    def __init__(self, rank: int, world_size: int, timeout_s: float, job: _Job) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float, job: _Job, phase: str = "") -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.rows_sent: dict[str, int] = {"pull": 0, "push": 0}
         self._job = job
+        self._phase = phase
         self._all = tuple(range(world_size))
         self._lanes = {lane: self._group(lane, self._all) for lane in ("pull", "push")}
         self.dense = self._group("dense", self._all)
@@ -173,6 +174,10 @@ class LocalPeers:
         self.close()
         return error
 
+    def evaluation(self) -> LocalPeers:
+        """See `TorchPeers.evaluation`."""
+        return LocalPeers(self.rank, self.world_size, self.timeout_s, self._job, "evaluation ")
+
     def open_links(self, num_processes: int) -> LocalLinks:
         """See `TorchPeers.open_links`."""
         return LocalLinks(self._job.mail, self.rank, self.rank - self.rank % num_processes)
@@ -187,10 +192,10 @@ class LocalPeers:
         self._job.close()
 
     def _rendezvous(self, name: str) -> _Rendezvous:
-        return self._job.rendezvous(name, self._all)
+        return self._job.rendezvous(name if name == "gather" else self._phase + name, self._all)
 
     def _group(self, name: str, ranks: tuple[int, ...]) -> _LocalGroup:
-        return _LocalGroup(self._job.rendezvous(name, ranks), ranks.index(self.rank), len(ranks))
+        return _LocalGroup(self._job.rendezvous(self._phase + name, ranks), ranks.index(self.rank), len(ranks))
 
 
 def local_peers(world_size: int, *, timeout_s: float = 60.0) -> list[LocalPeers]:
