@@ -26,10 +26,12 @@ class Outputs(LoopPart):
 
     Attributes:
         outputs: what the model returned beside the loss of the latest batch; None without examples.
+        is_dropping: the batches that follow are not scored.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.outputs: Any = None
+        self.is_dropping = False
         self._model = model
         self._run: LoopRun
         self._loss_sum: Tensor
@@ -47,7 +49,7 @@ class Outputs(LoopPart):
     def forward(self, b: int) -> None:
         inputs = self._run.in_flight[b].inputs
         self.outputs = None
-        if inputs is not None:
+        if inputs is not None and not self.is_dropping:
             with torch.no_grad():
                 loss, self.outputs = call_model(self._model, inputs.batch)
                 self._loss_sum += loss * inputs.num_examples

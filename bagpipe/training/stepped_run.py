@@ -2,6 +2,7 @@
 
 start ──> lanes read, fetch, insert, write …      until their bounds
 step  ──> compute lane, one batch, in the calling thread: F, B, UPDATE, OPT
+stop  ──> the steps that follow compute what is read, and no rank reads more
 rest  ──> no lane acts until the next step        flush: and the store has all updated rows
                                                   checkpoint: and a restart begins here
 end   ──> lanes have ended, dirty rows are written, the last checkpoint is made
@@ -94,6 +95,21 @@ class SteppedRun:
         runner.await_done("0X_WRITEBACK", runner.num_done("0X_EVICT"))
         # The other ranks have computed the batch too, and their part of its exchange waits for no held lane.
         runner.await_done("0X_UPDATE_LATE", self._next_batch)
+
+    def settle(self) -> None:
+        """Wait until no lane of any rank acts before the next `step`; all ranks call it before the same batch.
+
+        Then every message between ranks has arrived, so the run can be given up without a rank waiting for another.
+
+        Raises:
+            The first error of any lane.
+        """
+        self._runner.rest()
+
+    def stop(self) -> None:
+        """Read no further batch, on any rank. The steps that follow compute those that are read. Idempotent."""
+        if not self._runner.stop_requested:
+            self._runner.request_stop()
 
     def flush(self) -> None:
         """Rest, and write all updated rows; they stay in the cache.
