@@ -1,12 +1,12 @@
-"""Evaluation in the middle of training: a cache and lanes of its own, while those of training rest.
+"""Evaluation in the middle of training: a cache, lanes and messages of its own, while those of training rest.
 
 training at rest, store current ──> planner, cache, engine of the evaluation ──step──> outputs
-afterwards: the model's modes, lookups and random state are those before
+afterwards: the model's modes, lookups, buffers and random state are those before
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -14,52 +14,89 @@ import torch
 from torch import nn
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.distributed.interface import Peers
 from bagpipe.embedding.torchrec_collections import Converted
+from bagpipe.errors import InputError
+from bagpipe.lookahead.select import select_planner
 from bagpipe.train_pipeline.model_parts import ModelParts
-from bagpipe.train_pipeline.open_pipeline import OpenPipeline, new_cache, open_planner
+from bagpipe.train_pipeline.open_pipeline import OpenPipeline, new_cache
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
 from bagpipe.training.engine import Engine
 from bagpipe.training.stepped_evaluation import Outputs
+from bagpipe.training.stepped_run import SteppedRun
 
-__all__ = ["evaluate"]
+__all__ = ["buffers_of_rank_0", "evaluate"]
 
 
 def evaluate(
     opened: OpenPipeline, model: ModelParts, options: Options, batches: UserBatches, loader: Iterable[Any]
-) -> Iterator[Any]:
+) -> Generator[Any, None, Exception | None]:
     """Outputs of the model for the batches of a loader.
 
+    Every rank scores its own batches. One whose batches have ended waits for the others. A rank that closes the
+    generator ends the evaluation of all.
+
     Args:
-        opened: its lanes rest, and its store is current.
+        opened: its lanes rest, and its store is current; on all ranks.
         model, options: of the pipeline.
         batches: holds the batches of this evaluation.
         loader: the batches.
 
+    Returns:
+        The error of the loader, or of that of another rank, after the outputs of the batches before. InputError:
+        another rank has closed its generator, and this one has further batches. None: all batches are scored.
+
     Raises:
-        Exception: of the loader, after the outputs of the batches before; of the model.
+        Exception: of the model.
+        StoreError, PeerError: the evaluation cannot go on.
     """
     outputs = Outputs(model.converted.model)
     with ExitStack() as stack:
         stack.enter_context(_unchanged(model.converted.model))
+        stack.enter_context(buffers_of_rank_0(model.converted.model, opened.replicas))
         cache = new_cache(model, options)
         stack.enter_context(_bound(model.converted, cache, opened.engine.cache))
-        engine = _engine(opened.engine, cache, batches)
-        planner = stack.enter_context(open_planner(opened.spec, options, opened.ranks))
+        peers = None if opened.ranks.peers is None else opened.ranks.peers.evaluation()
+        planner = stack.enter_context(
+            select_planner(
+                opened.spec,
+                planner=options.planner,
+                group=None if peers is None else peers.plans,
+                uneven="join",
+            )
+        )
         planned = stack.enter_context(closing(planner.run(batches.read(iter(loader), Position()))))
-        run = stack.enter_context(engine.evaluate_in_steps(planned, outputs))
-        while (batch := run.step()) is not None:
-            batches.forget(run.next_batch)
-            if batch.inputs is not None:
-                yield outputs.outputs
+        run = stack.enter_context(_engine(opened.engine, cache, batches, peers).evaluate_in_steps(planned, outputs))
+        try:
+            while (batch := run.step()) is not None:
+                batches.forget(run.next_batch)
+                if batch.inputs is not None:
+                    yield outputs.outputs
+        except GeneratorExit:
+            if peers is not None:
+                _leave(run, outputs)
+            raise
         result = run.end()
-    error = batches.error or result.input_error
-    if error is not None:
-        raise error
+    if batches.error is not None or result.input_error is not None:
+        return batches.error or result.input_error
+    if result.report.stopped:
+        return InputError(f"another rank has closed its evaluation: it ends before batch {run.next_batch} on all ranks")
+    return None
 
 
-def _engine(training: Engine, cache: RowCache, batches: UserBatches) -> Engine:
-    """An engine like that of the training, with another cache."""
+def _leave(run: SteppedRun, outputs: Outputs) -> None:
+    """End an evaluation early, with all ranks: none waits for a message that does not come."""
+    outputs.is_dropping = True
+    run.stop()
+    while run.step() is not None:
+        pass
+    run.end()
+
+
+def _engine(training: Engine, cache: RowCache, batches: UserBatches, peers: Peers | None) -> Engine:
+    """An engine like that of the training, with another cache and messages of its own."""
     return Engine(
         layout=training.layout,
         cache=cache,
@@ -68,9 +105,25 @@ def _engine(training: Engine, cache: RowCache, batches: UserBatches) -> Engine:
         prepare=batches.prepare,
         settings=training.settings,
         row_steps=training.row_steps,
-        peers=training.peers,
+        peers=peers,
         parts=training.parts,
     )
+
+
+@contextmanager
+def buffers_of_rank_0(model: nn.Module, replicas: DenseParallel | None) -> Iterator[None]:
+    """Inside, the model has rank 0's buffers. All ranks enter it."""
+    if replicas is None:
+        yield
+        return
+    own = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    replicas.share_buffers()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in own:
+                buffer.copy_(value)
 
 
 @contextmanager

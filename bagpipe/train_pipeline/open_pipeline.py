@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
@@ -40,7 +41,7 @@ from bagpipe.training.engine import Engine, EngineSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
 
-__all__ = ["OpenPipeline", "new_cache", "open_pipeline", "open_planner", "spec_of"]
+__all__ = ["OpenPipeline", "new_cache", "open_pipeline", "spec_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class OpenPipeline:
         planner: plans the batches of training.
         engine: trains.
         spec: of the planner.
+        replicas: of the dense part on all ranks; None: there is one rank.
     """
 
     ranks: Ranks
@@ -62,6 +64,21 @@ class OpenPipeline:
     planner: BatchPlanner
     engine: Engine
     spec: OracleSpec
+    replicas: DenseParallel | None
+
+    def meet(self, call: str, step: int) -> None:
+        """Wait until all ranks make the same call before the same batch.
+
+        Raises:
+            InputError: they make different calls, or one call before different batches.
+            PeerError: another rank has failed, or is gone.
+        """
+        check_same(self.ranks, {"call": call, "batch": step}, "calls")
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the other ranks that this one ends. Before its lanes end: some wait for those of other ranks."""
+        if self.ranks.peers is not None:
+            self.ranks.peers.report(error)
 
 
 def open_pipeline(
@@ -85,8 +102,10 @@ def open_pipeline(
         open_ranks(membership, timeout_s=options.peer_timeout_s, device=_device_text(model.device))
     )
     stack.enter_context(ranks.reporting())
+    _check_devices(ranks, model.device)
     scale = None if model.scaler is None else dataclasses.asdict(model.scaler.read())
-    check_same(ranks, {**model.facts, **_shapes(model), "grad_scaler": scale}, "models or options")
+    facts = {**model.facts, **options.shared(), **_shapes(model), "grad_scaler": scale}
+    check_same(ranks, facts, "models or options")
     namespace = StoreConfig(
         url=_store_url(options, ranks, stack),
         namespace=options.namespace,
@@ -108,12 +127,13 @@ def open_pipeline(
     cache = new_cache(model, options)
     model.converted.bind(cache)
     peers = ranks.peers
+    replicas = None if peers is None else stack.enter_context(DenseParallel(model.converted.model, peers.dense))
     dense = WholeDense(
         model=model.converted.model,
         optimizer=model.optimizer,
         executor=model.executor,
         skips_nonfinite=options.nonfinite == "skip" or model.scaler is not None,
-        replicas=None if peers is None else stack.enter_context(DenseParallel(model.converted.model, peers.dense)),
+        replicas=replicas,
         scale_holder=model.scaler,
     )
     checkpoints = stack.enter_context(
@@ -162,9 +182,14 @@ def open_pipeline(
         ranks=ranks,
         store=store,
         checkpoints=checkpoints,
-        planner=stack.enter_context(open_planner(spec, options, ranks)),
+        planner=stack.enter_context(
+            select_planner(
+                spec, planner=options.planner, group=None if peers is None else peers.plans, uneven=options.uneven
+            )
+        ),
         engine=engine,
         spec=spec,
+        replicas=replicas,
     )
 
 
@@ -191,18 +216,38 @@ def spec_of(model: ModelParts, options: Options, world_size: int) -> OracleSpec:
     )
 
 
-def open_planner(spec: OracleSpec, options: Options, ranks: Ranks) -> BatchPlanner:
-    """The planner of a job, not entered yet."""
-    group = None if ranks.peers is None else ranks.peers.plans
-    return select_planner(spec, planner=options.planner, group=group, uneven=options.uneven)
-
-
 def _check_ranks(options: Options, membership: Membership | None) -> None:
-    if membership is not None and (options.store or "").startswith("memory:"):
+    if membership is None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise InputError(
+                f"torch.distributed has {dist.get_world_size()} ranks, but WORLD_SIZE is not in the environment, from "
+                "which the pipeline knows its ranks: start with torchrun"
+            )
+        return
+    if (options.store or "").startswith("memory:"):
         raise InputError(
             f"store is {options.store}, which is private to one process; {membership.world_size} ranks need a server: "
             "leave store out, or name a server"
         )
+    if options.store is None and membership.local_world_size < membership.world_size:
+        raise InputError(
+            "without store rank 0 starts a server for its own host, but the ranks are on several hosts: name a server "
+            "that all reach, such as store=redis://host"
+        )
+
+
+def _check_devices(ranks: Ranks, device: torch.device) -> None:
+    """Check that no two ranks have one CUDA device."""
+    if device.type != "cuda":
+        return
+    used: dict[str, int] = {}
+    for rank, name in enumerate(ranks.gather(str(torch.cuda.get_device_properties(device).uuid))):
+        if name in used:
+            raise InputError(
+                f'ranks {used[name]} and {rank} use one CUDA device, GPU-{name}; each needs its own: device="cuda" '
+                "takes that of LOCAL_RANK"
+            )
+        used[name] = rank
 
 
 def _store_url(options: Options, ranks: Ranks, stack: ExitStack) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,6 +73,14 @@ class Options:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.checkpoint_every and not self.checkpoint_dir:
             raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
+
+    def shared(self) -> dict[str, Any]:
+        """Values that all ranks must have alike, JSON-able, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own = ("store", "sparse", "planner", "checkpoint_dir")  # a folder or a server can have several names
+        common = {name: value for name, value in values.items() if name not in own}
+        is_given = {"has store": self.store is not None, "has checkpoint_dir": bool(self.checkpoint_dir)}
+        return {**common, "unbounded": sorted(self.unbounded), **is_given}
 
     @property
     def read_ahead(self) -> int:

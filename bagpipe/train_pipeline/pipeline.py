@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.batch_ids import BatchIds
+from bagpipe.train_pipeline.device import device_of_rank
 from bagpipe.train_pipeline.error_texts import speaks_arguments
-from bagpipe.train_pipeline.evaluation import evaluate
+from bagpipe.train_pipeline.evaluation import buffers_of_rank_0, evaluate
 from bagpipe.train_pipeline.export import export
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
 from bagpipe.train_pipeline.options import Options
@@ -51,7 +53,7 @@ class TrainPipeline:
             Its collections (`EmbeddingBagCollection`, `EmbeddingCollection`) are replaced in place. Build them on the
             meta device; the dense parameters may be on any device.
         optimizer: of the dense parameters, or a function that makes it of them. Embedding weights in it are left out.
-        device: of the model.
+        device: of the model. With several ranks "cuda" is cuda:LOCAL_RANK.
         rows: row optimizer (`bagpipe.optim`), or one by table name. None: that of `apply_optimizer_in_backward`.
         store: URL of the store: redis://, rediss://, redis+cluster://, unix:// or memory://. None: a private server
             that ends with the pipeline.
@@ -122,6 +124,7 @@ class TrainPipeline:
         device = torch.device(device)
         if device.type == "cuda":
             check_environment(str(device))
+            device = device_of_rank(device, Membership.from_environment())
         dtype = dtype_of(model)
         self._options = Options(
             store=store,
@@ -246,9 +249,10 @@ class TrainPipeline:
         Raises:
             Exception: of the loader or the model, as it was raised.
         """
-        with self._session.pausing() as opened:
-            batches = UserBatches(BatchIds(self._parts.features, self._options.sparse), self._parts.device)
-            yield from evaluate(opened, self._parts, self._options, batches, loader)
+        batches = UserBatches(BatchIds(self._parts.features, self._options.sparse), self._parts.device)
+        yield from self._session.evaluating(
+            lambda opened: evaluate(opened, self._parts, self._options, batches, loader)
+        )
 
     def flush(self) -> None:
         """Write all updated rows to the store; they stay in the cache. Training goes on afterwards."""
@@ -262,11 +266,16 @@ class TrainPipeline:
         """
         if table not in self._table_names:
             raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
-        return TableRows(self._session.opened().store, self._table_names.index(table), before=self.flush)
+        number = self._table_names.index(table)
+        return TableRows(self._session.opened().store, number, before=lambda: self._session.flush("rows"))
 
     def dense_state_dict(self) -> dict[str, Tensor]:
-        """Copies of the model's weights and buffers by its own names, on its device, without embedding weights."""
-        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        """Copies of the model's weights and buffers by its own names, on its device, without embedding weights.
+
+        With several ranks all of them call it while training is under way, and the buffers are those of rank 0.
+        """
+        with buffers_of_rank_0(self.model, self._session.replicas):
+            return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def export(
         self, folder: str | Path, format: Literal["safetensors", "dcp"] = "safetensors", *, max_gib: float = 16.0
@@ -287,10 +296,9 @@ class TrainPipeline:
             InputError: the folder cannot be written, or the tables are larger.
             StoreError: the store failed.
         """
-        with self._session.pausing() as opened:
-            export(
-                opened, self._parts, Path(folder), file_format=format, max_bytes=int(max_gib * 2**30), step=self.step
-            )
+        opened = self._session.resting("export")
+        max_bytes = int(max_gib * 2**30)
+        export(opened, self._parts, Path(folder), file_format=format, max_bytes=max_bytes, step=self.step)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -344,9 +352,9 @@ class TrainPipeline:
 
         For a program that keeps states its own way, with a durable store. `save` makes whole checkpoints.
         """
-        self.flush()
+        self._session.flush("state_dict")
         return {
-            "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "model": self.dense_state_dict(),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "random": torch.get_rng_state(),
             "step": self.step,

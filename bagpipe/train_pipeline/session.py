@@ -2,16 +2,18 @@
 
 opened ──> step_on(iterator) ──begins a run──> step, step, … ──end──> the next iterator begins another run
 an error of training: rows of trained batches are written, everything is released, and the session has failed
+several ranks: all make the same calls between the same batches; a rank that fails tells the others first
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import InputError, JobError, PeerError, StoreError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.train_pipeline.batch_ids import BatchIds
@@ -57,7 +59,7 @@ class Session:
         self._tracked: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}
         self._is_cut_short = False
-        self._is_paused = False
+        self._evaluation: Generator[Any, None, Exception | None] | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
 
@@ -65,7 +67,7 @@ class Session:
         """The open parts; opens them if they are not.
 
         Raises:
-            JobError: the session is closed, has failed, or is paused.
+            JobError: the session is closed, has failed, or evaluates.
         """
         self._check_usable()
         if self._open is None:
@@ -80,7 +82,7 @@ class Session:
 
     def current_position(self) -> Position:
         """Position of the next batch, that of a resumed checkpoint included."""
-        if not (self._is_closed or self._failure is not None or self._is_paused):
+        if not (self._is_closed or self._failure is not None or self._evaluation is not None):
             self.opened()
         return self.position
 
@@ -107,9 +109,10 @@ class Session:
 
     def checkpoint(self) -> None:
         """Make a checkpoint of the batches trained so far. The end of an iterator has made one already."""
-        self.opened()
-        if self._run is not None:
-            with self._failing():
+        opened = self.opened()
+        with self._failing():
+            opened.meet("save", self.position.step)
+            if self._run is not None:
                 self._run.checkpoint()
 
     def track(self, name: str, tracked: Any) -> None:
@@ -191,27 +194,57 @@ class Session:
             raise error
         return None, True
 
-    def flush(self) -> None:
-        """Write all updated rows to the store; they stay in the cache."""
-        self._check_usable()
-        if self._run is not None:
-            with self._failing():
-                self._run.flush()
+    @property
+    def replicas(self) -> DenseParallel | None:
+        """The dense part on all ranks; None if the session is not open, or alone."""
+        if self._open is None or self._failure is not None or self._is_closed:
+            return None
+        return self._open.replicas
 
-    @contextmanager
-    def pausing(self) -> Iterator[OpenPipeline]:
-        """Inside, no lane of the training acts, and the store is current."""
+    def flush(self, call: str = "flush") -> None:
+        """Write all updated rows to the store; they stay in the cache. All ranks make the same call."""
+        self._check_usable()
+        if self._open is not None:
+            with self._failing():
+                self._open.meet(call, self.position.step)
+                self._write_rows()
+                self._open.meet(f"{call}: rows are written", self.position.step)
+
+    def resting(self, call: str) -> OpenPipeline:
+        """The open parts, after `flush`: until the next batch no lane of the training acts."""
         opened = self.opened()
-        self.flush()
-        self._is_paused = True
+        self.flush(call)
+        return opened
+
+    def evaluating(
+        self, evaluation: Callable[[OpenPipeline], Generator[Any, None, Exception | None]]
+    ) -> Generator[Any, None, None]:
+        """Outputs of an evaluation, during which no lane of the training acts, and the store is current.
+
+        Args:
+            evaluation: makes it.
+
+        Raises:
+            Exception: as the evaluation. With several ranks the session has then failed, unless the loader failed.
+        """
+        opened = self.resting("evaluate")
+        self._evaluation = evaluation(opened)
         try:
-            yield opened
+            error = yield from self._evaluation
+        except Exception as raised:
+            if opened.ranks.peers is not None:
+                self._fail(raised)
+            raise
         finally:
-            self._is_paused = False
+            self._evaluation = None
+        if error is not None:
+            raise error
+        if self._is_closed:
+            raise JobError("the pipeline is closed")
 
     def reset(self) -> None:
         """Give up the iterator under way; updated rows are written."""
-        self.flush()
+        self.flush("reset")
         if self._run is not None:
             self._next_iterator()
             with self._failing():
@@ -230,19 +263,35 @@ class Session:
         opened = self._open
         if opened is None or self._failure is not None:
             return
-        peers = opened.ranks.peers
-        with self._stack:
-            with self._run_stack:
-                if self._run is not None and (error is None or peers is None):
-                    (self._run.checkpoint if self._options.checkpoint_dir else self._run.flush)()
+        if error is not None and opened.ranks.peers is not None:
+            self._give_up(opened, error)
+            return
+        with self._failing():
+            opened.meet("close", self.position.step)
+            if self._evaluation is not None:
+                self._evaluation.close()
+            is_stopped = self._run is not None
+            self._write_rows(makes_checkpoint=bool(self._options.checkpoint_dir))
+            if opened.replicas is not None:
+                opened.replicas.share_buffers()
+            self._run_stack.close()
+            opened.meet("close: rows are written", self.position.step)
             if error is None and opened.ranks.is_first:
                 opened.checkpoints.claim.finish(
                     steps=self.position.step,
                     dense_digest=dense_digest(self._model.converted.model, self._model.optimizer),
-                    stopped=self._run is not None,
+                    stopped=is_stopped,
                 )
-            if error is not None and peers is not None:
-                peers.report(error)
+        self._stack.close()
+
+    def _give_up(self, opened: OpenPipeline, error: BaseException) -> None:
+        """Release everything after an error of the caller, who raises it; with several ranks."""
+        with suppress(BaseException), self._stack, self._run_stack:  # what ends now ends because of the error
+            opened.tell(error)
+            if self._evaluation is not None:
+                with suppress(Exception):
+                    self._evaluation.close()
+            raise error
 
     # ---- the run under way ---------------------------------------------------------------------------------------
 
@@ -251,8 +300,15 @@ class Session:
             raise JobError("the pipeline is closed")
         if self._failure is not None:
             raise JobError(f"the pipeline has failed: {self._failure!r}")
-        if self._is_paused:
+        if self._evaluation is not None:
             raise JobError("an evaluation is under way: exhaust or close its iterator first")
+
+    def _write_rows(self, *, makes_checkpoint: bool = False) -> None:
+        """Write all updated rows of this rank, when all ranks have met."""
+        if self._run is not None:
+            if self._open is not None and self._open.ranks.peers is not None:
+                self._run.settle()
+            (self._run.checkpoint if makes_checkpoint else self._run.flush)()
 
     def _running_on(self, iterator: Iterator[Any]) -> SteppedRun:
         """The run on an iterator; begins one if there is none."""
@@ -311,6 +367,8 @@ class Session:
         self._carried = {**run.carried(), "loss_sum": loss_sums["model"], "loss_sums": loss_sums}
         self._run, self._iterator, self._is_abandoned = None, None, False
         self._run_stack.close()
+        if self._open.replicas is not None:
+            self._open.replicas.share_buffers()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -328,6 +386,8 @@ class Session:
             The error, or the one that caused it: of a rank that failed first, or because another job took over.
         """
         self._failure = error
+        if self._open is not None:
+            self._open.tell(error)
         run, self._run = self._run, None
         is_own = not isinstance(error, (StoreError, PeerError))
         with self._stack, self._run_stack:

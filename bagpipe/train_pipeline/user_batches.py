@@ -84,6 +84,9 @@ class UserBatches:
             iterator: the user's.
             start: its position.
             state: gives the loader's state after the batch that it has yielded last; None: it has none.
+
+        Raises:
+            InputError: stands for `error`, for the planner, which tells the other ranks.
         """
         position = start
         while True:
@@ -101,7 +104,7 @@ class UserBatches:
                 return
             except Exception as error:
                 self.error = error
-                return
+                raise error if isinstance(error, InputError) else InputError(_text_of(error)) from error
             with self._lock:
                 self._held[ids.index] = _Held(user=user, ids=ids, after=position)
             yield ids
@@ -143,3 +146,7 @@ class UserBatches:
                 f"expected {expected}: after a resume the iterator must yield the same batches, without the first "
                 "pipeline.position ones of its epoch (train(loader) leaves them out itself)"
             )
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

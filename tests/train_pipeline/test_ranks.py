@@ -1,0 +1,221 @@
+"""Several ranks, each with its own loader: the results of one rank, uneven ends, evaluation beside training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bagpipe.errors import InputError
+from tests.distributed.processes import Ended
+from tests.train_pipeline.rank_jobs import SIZES, joined, made, on_ranks, shard, values_of
+from tests.train_pipeline.small import DIM, FEATURES, Small, pipeline, progress_all, state_of
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+
+def _values(ended: list[Ended]) -> list[Any]:
+    assert [rank.error for rank in ended] == [None] * len(ended)
+    assert all(rank.value is not None for rank in ended), ended
+    return [rank.value for rank in ended]
+
+
+def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _train(rank: int, settings: dict[str, Any], num: int = 12) -> Any:
+    with made(**settings) as trained:
+        losses = progress_all(trained, iter(shard(rank, num)))
+        return values_of(state_of(trained)), [float(loss) for loss in losses]
+
+
+def test_ranks_with_shards_train_like_one_rank_on_the_whole_batches() -> None:
+    (first, losses), (second, other_losses) = _values(on_ranks(2, _train, {}))
+    _assert_same(first, second)
+    with pipeline(Small().double(), cache_rows=0) as trained:
+        whole = [joined(parts) for parts in zip(shard(0), shard(1), strict=True)]
+        expected_losses = [float(loss) for loss in progress_all(trained, iter(whole))]
+        expected = values_of(state_of(trained))
+    for name, value in expected.items():
+        np.testing.assert_allclose(first[name], value, rtol=0, atol=1e-12)
+    weighted = np.average([losses, other_losses], axis=0, weights=SIZES)
+    np.testing.assert_allclose(weighted, expected_losses, rtol=0, atol=1e-12)
+
+
+def test_results_depend_on_neither_cache_nor_planner() -> None:
+    direct = _values(on_ranks(2, _train, {"cache_rows": 0}))
+    for settings in ({"planner": "process"}, {"cache_rows": 60, "lookahead": 2, "prefetch_depth": 1}):
+        for (state, losses), (expected, expected_losses) in zip(
+            _values(on_ranks(2, _train, settings)), direct, strict=True
+        ):
+            _assert_same(state, expected)
+            assert losses == expected_losses
+
+
+def _uneven(rank: int, uneven: str) -> Any:
+    with made(uneven=uneven) as trained:
+        outputs = list(trained.train(shard(rank)[: 7 if rank else 4]))
+        return [None if scores is None else len(scores) for scores in outputs], values_of(state_of(trained))
+
+
+def test_all_ranks_stop_where_the_batches_of_one_end() -> None:
+    (first, state), (second, other) = _values(on_ranks(2, _uneven, "stop"))
+    assert first == [SIZES[0]] * 4
+    assert second == [SIZES[1]] * 4
+    _assert_same(state, other)
+    _assert_same(state, _values(on_ranks(2, _train, {}, 4))[0][0])
+
+
+def test_a_rank_without_batches_joins_until_those_of_all_have_ended() -> None:
+    (first, state), (second, other) = _values(on_ranks(2, _uneven, "join"))
+    assert first == [SIZES[0]] * 4 + [None] * 3
+    assert second == [SIZES[1]] * 7
+    _assert_same(state, other)
+    with pipeline(Small().double()) as trained:
+        both = [joined(parts) for parts in zip(shard(0)[:4], shard(1)[:4], strict=True)]
+        progress_all(trained, iter([*both, *shard(1)[4:7]]))
+        for name, value in values_of(state_of(trained)).items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)
+
+
+def _evaluate_between(rank: int, planner: str, evaluates: bool) -> Any:
+    scores: list[Any] = []
+    with made(planner=planner) as trained:
+        iterator = iter(shard(rank))
+        for step in range(12):
+            trained.progress(iterator)
+            if evaluates and step % 3 == 1:
+                # Not the same number of batches: all are scored.
+                scores += [part.numpy() for part in trained.evaluate(shard(rank, 2 + 3 * rank, seed=9))]
+            if evaluates and step == 6:
+                for _ in zip(range(2), trained.evaluate(shard(rank, 9, seed=5)), strict=False):
+                    pass  # left early, by all ranks
+        assert not progress_all(trained, iterator)
+        if evaluates:
+            after = [part.numpy() for part in trained.evaluate(shard(rank, 2 + 3 * rank, seed=9))]
+            return values_of(state_of(trained)), len(scores), after
+        return values_of(state_of(trained)), 0, []
+
+
+@pytest.mark.parametrize("planner", ["inline", "process"])
+def test_evaluations_change_no_bit_of_the_training(planner: str) -> None:
+    evaluated = _values(on_ranks(2, _evaluate_between, planner, True))
+    undisturbed = _values(on_ranks(2, _evaluate_between, planner, False))
+    assert [number for _, number, _ in evaluated] == [4 * 2, 4 * 5]
+    for (state, _, _), (expected, _, _) in zip(evaluated, undisturbed, strict=True):
+        _assert_same(state, expected)
+    with pipeline(Small().double()) as trained:
+        progress_all(trained, iter([joined(parts) for parts in zip(shard(0), shard(1), strict=True)]))
+        for rank, (_, _, scores) in enumerate(evaluated):
+            expected_scores = list(trained.evaluate(shard(rank, 2 + 3 * rank, seed=9)))
+            for ours, expected_part in zip(scores, expected_scores, strict=True):
+                np.testing.assert_allclose(ours, expected_part.numpy(), rtol=0, atol=1e-12)
+
+
+def _leave_an_evaluation(rank: int) -> Any:
+    with made() as trained:
+        trained.progress(iterator := iter(shard(rank)))
+        try:
+            for number, _ in enumerate(trained.evaluate(shard(rank, 60, seed=9))):
+                if rank == 1 and number == 2:
+                    break
+            text = ""
+        except InputError as error:
+            text = str(error)
+        progress_all(trained, iterator)
+        return text, values_of(state_of(trained))
+
+
+def test_an_evaluation_that_one_rank_leaves_ends_for_all() -> None:
+    (text, state), (own, _) = _values(on_ranks(2, _leave_an_evaluation))
+    assert text.startswith("another rank has closed its evaluation")
+    assert own == ""
+    _assert_same(state, _values(on_ranks(2, _train, {}))[0][0])
+
+
+class _Normed(nn.Module):
+    """The small model with a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = Small()
+        self.over = self.small.over
+        self.norm = nn.BatchNorm1d(DIM * len(FEATURES))
+
+    def forward(self, batch: Any) -> Any:
+        scores = self.over(self.norm(self.small.bags(batch["ids"]).values())).squeeze(-1)
+        return (scores - batch["labels"]).square().mean(), scores.detach()
+
+
+def _buffers(rank: int) -> Any:
+    with made(_Normed().double()) as trained:
+        iterator = iter(shard(rank))
+        for _ in range(3):
+            trained.progress(iterator)
+        own = trained.model.norm.running_mean.tolist()
+        saved = trained.dense_state_dict()["norm.running_mean"].tolist()
+        (scores, *_) = trained.evaluate(shard(0, 1, seed=9))
+        assert trained.model.norm.running_mean.tolist() == own
+        progress_all(trained, iterator)
+        ended = trained.model.norm.running_mean.tolist()
+        trained.progress(iter(shard(rank, 3, seed=4)))
+    return own, saved, ended, scores.tolist(), trained.model.norm.running_mean.tolist()
+
+
+def test_buffers_of_a_result_are_those_of_rank_0() -> None:
+    (own, saved, ended, scores, closed), (other, *others) = _values(on_ranks(2, _buffers))
+    assert own != other
+    assert saved == own
+    assert others == [saved, ended, scores, closed]
+
+
+def _train_twice(rank: int, is_initialised: bool) -> Any:
+    if is_initialised:
+        torch.distributed.init_process_group("gloo")
+    results = []
+    for _ in range(2):
+        with made() as trained:
+            trained.progress(iter(shard(rank)))
+            results.append(values_of(state_of(trained)))
+    assert torch.distributed.is_initialized() == is_initialised
+    if is_initialised:
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert float(total) == 2
+        torch.distributed.destroy_process_group()
+    return results
+
+
+@pytest.mark.parametrize("is_initialised", [False, True])
+def test_pipelines_follow_one_another_beside_a_default_group_of_the_program(is_initialised: bool) -> None:
+    (first, again), _ = _values(on_ranks(2, _train_twice, is_initialised))
+    _assert_same(first, again)
+
+
+def _close_between(rank: int) -> Any:
+    with made() as trained:
+        iterator = iter(shard(rank, 40))
+        for _ in range(5):
+            trained.progress(iterator)
+        trained.reset()
+        other = iter(shard(rank, 40, seed=3))
+        for _ in range(2):
+            trained.progress(other)
+        assert len(trained.rows("t_f0")[[0, 1]]) == 2
+        return values_of(state_of(trained))
+
+
+def test_training_can_be_left_between_two_batches() -> None:
+    first, second = _values(on_ranks(2, _close_between))
+    _assert_same(first, second)
+    with pipeline(Small().double()) as trained:
+        many = [joined(parts) for parts in zip(shard(0, 5), shard(1, 5), strict=True)]
+        more = [joined(parts) for parts in zip(shard(0, 2, seed=3), shard(1, 2, seed=3), strict=True)]
+        progress_all(trained, iter([*many, *more]))
+        for name, value in values_of(state_of(trained)).items():
+            np.testing.assert_allclose(first[name], value, rtol=0, atol=1e-12)
