@@ -5,6 +5,13 @@
 Each batch updates each of its rows once, with the gradient of the row summed over the whole global batch. The state of
 an optimizer is kept in the record of the row. The formulas are those of torch and torchrec, operation by operation
 (`bagpipe.kernels.row_optimizer`); state starts at zero.
+
+    >>> from bagpipe.optim import SGD, Adagrad, Frozen, optimizers_of
+    >>> warm_up = Adagrad(lr=lambda step: 0.02 * min(1.0, (step + 1) / 1000))
+    >>> warm_up.rate(99)
+    0.002
+    >>> optimizers_of({"shop": Frozen(), "*": SGD(lr=0.1)}, ["user", "shop"])
+    (SGD(lr=0.1), Frozen())
 """
 
 from __future__ import annotations

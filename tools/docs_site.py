@@ -3,6 +3,7 @@
     README.md, CHANGELOG.md, CONTRIBUTING.md, docs/, examples/, benchmarks/*/README.md ──> pages
     files they link to (pictures, code, results)                                       ──> copied as they are
     bagpipe/<room>/                                                                    ──> api/<room>.md
+    public names of the library                                                        ──> api/bagpipe.md
 
 Folders have no page: a link to one becomes plain text.
 """
@@ -29,13 +30,17 @@ DRAWS = re.compile("──|─>|<─|[│┐└┘├┤]")
 #: Folders of the library, one page of the API reference each.
 ROOMS = sorted(path.parent.name for path in (ROOT / "bagpipe").glob("*/__init__.py"))
 
+#: Page of the public names, and where they are.
+PUBLIC = "api/bagpipe.md"
+NAMES = ("bagpipe.train_pipeline.pipeline.TrainPipeline", "bagpipe.optim", "bagpipe.errors")
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Extend the navigation by the groups that follow from the tree."""
     assert config.nav is not None
     config.nav.append({"Decisions": paths("docs/decisions/*.md")})
     config.nav.append({"Benchmarks": paths("benchmarks/*/README.md")})
-    config.nav.append({"API": [f"api/{room}.md" for room in ROOMS]})
+    config.nav.append({"API": [PUBLIC, *(f"api/{room}.md" for room in ROOMS)]})
     return config
 
 
@@ -49,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     linked = {path for page in pages for path in linked_files(page)}
     for path in dict.fromkeys([*pages, *sorted(linked)]):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    files.append(File.generated(config, PUBLIC, content="\n\n".join(["# bagpipe", *map("::: {}".format, NAMES)])))
     for room in ROOMS:
         text = f"# bagpipe.{room}\n\n::: bagpipe.{room}\n    options:\n      show_root_heading: false\n"
         files.append(File.generated(config, f"api/{room}.md", content=text))

@@ -5,6 +5,7 @@ launcher.follow_launcher         a rank ends with its launcher
 interface.Peers                  operations the engine needs: exchange rows, vote on a batch, acknowledge a write-back
 process_groups.TorchPeers        `Peers` over torch.distributed: one process group with deadlines per lane
 collectives.LaneGroup            one lane's process group
+evaluation_peers                 the same for an evaluation beside a training that rests
 links.TorchLinks                 point-to-point transfers between pipeline stages
 control_channel.ControlChannel   control messages between phases, without a deadline
 failure.Failures                 failure reports and heartbeats in the job's key-value store
