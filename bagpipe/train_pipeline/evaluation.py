@@ -18,6 +18,7 @@ from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.distributed.interface import Peers
 from bagpipe.embedding.torchrec_collections import Converted
 from bagpipe.errors import InputError
+from bagpipe.jobs.ranks import Ranks
 from bagpipe.lookahead.select import select_planner
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.open_pipeline import OpenPipeline, new_cache
@@ -46,7 +47,7 @@ def evaluate(
 
     Returns:
         The error of the loader, or of that of another rank, after the outputs of the batches before. InputError:
-        another rank has closed its generator, and this one has further batches. None: all batches are scored.
+        another rank has closed its generator, and this one has not. None: all batches are scored.
 
     Raises:
         Exception: of the model.
@@ -76,23 +77,27 @@ def evaluate(
                     yield outputs.outputs
         except GeneratorExit:
             if peers is not None:
-                _leave(run, outputs)
+                _leave(run, outputs, opened.ranks)
             raise
         result = run.end()
+        left = opened.ranks.gather(False) if result.report.stopped else []
     if batches.error is not None or result.input_error is not None:
         return batches.error or result.input_error
-    if result.report.stopped:
-        return InputError(f"another rank has closed its evaluation: it ends before batch {run.next_batch} on all ranks")
+    if any(left):
+        return InputError(
+            f"rank {left.index(True)} has left the evaluation: it ends at batch {run.next_batch} on all ranks"
+        )
     return None
 
 
-def _leave(run: SteppedRun, outputs: Outputs) -> None:
+def _leave(run: SteppedRun, outputs: Outputs, ranks: Ranks) -> None:
     """End an evaluation early, with all ranks: none waits for a message that does not come."""
     outputs.is_dropping = True
     run.stop()
     while run.step() is not None:
         pass
     run.end()
+    ranks.gather(True)
 
 
 def _engine(training: Engine, cache: RowCache, batches: UserBatches, peers: Peers | None) -> Engine:

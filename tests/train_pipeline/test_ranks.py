@@ -133,7 +133,7 @@ def _leave_an_evaluation(rank: int) -> Any:
 
 def test_an_evaluation_that_one_rank_leaves_ends_for_all() -> None:
     (text, state), (own, _) = _values(on_ranks(2, _leave_an_evaluation))
-    assert text.startswith("another rank has closed its evaluation")
+    assert text.startswith("rank 1 has left the evaluation")
     assert own == ""
     _assert_same(state, _values(on_ranks(2, _train, {}))[0][0])
 
