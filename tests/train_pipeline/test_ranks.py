@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,37 @@ def test_training_can_be_left_between_two_batches() -> None:
         progress_all(trained, iter([*many, *more]))
         for name, value in values_of(state_of(trained)).items():
             np.testing.assert_allclose(first[name], value, rtol=0, atol=1e-12)
+
+
+def _resume(rank: int, folder: str, stops: int) -> Any:
+    settings: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every": 2, "planner": "process"}
+    with made(**settings) as trained:
+        for _ in trained.train(shard(rank)):
+            if trained.step == stops:
+                break
+    with made(**settings) as trained:
+        began = trained.step
+        for _ in trained.train(shard(rank)):
+            if trained.step == stops + 3:
+                trained.save()
+        return began, values_of(state_of(trained))
+
+
+@pytest.mark.parametrize("stops", [4, 5])
+def test_ranks_resume_from_a_checkpoint_that_they_made_together(stops: int, tmp_path: Path) -> None:
+    resumed = _values(on_ranks(2, _resume, str(tmp_path / "checkpoints"), stops))
+    assert [began for began, _ in resumed] == [stops, stops]
+    for (_, state), (expected, _) in zip(resumed, _values(on_ranks(2, _train, {})), strict=True):
+        _assert_same(state, expected)
+
+
+def _without_batches(rank: int) -> Any:
+    with made(uneven="join") as trained:
+        number = len(list(trained.train(shard(rank, 3 * rank))))
+        return number, len(list(trained.train([]))), values_of(state_of(trained))
+
+
+def test_a_rank_can_have_no_batch_at_all() -> None:
+    (first, none, state), (second, _, other) = _values(on_ranks(2, _without_batches))
+    assert (first, second, none) == (3, 3, 0)
+    _assert_same(state, other)
