@@ -31,5 +31,5 @@ user_batches    batches held            evaluation     a run beside the training
 batch_ids       ids in a user's batch   rows           rows read in Python
 transfer        batches to the device   saved_state    what a checkpoint keeps of it
 export          weights for others      error_texts    errors in the words of its arguments
-grad_scaler     the user's loss scale
+grad_scaler     the user's loss scale   device         that of a rank
 """
