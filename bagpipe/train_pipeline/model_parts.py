@@ -90,6 +90,11 @@ def model_parts(
         InputError: the model or an optimizer cannot be used.
     """
     scaler = user_scaler(grad_scaler)
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise InputError(
+            "expected a model without DistributedDataParallel, got one with: the pipeline itself sums the gradients of "
+            "all ranks"
+        )
     schema = schema_of(model)
     sizes = table_rows(model, options.unbounded)
     optimizers = rows if rows is not None else optimizers_in_backward(model)

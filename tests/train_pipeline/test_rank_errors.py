@@ -208,3 +208,34 @@ def test_a_default_group_of_other_ranks_is_refused() -> None:
     assert second.error[1].startswith("expected a default process group of the job's ranks, got rank 0 of 1 where RANK")
     assert first.error is not None
     assert first.error[0] == "InputError"
+
+
+def _calls_alone(rank: int) -> None:
+    with made(peer_timeout_s=2.0) as trained:
+        iterator = iter(shard(rank))
+        trained.progress(iterator)
+        if rank == 0:
+            trained.flush()
+        trained.progress(iterator)
+
+
+def test_a_call_that_one_rank_makes_alone_ends_at_the_deadline() -> None:
+    errors = [ended.error for ended in on_ranks(2, _calls_alone)]
+    assert [error[0] for error in errors if error is not None] == ["PeerError", "PeerError"]
+
+
+def _wrapped(rank: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    try:
+        model = Small()
+        model.over = torch.nn.parallel.DistributedDataParallel(model.over)  # type: ignore[assignment]
+        made(model.double())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_model_whose_gradients_are_summed_already_is_refused() -> None:
+    for ended in on_ranks(2, _wrapped):
+        assert ended.error is not None
+        assert ended.error[0] == "InputError"
+        assert ended.error[1].startswith("expected a model without DistributedDataParallel")
