@@ -34,6 +34,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/lookahead/interface.py": "tests/lookahead/test_inline.py",
     "bagpipe/oracle/capacity.py": "tests/lookahead/test_planning.py",
+    "bagpipe/training/accumulated_dense.py": "tests/train_pipeline/test_accumulation.py",
     "bagpipe/training/checkpointing.py": "tests/system/test_recorder.py",
     "bagpipe/training/dense.py": "tests/system/test_dense_part.py",
     "bagpipe/training/reading.py": "tests/system/test_engine_phases.py",

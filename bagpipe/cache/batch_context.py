@@ -4,6 +4,9 @@
     inverse[p]  ──per example: segment s of example b──>      inverse, bag_offsets   forward: rows -> bags
     order, offsets (CSR)  ──occurrence -> its bag──>          `SegmentSum`              backward: bags -> rows
 
+A batch that is the concatenation of micro-batches has a context for the lookups of each. Its rows and segment sums are
+those of the whole batch.
+
 With several ranks, rows are ordered by owner, and the backward has two parts: gradients that the next batch waits for,
 and the rest (`bagpipe.cache.row_exchange`).
 
@@ -15,7 +18,11 @@ transposing the pooled vectors in every forward and their gradient in every back
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +37,10 @@ from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
 from bagpipe.types.batch import Batch
 
-__all__ = ["BatchContext", "GroupContext", "prepare_batch"]
+__all__ = ["BatchContext", "GroupContext", "PartContext", "Span", "prepare_batch"]
+
+#: Start and end of consecutive entries.
+Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,6 +87,7 @@ class BatchContext:
         lengths: int32 ``[num_features, num_examples]``, ids per bag.
         feature_sizes: number of ids of each feature.
         groups: one context per table group of the layout.
+        parts: of the micro-batches; empty: the batch is not divided.
     """
 
     batch_index: int
@@ -85,6 +96,22 @@ class BatchContext:
     lengths: NDArray[np.int32]
     feature_sizes: tuple[int, ...]
     groups: tuple[GroupContext, ...]
+    parts: tuple[PartContext, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartContext:
+    """One micro-batch of a batch.
+
+    Attributes:
+        context: of its lookups. Its groups have the rows of the whole batch, and no segment sums.
+        gradient_rows: by table group, where its gradient rows are among those of the whole batch, in their order.
+        occurrences: by table group, the same of its occurrences in plan order.
+    """
+
+    context: BatchContext
+    gradient_rows: tuple[tuple[Span, ...], ...]
+    occurrences: tuple[tuple[Span, ...], ...]
 
 
 def prepare_batch(
@@ -114,7 +141,8 @@ def prepare_batch(
         raise JobError(
             f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
         )
-    groups = tuple(_group_context(group, layout, batch, consumer, exchange, ends, upload) for group in layout.groups)
+    made = [_group_context(group, layout, batch, consumer, exchange, ends, upload) for group in layout.groups]
+    groups = tuple(group for group, _ in made)
     return BatchContext(
         batch_index=batch.index,
         num_examples=batch.num_examples,
@@ -122,6 +150,7 @@ def prepare_batch(
         lengths=batch.lengths,
         feature_sizes=tuple(sizes.tolist()),
         groups=groups,
+        parts=tuple(_part_contexts(layout, batch, groups, [inverse for _, inverse in made], upload)),
     )
 
 
@@ -133,8 +162,11 @@ def _group_context(
     exchange: ExchangePlan | None,
     ends: NDArray[np.int64],
     upload: Uploader,
-) -> GroupContext:
-    """The context of one group. Indices are relative to the group's first row and first occurrence."""
+) -> tuple[GroupContext, Int32]:
+    """The context of one group, and the row that each occurrence in plan order reads.
+
+    Indices are relative to the group's first row and first occurrence.
+    """
     rows = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     first_row, end_row = rows.start, rows.stop
     first, end = int(ends[group.first_segment]), int(ends[group.end_segment])
@@ -156,8 +188,8 @@ def _group_context(
     else:
         prepared = prepare_exchange(group, consumer, exchange, segment_sum, upload)
         group_exchange, backward = prepared.exchange, prepared.backward
-        forward = prepared.arrival[forward]
-    return GroupContext(
+        forward, inverse = prepared.arrival[forward], prepared.arrival[inverse]
+    context = GroupContext(
         tables=group,
         num_rows=end_row - first_row,
         local=local,
@@ -168,6 +200,63 @@ def _group_context(
         bag_order=upload.optional(pooling.bag_order),
         bags=upload.optional(pooling.bags),
         segment_sizes=tuple(np.diff(ends[group.first_segment : group.end_segment + 1]).tolist()),
+    )
+    return context, inverse
+
+
+def _part_contexts(
+    layout: LookupLayout, batch: Batch, groups: Sequence[GroupContext], inverses: Sequence[Int32], upload: Uploader
+) -> Iterator[PartContext]:
+    """The contexts of a batch's micro-batches. `inverses`: by group, the row of each occurrence in plan order."""
+    bounds = np.cumsum([0, *(part.num_examples for part in batch.parts)]).tolist()
+    for part, (first, end) in zip(batch.parts, pairwise(bounds), strict=True):
+        occurrences = [_spans(group.tables, layout, batch, first, end) for group in groups]
+        contexts = tuple(
+            _part_of(group, layout, part, inverse, spans, upload)
+            for group, inverse, spans in zip(groups, inverses, occurrences, strict=True)
+        )
+        yield PartContext(
+            context=BatchContext(
+                batch_index=batch.index,
+                num_examples=part.num_examples,
+                values=part.values,
+                lengths=part.lengths,
+                feature_sizes=tuple(part.lengths.sum(axis=1, dtype=np.int64).tolist()),
+                groups=contexts,
+            ),
+            gradient_rows=tuple(
+                spans
+                if group.tables.lookup.pooling == "none"
+                else ((first * group.tables.num_segments, end * group.tables.num_segments),)
+                for group, spans in zip(groups, occurrences, strict=True)
+            ),
+            occurrences=tuple(occurrences),
+        )
+
+
+def _spans(group: TableGroup, layout: LookupLayout, batch: Batch, first: int, end: int) -> tuple[Span, ...]:
+    """Occurrences of some examples in a group, segment by segment, relative to the group's first one."""
+    lengths = batch.lengths[[ref.feature for ref in layout.features[group.first_segment : group.end_segment]]]
+    sizes = lengths.sum(axis=1, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes + lengths[:, :first].sum(axis=1, dtype=np.int64)
+    ends = starts + lengths[:, first:end].sum(axis=1, dtype=np.int64)
+    return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _part_of(
+    group: GroupContext, layout: LookupLayout, part: Batch, inverse: Int32, spans: Sequence[Span], upload: Uploader
+) -> GroupContext:
+    """A group's context for the lookups of one micro-batch."""
+    mine = np.concatenate([inverse[:0], *(inverse[start:end] for start, end in spans)])
+    pooling = _pooling(group.tables, layout, part, mine, mine[:0])
+    return dataclasses.replace(
+        group,
+        inverse=upload.tensor(pooling.inverse),
+        bag_offsets=upload.optional(pooling.bag_offsets),
+        backward=(),
+        bag_order=upload.optional(pooling.bag_order),
+        bags=upload.optional(pooling.bags),
+        segment_sizes=tuple(end - start for start, end in spans),
     )
 
 

@@ -54,7 +54,7 @@ class EventRing:
 class Lane:
     """State of one lane. Only the thread that walks it modifies it, so it needs no lock.
 
-    `main` walks the lane to its end, as a thread's body. `advance` walks it one turn at a time.
+    `main` walks the lane to its end, as a thread's body. `advance` walks it one turn at a time, or a part of a turn.
 
     Attributes:
         gate: held during every action. Whoever else holds it keeps the lane from its next one.
@@ -84,6 +84,7 @@ class Lane:
         self._number = number
         self._plan = plan
         self._turn = first_turn + first_batch
+        self._next_step = 0  # of the turn
         self._first_batch = first_batch
         self._last_offset = min((step.offset for step in plan.steps), default=0)
         self._board = board
@@ -108,13 +109,16 @@ class Lane:
                 pass
             self._leave()
 
-    def advance(self) -> bool:
+    def advance(self, until: int | None = None) -> bool:
         """Walk one turn in the calling thread; the same thread each time. False after the last turn or an error.
 
         The error, of this lane or another one, is on the board.
+
+        Args:
+            until: operation after whose next action to return, within the turn; the next call goes on there.
         """
         with self._leaving(), self.stream.current():
-            if not self._has_left and self._take_turn():
+            if not self._has_left and self._take_turn(until):
                 return True
             self._leave()
         return False
@@ -136,12 +140,14 @@ class Lane:
             self._board.leave()
             self._left(self._number)
 
-    def _take_turn(self) -> bool:
-        """Do the steps of one turn. False: there is no further turn."""
+    def _take_turn(self, until: int | None = None) -> bool:
+        """Do the steps of one turn that are left, or those up to an operation. False: there is no further turn."""
         board, steps, turn = self._board, self._plan.steps, self._turn
         if not steps or turn + self._last_offset >= board.end:
             return False
-        for step in steps:
+        while self._next_step < len(steps):
+            step = steps[self._next_step]
+            self._next_step += 1
             batch = turn + step.offset
             if self._first_batch <= batch < board.end and self._ready(step, batch):
                 # Checked after the wait, so that a request during the wait still skips the batch.
@@ -150,7 +156,9 @@ class Lane:
                 else:
                     with self.gate:
                         self._act(step, batch)
-        self._turn = turn + 1
+            if step.op == until:
+                return True
+        self._turn, self._next_step = turn + 1, 0
         return True
 
     def finish(self) -> None:

@@ -188,8 +188,11 @@ class Runner:
         self._stepped = self._lanes[number]
         self._start_threads([other for other in range(len(self._lanes)) if other != number])
 
-    def step(self) -> int | None:
+    def step(self, until: str | None = None) -> int | None:
         """Walk the lane of the sink for one batch, in the thread that called `start`.
+
+        Args:
+            until: operation of the lane (``0B``) after whose next action to return; the next call goes on there.
 
         Returns:
             The number of the batch; None if there is no further one.
@@ -200,8 +203,10 @@ class Runner:
         assert self._stepped is not None, "started"
         self._release()
         before = self._num_batches()
-        while self._stepped.advance():
-            if self._num_batches() > before:
+        op = None if until is None else self._compiled.op_names.index(until)
+        done = 0 if op is None else self._board.done[op]
+        while self._stepped.advance(op):
+            if self._num_batches() > before or (op is not None and self._board.done[op] > done):
                 return self._first_batch + before
         if self._board.error is not None:
             self.end()

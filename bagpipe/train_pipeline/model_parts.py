@@ -134,5 +134,6 @@ def model_parts(
             "optimizer": type(made).__name__,
             "features": [feature.name for feature in schema.features],
             "seed": options.seed,
+            **({"accumulate": options.accumulate} if options.accumulate > 1 else {}),
         },
     )

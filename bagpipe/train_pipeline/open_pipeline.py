@@ -36,12 +36,16 @@ from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import UserBatches
+from bagpipe.training.accumulated_dense import AccumulatedDense, MicroLookups
 from bagpipe.training.dense import WholeDense
 from bagpipe.training.engine import Engine, EngineSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
 
 __all__ = ["OpenPipeline", "new_cache", "open_pipeline", "spec_of"]
+
+#: More micro-batches than a step ever has: gradients are then exchanged at its end.
+_ANY_NUMBER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +131,13 @@ def open_pipeline(
     cache = new_cache(model, options)
     model.converted.bind(cache)
     peers = ranks.peers
-    replicas = None if peers is None else stack.enter_context(DenseParallel(model.converted.model, peers.dense))
-    dense = WholeDense(
-        model=model.converted.model,
-        optimizer=model.optimizer,
-        executor=model.executor,
-        skips_nonfinite=options.nonfinite == "skip" or model.scaler is not None,
-        replicas=replicas,
-        scale_holder=model.scaler,
-    )
+    replicas = None
+    if peers is not None:
+        # Ranks may have any numbers of micro-batches, and give some up: only the end of a step says that it is there.
+        backwards = 1 if options.accumulate == 1 else _ANY_NUMBER
+        replicas = stack.enter_context(DenseParallel(model.converted.model, peers.dense, backwards_per_step=backwards))
+    dense, dense_parts = _dense_part(model, options, cache, replicas)
+    parts = (*parts, *dense_parts)
     checkpoints = stack.enter_context(
         Checkpoints(
             CheckpointConfig(
@@ -191,6 +193,24 @@ def open_pipeline(
         spec=spec,
         replicas=replicas,
     )
+
+
+def _dense_part(
+    model: ModelParts, options: Options, cache: RowCache, replicas: DenseParallel | None
+) -> tuple[WholeDense, tuple[LoopPart, ...]]:
+    """The dense part, and what it needs beside it."""
+    microbatches = options.accumulate
+    settings: dict[str, Any] = {
+        "model": model.converted.model,
+        "optimizer": model.optimizer,
+        "executor": model.executor,
+        "skips_nonfinite": options.nonfinite == "skip" or model.scaler is not None,
+        "replicas": replicas,
+        "scale_holder": model.scaler,
+    }
+    if microbatches == 1:
+        return WholeDense(**settings), ()
+    return AccumulatedDense(microbatches=microbatches, **settings), (MicroLookups(cache, microbatches),)
 
 
 def new_cache(model: ModelParts, options: Options) -> RowCache:

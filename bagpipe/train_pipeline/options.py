@@ -34,6 +34,7 @@ class Options:
     row_dtype: str
     rounding: Literal["stochastic", "nearest"]
     nonfinite: Literal["stop", "skip"]
+    accumulate: int
     sparse: Callable[[Any], Any] | None
     checkpoint_dir: str
     checkpoint_every: int
@@ -49,6 +50,7 @@ class Options:
             ("lookahead", 1),
             ("cache_rows", 0),
             ("prefetch_depth", 1),
+            ("accumulate", 1),
             ("checkpoint_every", 0),
             ("keep", 1),
             ("seed", 0),

@@ -72,6 +72,7 @@ class TrainPipeline:
         nonfinite: a batch whose loss or gradient is not finite raises (stop), or is left out (skip).
         grad_scaler: scales losses before their backward, by powers of two; gradients are unscaled before hooks and
             steps. A batch whose loss or gradient is not finite is left out, whatever `nonfinite`. None: no scale.
+        accumulate: batches of the iterator that make one optimizer step; `lookahead` and `prefetch_depth` count steps.
         sparse: gives the KeyedJaggedTensors of a batch; None: they are searched for in it.
         checkpoint_dir: folder of the checkpoints, on a file system of all ranks; None: none.
         checkpoint_every: steps between checkpoints; 0: only `save` and the end of an iterator make them.
@@ -111,6 +112,7 @@ class TrainPipeline:
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         nonfinite: Literal["stop", "skip"] = "stop",
         grad_scaler: GradScaler | None = None,
+        accumulate: int = 1,
         sparse: Callable[[Any], Any] | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_every: int = 0,
@@ -140,6 +142,7 @@ class TrainPipeline:
             row_dtype=dtype if row_dtype is None else row_dtype,
             rounding=rounding,
             nonfinite=nonfinite,
+            accumulate=accumulate,
             sparse=sparse,
             checkpoint_dir=checkpoint_dir or "",
             checkpoint_every=checkpoint_every,
@@ -222,7 +225,7 @@ class TrainPipeline:
 
     @property
     def step(self) -> int:
-        """Batches trained, over all iterators and starts of the job."""
+        """Steps: batches trained, `accumulate` at a time, over all iterators and starts of the job."""
         return self._session.current_position().step
 
     @property

@@ -46,7 +46,7 @@ class Session:
         self.position = Position()
         self._model = model
         self._options = options
-        self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device)
+        self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device, options.accumulate)
         self._stack = ExitStack()
         self._open: OpenPipeline | None = None
         self._run: SteppedRun | None = None
@@ -110,6 +110,8 @@ class Session:
     def checkpoint(self) -> None:
         """Make a checkpoint of the batches trained so far. The end of an iterator has made one already."""
         opened = self.opened()
+        if self._run is not None:
+            self._run.check_between_batches()
         with self._failing():
             opened.meet("save", self.position.step)
             if self._run is not None:
@@ -124,6 +126,8 @@ class Session:
 
     def state(self) -> SavedState:
         """Position of the next batch, hashes of batches read already, states of tracked objects."""
+        if self._run is not None:
+            self._run.check_between_batches()
         return SavedState(
             position=self.position,
             hashes=self._batches.hashes(self.position.step),
@@ -185,21 +189,18 @@ class Session:
         """
         run = self._running_on(iterator)
         with self._failing():
-            batch = run.step()
-        if batch is not None:
-            self._advance(run.next_batch)
-            return self._model.executor.outputs if batch.inputs is not None else None, False
-        error = self._finish(run)
-        if error is not None:
-            raise error
-        return None, True
+            part = run.step_part()
+        if part is None:
+            self._finish(run)
+            return None, True
+        self._advance(run.next_batch)
+        return self._model.executor.outputs if part.inputs is not None else None, False
 
     @property
     def replicas(self) -> DenseParallel | None:
         """The dense part on all ranks; None if the session is not open, or alone."""
-        if self._open is None or self._failure is not None or self._is_closed:
-            return None
-        return self._open.replicas
+        is_open = self._failure is None and not self._is_closed
+        return self._open.replicas if self._open is not None and is_open else None
 
     def flush(self, call: str = "flush") -> None:
         """Write all updated rows to the store; they stay in the cache. All ranks make the same call."""
@@ -219,10 +220,7 @@ class Session:
     def evaluating(
         self, evaluation: Callable[[OpenPipeline], Generator[Any, None, Exception | None]]
     ) -> Generator[Any, None, None]:
-        """Outputs of an evaluation, during which no lane of the training acts, and the store is current.
-
-        Args:
-            evaluation: makes it.
+        """Outputs of an evaluation that is made here. No lane of the training acts, and the store is current.
 
         Raises:
             Exception: as the evaluation. With several ranks the session has then failed, unless the loader failed.
@@ -352,14 +350,16 @@ class Session:
     def _next_iterator(self) -> None:
         self.position = Position(step=self.position.step, epoch=self.position.epoch + 1)
 
-    def _finish(self, run: SteppedRun) -> Exception | None:
-        """End a run after its last batch. Returns the error of its data."""
+    def _finish(self, run: SteppedRun) -> None:
+        """End a run after its last batch. Raises the error of its data."""
         if not self._is_cut_short:
             self._next_iterator()  # before the end, whose checkpoint is one between two iterators
         with self._failing():
             result = run.end()
             self._leave(run)
-        return self._batches.error or result.input_error
+        error = self._batches.error or result.input_error
+        if error is not None:
+            raise error
 
     def _leave(self, run: SteppedRun) -> None:
         assert self._open is not None, "running"

@@ -4,6 +4,9 @@
                                 └──prepare: to the device──> LossInputs                         lane data
     step of b done ──forget──> nothing of b is held                                             the caller's thread
 
+With `accumulate` above 1, a planned batch is the concatenation of so many of the user's batches, its micro-batches. The
+last one of an iterator can have fewer.
+
 Bounded: at most the planner's `max_held` batches and those that the engine has read ahead are held. An error of the
 iterator ends the data; the caller raises it after the batches read before.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 from bagpipe.cache.upload import Uploader
 from bagpipe.dense.loss_executor import LossInputs
 from bagpipe.errors import InputError
+from bagpipe.lookahead.ids import concatenate
 from bagpipe.train_pipeline.batch_ids import BatchIds, hash_of
 from bagpipe.train_pipeline.transfer import to_device
 from bagpipe.types.batch import Batch
@@ -50,9 +54,9 @@ class Position:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """One batch between reading and the end of its step. `user` is None once it is on the device."""
+    """One batch between reading and the end of its step. `users`, its micro-batches: empty once on the device."""
 
-    user: Any
+    users: Sequence[Any]
     ids: Batch
     after: Position
 
@@ -63,17 +67,19 @@ class UserBatches:
     Args:
         ids: finds the ids of a batch.
         device: of the model.
+        accumulate: micro-batches of a planned batch, at most. With 1, batches are not divided.
 
     Attributes:
         error: error of the iterator, or of a batch that cannot be used; None so far.
         expected: hashes that batches must have, by number, because a checkpoint has seen them.
     """
 
-    def __init__(self, ids: BatchIds, device: torch.device) -> None:
+    def __init__(self, ids: BatchIds, device: torch.device, accumulate: int = 1) -> None:
         self.error: Exception | None = None
         self.expected: Mapping[int, str] = {}
         self._ids = ids
         self._device = device
+        self._accumulate = accumulate
         self._held: dict[int, _Held] = {}
         self._lock = threading.Lock()  # around changes of the dict's size
 
@@ -88,32 +94,43 @@ class UserBatches:
         Raises:
             InputError: stands for `error`, for the planner, which tells the other ranks.
         """
-        position = start
-        while True:
+        position, has_ended = start, False
+        while not has_ended:
+            users: list[Any] = []
+            parts: list[Batch] = []
             try:
-                user = next(iterator)
-                ids = self._ids.of(user, position.step)
-                self._check(ids)
-                position = dataclasses.replace(
-                    position,
-                    step=position.step + 1,
-                    taken=position.taken + 1,
-                    loader=None if state is None else state(),
-                )
+                while len(users) < self._accumulate:
+                    user = next(iterator)
+                    part = self._ids.of(user, position.step)
+                    loader = None if state is None else state()
+                    position = dataclasses.replace(position, taken=position.taken + 1, loader=loader)
+                    users.append(user)
+                    parts.append(part)
             except StopIteration:
-                return
+                has_ended = True
             except Exception as error:
                 self.error = error
-                raise error if isinstance(error, InputError) else InputError(_text_of(error)) from error
-            with self._lock:
-                self._held[ids.index] = _Held(user=user, ids=ids, after=position)
-            yield ids
+            if users:
+                position = dataclasses.replace(position, step=position.step + 1)
+                ids = self._planned(parts)
+                with self._lock:
+                    self._held[ids.index] = _Held(users=users, ids=ids, after=position)
+                yield ids
+            if self.error is not None:
+                raise _for_planner(self.error) from self.error
 
-    def prepare(self, batch: Batch, upload: Uploader) -> LossInputs:
-        """The inputs of the model: the user's batch on the device."""
+    def prepare(self, batch: Batch, upload: Uploader) -> LossInputs | tuple[LossInputs | None, ...]:
+        """The inputs of the model: the user's batch on the device, or its micro-batches, None for an empty one."""
         held = self._held[batch.index]
-        user, held.user = held.user, None
-        return LossInputs(batch=to_device(user, self._device), num_examples=batch.num_examples)
+        users, held.users = held.users, ()
+        if self._accumulate == 1:
+            return LossInputs(batch=to_device(users[0], self._device), num_examples=batch.num_examples)
+        return tuple(
+            LossInputs(batch=to_device(user, self._device), num_examples=part.num_examples)
+            if part.num_examples
+            else None
+            for user, part in zip(users, batch.parts, strict=True)
+        )
 
     def after(self, b: int) -> Position | None:
         """Position after batch b; None if it is not held: this rank had no batch b."""
@@ -138,15 +155,30 @@ class UserBatches:
             self._held.clear()
         self.error = None
 
+    def _planned(self, parts: Sequence[Batch]) -> Batch:
+        """The batch that the planner sees.
+
+        Raises:
+            InputError: it is not the one that a checkpoint has seen.
+        """
+        ids = parts[0]
+        if self._accumulate > 1:
+            ids = dataclasses.replace(concatenate(parts), rank_examples=(), parts=tuple(parts))
+        self._check(ids)
+        return ids
+
     def _check(self, ids: Batch) -> None:
         expected = self.expected.get(ids.index)
         if expected is not None and hash_of(ids) != expected:
-            raise InputError(
+            self.error = InputError(
                 f"batch {ids.index} is not the one that the checkpoint has seen: its ids have hash {hash_of(ids)}, "
                 f"expected {expected}: after a resume the iterator must yield the same batches, without the first "
                 "pipeline.position ones of its epoch (train(loader) leaves them out itself)"
             )
+            raise self.error
 
 
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _for_planner(error: Exception) -> InputError:
+    """What stands for an error where planners and other ranks see it."""
+    text = " ".join(str(error).split())
+    return error if isinstance(error, InputError) else InputError(f"{type(error).__name__}: {text}")

@@ -188,11 +188,8 @@ class WholeDense(DensePart):
         self._buffers = {}
 
     def forward(self, b: int) -> None:
+        self.begin(b)
         batch = self._run.in_flight[b]
-        if self._scale_holder is not None:
-            self.loss_scale = self._scale_holder.read()
-        if self.skips_nonfinite:
-            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         if batch.inputs is not None:  # few models take an empty batch
             num_examples = batch.rank_batch.num_global_examples
             batch.dense_pass = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
@@ -204,6 +201,18 @@ class WholeDense(DensePart):
             batch.dense_pass.backward()
             batch.loss = batch.dense_pass.loss.detach()
             batch.dense_pass = None
+        self.complete(b)
+
+    def begin(self, b: int) -> None:
+        """Before the first forward of a batch."""
+        if self._scale_holder is not None:
+            self.loss_scale = self._scale_holder.read()
+        if self.skips_nonfinite:
+            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def complete(self, b: int) -> None:
+        """The gradients of the batch's rows are complete."""
+        batch = self._run.in_flight[b]
         self.loss_scale.unscale_rows(batch.groups)
         if not self.skips_nonfinite:
             self._count(b)

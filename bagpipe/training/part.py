@@ -130,7 +130,8 @@ class LoopPart:
 
     Order of the calls: `start` when a run begins; `declare`, `handlers`, `hazards` and `hooks` to compose its loop;
     handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write` and `after_write`
-    around every write-back; when all lanes have ended `before_flush`, the last write-backs, and `end`.
+    around every write-back; `roll_back` when a batch is given up between two micro-batches; when all lanes have ended
+    `before_flush`, the last write-backs, and `end`.
     """
 
     #: Names the part's state in checkpoints.
@@ -164,6 +165,9 @@ class LoopPart:
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         """The store has acknowledged rows that left the cache in an epoch, for batch b."""
+
+    def roll_back(self) -> None:
+        """Undo what the micro-batches of a batch have changed whose step is not done, and forget it; no lane acts."""
 
     def before_flush(self) -> None:
         """All lanes have ended; the dirty rows are about to be written."""

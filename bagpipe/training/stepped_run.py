@@ -2,6 +2,7 @@
 
 start ──> lanes read, fetch, insert, write …      until their bounds
 step  ──> compute lane, one batch, in the calling thread: F, B, UPDATE, OPT
+step_part ──> one micro-batch of it; with the last one, the rest of the batch
 stop  ──> the steps that follow compute what is read, and no rank reads more
 rest  ──> no lane acts until the next step        flush: and the store has all updated rows
                                                   checkpoint: and a restart begins here
@@ -12,16 +13,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.pipeline.runner import Runner
 from bagpipe.training.checkpointing import Checkpointing
 from bagpipe.training.part import InFlightBatch, LoopRun
 from bagpipe.training.progress import RunResult
 from bagpipe.training.rows import EvaluationRows
 
-__all__ = ["SteppedRun"]
+__all__ = ["StepPart", "SteppedRun"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """A micro-batch that is computed, or a batch that is not divided.
+
+    Attributes:
+        batch: what it is a part of.
+        inputs: its own inputs of the dense part; None: this rank has none of its examples.
+    """
+
+    batch: InFlightBatch
+    inputs: Any
 
 
 class SteppedRun:
@@ -53,6 +68,7 @@ class SteppedRun:
         self._checkpointing = checkpointing
         self._exchanges = exchanges
         self._next_batch = run.first_batch
+        self._next_part = 0
         self._has_ended = False
 
     @property
@@ -80,6 +96,38 @@ class SteppedRun:
             return None
         self._next_batch = b + 1
         return self._run.in_flight[b]
+
+    def step_part(self) -> StepPart | None:
+        """Compute the next micro-batch (`AccumulatedDense`), or the next batch if it is not divided.
+
+        After the last micro-batch come the batch's update and its step. None: there is none; `end` follows.
+
+        Raises:
+            As `step`.
+        """
+        b = self._runner.step(until="0B")
+        if b is None:
+            return None
+        batch, part = self._run.in_flight[b], self._next_part
+        num_parts = len(batch.context.parts)
+        self._next_part = part + 1 if part + 1 < num_parts else 0
+        if self._next_part == 0:
+            self._runner.step()
+            self._next_batch = b + 1
+        return StepPart(batch=batch, inputs=batch.inputs[part] if num_parts and batch.inputs else batch.inputs)
+
+    def check_between_batches(self) -> None:
+        """Check that no batch has micro-batches whose update is still to come.
+
+        Raises:
+            InputError: some are computed.
+        """
+        if self._next_part:
+            num_parts = len(self._run.in_flight[self._next_batch].context.parts)
+            raise InputError(
+                f"state is saved between two steps, but of the {num_parts} batches of step {self._next_batch}, "
+                f"{self._next_part} are done: call progress until the step is done"
+            )
 
     def rest(self) -> None:
         """Wait until no lane acts before the next `step`. Raises the first error of any lane.
@@ -124,7 +172,8 @@ class SteppedRun:
         """Rest, write all updated rows, and make a checkpoint at `next_batch`; then training can go on.
 
         Returns on rank 0 when the checkpoint is published, on another rank when its part is durable. All ranks call it
-        before the same batch. One at the step where the run began, or of the latest call, exists and is not made again.
+        before the same batch; micro-batches whose step is not done are given up. One at the step where the run began,
+        or of the latest call, exists and is not made again.
 
         Raises:
             JobError: a checkpoint could not be written.
@@ -132,6 +181,7 @@ class SteppedRun:
         """
         assert self._checkpointing is not None, "the engine has a recorder"
         self.rest()
+        self._roll_back()
         in_flight = list(self._run.in_flight.values())
         assert all(batch.writes is None for batch in in_flight), "rows that left are written before lanes rest"
         self._rows.flush()
@@ -152,9 +202,16 @@ class SteppedRun:
         return self._end()
 
     def give_up(self) -> None:
-        """End the lanes, unless `end` was called. Idempotent."""
+        """End the lanes, unless `end` was called; micro-batches whose step is not done are given up. Idempotent."""
+        self._roll_back()
         if not self._has_ended:
             self._has_ended = True
             self._runner.abort(JobError("the run was given up"))
             with suppress(BaseException):
                 self._runner.end()
+
+    def _roll_back(self) -> None:
+        if self._next_part:
+            self._next_part = 0
+            for part in self._run.parts:
+                part.roll_back()

@@ -30,6 +30,8 @@ class Batch:
             batch. None: unknown.
         rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
             the examples have no rank yet. It does not travel with a rank's part.
+        parts: micro-batches that this batch is the concatenation of, in the order of its examples; they have its index.
+            Empty: it is not divided. They stay in the process that made them.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Batch:
     weights: NDArray[np.float32] | None = None
     reader_state: Mapping[str, Any] | None = None
     rank_examples: tuple[int, ...] = ()
+    parts: tuple[Batch, ...] = ()
 
     @property
     def num_examples(self) -> int:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import Runner
+from bagpipe.schedule.builders.prefetch_loop import (
+    declare_accumulation,
+    declare_reading,
+    declare_rows,
+    declare_update,
+)
+from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.testing.recording_streams import RecordingStreams
 from tests.pipeline.loops import Tape
 from tests.pipeline.small_loop import HAZARDS, LANES, LOOP
@@ -53,6 +61,45 @@ def test_the_sinks_lane_runs_in_the_calling_thread_and_no_lane_acts_at_rest() ->
         assert len(calls) == before
     runner.end()
     assert threads == {threading.get_ident()}
+
+
+def test_a_batch_is_walked_in_parts() -> None:
+    builder = LoopBuilder(read_ahead=4)
+    declare_reading(builder)
+    declare_rows(builder, prefetch_depth=2, write_depth=2)
+    declare_update(builder)
+    declare_accumulation(builder, microbatches=3)
+    loop = builder.build().loop
+    sequential, stepped, calls = Tape(loop, 4, HAZARDS), Tape(loop, 4, HAZARDS), []
+    interpret(loop.unroll(4), sequential.handlers(), HAZARDS)
+    handlers = dict(stepped.handlers())
+
+    def noted(name: str, handler: Callable[[int], None]) -> Callable[[int], None]:
+        def note(index: int) -> None:
+            calls.append(f"{name.lstrip('0')}{index}")
+            handler(index)
+
+        return note
+
+    of_lane = {"X_EMBED", "F", "B", "X_EMBED_GRAD", "X_UPDATE", "OPT"}
+    runner = Runner(
+        loop, {n: noted(n, call) if n.lstrip("0") in of_lane else call for n, call in handlers.items()}, HAZARDS
+    )
+    runner.start()
+    seen = []
+    for b in range(4):
+        for _ in range(2):
+            calls.clear()
+            assert runner.step(until="0B") == b
+            seen.append(list(calls))
+            runner.rest()
+        calls.clear()
+        assert runner.step() == b
+        seen.append(list(calls))
+    assert runner.step(until="0B") is None
+    assert runner.end().batches == 4
+    assert seen[:3] == [["X_EMBED0", "F0", "B0"], ["F1", "B1"], ["F2", "B2", "X_EMBED_GRAD0", "X_UPDATE0", "OPT0"]]
+    assert stepped.values == sequential.values
 
 
 @pytest.mark.parametrize("name", ["X_FETCH", "F"])

@@ -1,4 +1,4 @@
-"""Two ranks under one loss scale, with clipping: the steps are those of a plain loop over both ranks' batches."""
+"""Control of the step on two ranks: the steps are those of a plain loop over both ranks' batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _scaler() -> GradScaler:
     return GradScaler("cpu", init_scale=64.0, growth_interval=2)
 
 
-def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
-    """A rank, told of the others as torchrun tells it."""
+def _join(membership: Membership) -> None:
+    """Tell this process of the others as torchrun does."""
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(membership.rank),
@@ -46,6 +46,11 @@ def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]
         "MASTER_PORT": str(membership.port),
         "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
     }
+
+
+def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
+    """A rank under a loss scale, with clipping."""
+    _join(membership)
     scaler = _scaler()
     with pipeline(Small().double(), grad_scaler=scaler, **settings) as trained:
 
@@ -77,3 +82,42 @@ def test_a_batch_that_overflows_on_one_rank_is_left_out_on_all(redis_server: Any
         assert end.value["scales"] == scales
         assert_close({name: torch.from_numpy(value) for name, value in end.value["state"].items()}, loop.state())
     assert min(scales) < max(scales)
+
+
+ACCUMULATE = 3
+#: Batches by rank: the last steps have 2 and 1.
+NUM_OF_RANKS = (8, 7)
+
+
+def one_accumulating_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
+    """A rank that accumulates, and drops two batches of a step first."""
+    _join(membership)
+    with pipeline(Small().double(), accumulate=ACCUMULATE, **settings) as trained:
+        mine = batches(NUM_OF_RANKS[membership.rank], seed=10 + membership.rank, dtype=torch.float64)
+        dropped = iter(batches(6, seed=20, dtype=torch.float64))
+        for _ in range(2):
+            trained.progress(dropped)
+        trained.reset()
+        losses = [float(trained.loss) for _ in trained.train(mine) if trained.loss is not None]
+        return {"losses": losses, "state": {name: value.numpy() for name, value in state_of(trained).items()}}
+
+
+@pytest.mark.parametrize("cache_rows", [120, 0])
+def test_ranks_accumulate_as_one_process(cache_rows: int, redis_server: Any, namespace: str) -> None:
+    settings = {"store": redis_server.url, "namespace": namespace, "cache_rows": cache_rows}
+    ends = run_ranks(WORLD_SIZE, one_accumulating_rank, settings)
+    assert [end.error for end in ends] == [None] * WORLD_SIZE
+    data = [batches(num, seed=10 + rank, dtype=torch.float64) for rank, num in enumerate(NUM_OF_RANKS)]
+    loop = PlainLoop()
+    losses: list[list[float]] = [[], []]
+    for first in range(0, max(NUM_OF_RANKS), ACCUMULATE):
+        group = [(rank, batch) for rank in (0, 1) for batch in data[rank][first : first + ACCUMULATE]]
+        loop.zero_grad()
+        for rank, batch in group:
+            loss, _ = loop.model(batch)
+            (loss / len(group)).backward()
+            losses[rank].append(float(loss.detach()))
+        loop.step()
+    for rank, end in enumerate(ends):
+        assert end.value["losses"] == pytest.approx(losses[rank], rel=0, abs=1e-12)
+        assert_close({name: torch.from_numpy(value) for name, value in end.value["state"].items()}, loop.state())

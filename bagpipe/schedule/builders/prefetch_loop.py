@@ -47,6 +47,7 @@ from bagpipe.schedule.lowering.stage_lanes import stage_lanes
 __all__ = [
     "EVICT_AFTER",
     "FETCH_AFTER",
+    "declare_accumulation",
     "declare_dense",
     "declare_evaluation",
     "declare_evaluation_exchange",
@@ -149,6 +150,22 @@ def declare_dense(loop: LoopBuilder, *, microbatches: int = 1) -> None:
     loop.provide(Point.LOOKUP, "F")
     loop.provide(Point.FORWARD, "F")
     loop.provide(Point.GRADIENTS, "B")
+    loop.provide(Point.STEP, "OPT")
+
+
+def declare_accumulation(loop: LoopBuilder, *, microbatches: int) -> None:
+    """One optimizer step of the whole model for several micro-batches, in one lane. Their rows are updated together."""
+    loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
+    units = (Template(op=op, unit=unit) for unit in range(microbatches) for op in ("F", "B"))
+    loop.lane("compute", "X_EMBED", *units, "X_EMBED_GRAD", "OPT")
+    loop.edge(Point.ROWS_READY, "X_EMBED")
+    loop.edge("X_EMBED", "F")
+    loop.edge("F", "B")
+    loop.edge("B", "X_EMBED_GRAD")
+    loop.edge("X_EMBED_GRAD", "OPT")
+    loop.provide(Point.LOOKUP, "X_EMBED")
+    loop.provide(Point.FORWARD, "F")
+    loop.provide(Point.GRADIENTS, "X_EMBED_GRAD")
     loop.provide(Point.STEP, "OPT")
 
 
