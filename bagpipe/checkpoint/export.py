@@ -35,6 +35,7 @@ from bagpipe.types.schema import FROZEN, RowSchema
 
 __all__ = [
     "FORMATS",
+    "ROW_STATES",
     "ExportTable",
     "Exported",
     "RowSource",
@@ -48,7 +49,7 @@ __all__ = [
 FORMATS = ("safetensors", "dcp")
 
 #: A row optimizer's states in record order: name, and whether the state is a scalar per row.
-_ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
+ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "sgd": (),
     "adagrad": (("sum", False),),
     "rowwise_adagrad": (("sum", True),),
@@ -277,7 +278,7 @@ def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Ten
     dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
-        for name, is_scalar in _ROW_STATES[schema.optimizer_of(table)]
+        for name, is_scalar in ROW_STATES[schema.optimizer_of(table)]
     }
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-__all__ = ["RecordedChunk", "RecordedDense", "RecordedRun"]
+__all__ = ["NoRun", "RecordedChunk", "RecordedDense", "RecordedRun"]
 
 
 class RecordedChunk(Protocol):
@@ -65,3 +65,22 @@ class RecordedRun(Protocol):
     def tensors(self, chunk: str) -> Mapping[str, Tensor]:
         """Additional tensors of a dense chunk (weight averages)."""
         ...
+
+
+class NoRun:
+    """Before the first training run: rows can be written, and an error of their recording is raised at the next one."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def abort(self, error: BaseException) -> None:
+        self._error = self._error or error
+
+    def first_error(self) -> BaseException | None:
+        return self._error
+
+    def counters(self) -> Mapping[str, Any]:
+        return {}
+
+    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+        return {}

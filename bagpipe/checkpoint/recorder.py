@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bagpipe.checkpoint.recorded import RecordedDense, RecordedRun
+from bagpipe.checkpoint.recorded import NoRun, RecordedDense, RecordedRun
 from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, OnPart, PendingCheckpoint, SnapshotSink
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.store.interface import WriteRequest
@@ -102,7 +102,7 @@ class Recorder:
         self._dense = dense
         self._read_ahead = read_ahead
         self._report = report
-        self._run: RecordedRun
+        self._run: RecordedRun = NoRun()
         self._writer = CheckpointWriter(rank, paths, cache.schema, self._take_part, self._fail)
         self._lock = threading.RLock()
         self._dense_lock = threading.Lock()
@@ -129,7 +129,13 @@ class Recorder:
         Args:
             run: the training run.
             check: the writer thread calls ``check(step)`` before it hands on a checkpoint. Raises after a bad batch.
+
+        Raises:
+            JobError: rows written before the first run could not be recorded.
         """
+        error = self._run.first_error() if isinstance(self._run, NoRun) else None
+        if error is not None:
+            raise error
         self._run = run
         self._writer.check = check
 
