@@ -75,6 +75,7 @@ NO_MIRROR: dict[str, str] = {
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "bagpipe/train_pipeline/evaluation.py": "tests/train_pipeline/test_pipeline.py",
+    "bagpipe/train_pipeline/initial_rows.py": "tests/train_pipeline/test_loading.py",
     "bagpipe/train_pipeline/open_pipeline.py": "tests/train_pipeline/test_pipeline.py",
     "bagpipe/train_pipeline/saved_state.py": "tests/train_pipeline/test_saving.py",
     "bagpipe/train_pipeline/session.py": "tests/train_pipeline/test_pipeline.py",

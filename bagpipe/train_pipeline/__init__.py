@@ -32,4 +32,6 @@ batch_ids       ids in a user's batch   rows           rows read in Python
 transfer        batches to the device   saved_state    what a checkpoint keeps of it
 export          weights for others      error_texts    errors in the words of its arguments
 grad_scaler     the user's loss scale   device         that of a rank
+loading         rows to begin with      row_sources    where they are
+initial_rows    their way to the store
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -48,6 +48,7 @@ class ModelParts:
         scaler: holds the loss scale; None: it is 1.
         device: of the model.
         facts: settings that a checkpoint records; JSON values.
+        held: initial rows ``[num_embeddings, dim]`` by table, which the user's collections had.
     """
 
     converted: Converted
@@ -58,6 +59,7 @@ class ModelParts:
     scaler: UserScaler | None
     device: torch.device
     facts: Mapping[str, Any]
+    held: Mapping[str, Tensor]
 
 
 def dtype_of(model: nn.Module) -> str:
@@ -74,6 +76,8 @@ def model_parts(
     rows: RowOptimizers | None,
     options: Options,
     grad_scaler: GradScaler | None = None,
+    *,
+    import_weights: bool = False,
 ) -> ModelParts:
     """Replace the collections of a model in place, and derive what depends on it.
 
@@ -85,6 +89,7 @@ def model_parts(
         rows: row optimizers; None: those of optimizer-in-backward.
         options: settings.
         grad_scaler: of the loss.
+        import_weights: collections on a real device give their weights as initial rows.
 
     Raises:
         InputError: the model or an optimizer cannot be used.
@@ -104,11 +109,14 @@ def model_parts(
             "apply_optimizer_in_backward, got neither"
         )
     held = held_weights(model)
-    if held:
+    if held and not import_weights:
         raise InputError(
             f"tables {sorted(held)} hold weights on {next(iter(held.values())).device}, which rows in a store would "
-            'not have: build the collections with device=torch.device("meta")'
+            'not have: build the collections with device=torch.device("meta"), or pass import_weights=True to begin '
+            "with these weights"
         )
+    if held and options.existing == "rows-only":
+        raise InputError('import_weights=True would replace the rows that existing="rows-only" trains on: choose one')
     weights = {id(parameter) for parameter in embedding_parameters(model)}
     converted = convert(model, schema, device=device, dtype=dtype, optimizers=optimizers, table_rows=sizes)
     row_schema = RowSchema(
@@ -136,4 +144,5 @@ def model_parts(
             "seed": options.seed,
             **({"accumulate": options.accumulate} if options.accumulate > 1 else {}),
         },
+        held=held,
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import UserBatches
@@ -60,6 +63,7 @@ class OpenPipeline:
         engine: trains.
         spec: of the planner.
         replicas: of the dense part on all ranks; None: there is one rank.
+        claim: claims the namespace and writes initial rows, if that is not done; collective (`InitialRows.claim`).
     """
 
     ranks: Ranks
@@ -68,6 +72,7 @@ class OpenPipeline:
     planner: BatchPlanner
     engine: Engine
     spec: OracleSpec
+    claim: Callable[[], bool]
     replicas: DenseParallel | None
 
     def meet(self, call: str, step: int) -> None:
@@ -86,7 +91,12 @@ class OpenPipeline:
 
 
 def open_pipeline(
-    model: ModelParts, options: Options, batches: UserBatches, stack: ExitStack, parts: tuple[LoopPart, ...] = ()
+    model: ModelParts,
+    options: Options,
+    batches: UserBatches,
+    initial: InitialRows,
+    stack: ExitStack,
+    parts: tuple[LoopPart, ...] = (),
 ) -> OpenPipeline:
     """Open everything.
 
@@ -94,6 +104,7 @@ def open_pipeline(
         model: what is trained.
         options: settings.
         batches: the user's batches.
+        initial: rows to begin with.
         stack: closes all parts in reverse order.
         parts: further parts of the training loop.
 
@@ -164,6 +175,7 @@ def open_pipeline(
             clears_refused=False,
         )
     )
+    claim = partial(initial.claim, ranks, store, checkpoints, cache)  # the first run's only
     engine = Engine(
         layout=model.converted.layout,
         cache=cache,
@@ -173,7 +185,7 @@ def open_pipeline(
         settings=EngineSettings(prefetch_depth=options.prefetch_depth, read_ahead=options.read_ahead),
         row_steps=row_steps_of(model.converted.layout, model.converted.optimizers),
         peers=peers,
-        claim=lambda: not checkpoints.claim.is_taken and checkpoints.claim.take(),  # only by the first run
+        claim=claim,
         recorder=checkpoints.recorder,
         known=checkpoints.known,
         parts=parts,
@@ -192,6 +204,7 @@ def open_pipeline(
         engine=engine,
         spec=spec,
         replicas=replicas,
+        claim=claim,
     )
 
 

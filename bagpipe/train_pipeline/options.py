@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bagpipe.errors import InputError
@@ -83,6 +84,22 @@ class Options:
         common = {name: value for name, value in values.items() if name not in own}
         is_given = {"has store": self.store is not None, "has checkpoint_dir": bool(self.checkpoint_dir)}
         return {**common, "unbounded": sorted(self.unbounded), **is_given}
+
+    def in_folder(self, folder: str, *, is_open: bool) -> Options:
+        """These options with checkpoints in a folder.
+
+        Raises:
+            InputError: there is another folder, or the pipeline is open without one.
+        """
+        if self.checkpoint_dir:
+            if Path(self.checkpoint_dir).absolute() != Path(folder).absolute():
+                raise InputError(f"checkpoints of this pipeline are in {self.checkpoint_dir}, got {folder}")
+            return self
+        if is_open:
+            raise InputError(
+                f"training has begun without checkpoints: give checkpoint_dir={folder!r} when the pipeline is made"
+            )
+        return dataclasses.replace(self, checkpoint_dir=folder)
 
     @property
     def read_ahead(self) -> int:

@@ -26,6 +26,7 @@ from bagpipe.train_pipeline.device import device_of_rank
 from bagpipe.train_pipeline.error_texts import speaks_arguments
 from bagpipe.train_pipeline.evaluation import buffers_of_rank_0, evaluate
 from bagpipe.train_pipeline.export import export
+from bagpipe.train_pipeline.loading import RowLoading
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.rows import TableRows
@@ -40,7 +41,7 @@ _END = object()
 
 
 @speaks_arguments
-class TrainPipeline:
+class TrainPipeline(RowLoading):
     """Trains a model with torchrec embedding collections, whose rows live in a remote store and a cache.
 
     The class takes the place of torchrec's train pipelines: ``out = pipeline.progress(iterator)`` trains one batch and
@@ -82,6 +83,7 @@ class TrainPipeline:
         durability: what acknowledged rows must survive: memory, everysec or always; see docs/store.md.
         timeout_s: deadline of one exchange with the store.
         peer_timeout_s: deadline of one exchange between ranks.
+        import_weights: collections on a real device give their weights as initial rows; see `load_rows`.
 
     Attributes:
         model: the model.
@@ -122,6 +124,7 @@ class TrainPipeline:
         durability: Literal["memory", "everysec", "always"] = "memory",
         timeout_s: float = 30.0,
         peer_timeout_s: float = 120.0,
+        import_weights: bool = False,
     ) -> None:
         device = torch.device(device)
         if device.type == "cuda":
@@ -153,7 +156,9 @@ class TrainPipeline:
             timeout_s=timeout_s,
             peer_timeout_s=peer_timeout_s,
         )
-        self._parts = model_parts(model, optimizer, device, dtype, rows, self._options, grad_scaler)
+        self._parts = model_parts(
+            model, optimizer, device, dtype, rows, self._options, grad_scaler, import_weights=import_weights
+        )
         self._table_names = [table.name for table in self._parts.rows.tables]
         self.model = self._parts.converted.model
         self.optimizer = self._parts.optimizer

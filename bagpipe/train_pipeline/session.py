@@ -10,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.errors import InputError, JobError, PeerError, StoreError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.train_pipeline.batch_ids import BatchIds
+from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.open_pipeline import OpenPipeline, open_pipeline
 from bagpipe.train_pipeline.optimizer import group_settings, set_groups
 from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.row_sources import RowChunks
 from bagpipe.train_pipeline.saved_state import SavedState
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
 from bagpipe.training.digest import dense_digest
@@ -47,6 +48,7 @@ class Session:
         self._model = model
         self._options = options
         self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device, options.accumulate)
+        self._initial = InitialRows.of(model)
         self._stack = ExitStack()
         self._open: OpenPipeline | None = None
         self._run: SteppedRun | None = None
@@ -73,7 +75,7 @@ class Session:
         if self._open is None:
             with ExitStack() as stack:
                 parts = (UserState(self._state_at),) if self._options.checkpoint_dir else ()
-                self._open = open_pipeline(self._model, self._options, self._batches, stack, parts)
+                self._open = open_pipeline(self._model, self._options, self._batches, self._initial, stack, parts)
                 self._stack = stack.pop_all()
             self._carried = self._open.checkpoints.carried()
             step, saved = self._open.checkpoints.first_batch, saved_state(self._carried)
@@ -92,20 +94,8 @@ class Session:
         return bool(self._options.checkpoint_dir)
 
     def use_folder(self, folder: str) -> None:
-        """Make checkpoints in a folder.
-
-        Raises:
-            InputError: the session has another one, or is open without one.
-        """
-        if self._options.checkpoint_dir:
-            if Path(self._options.checkpoint_dir).absolute() != Path(folder).absolute():
-                raise InputError(f"checkpoints of this pipeline are in {self._options.checkpoint_dir}, got {folder}")
-        elif self._open is not None:
-            raise InputError(
-                f"training has begun without checkpoints: give checkpoint_dir={folder!r} when the pipeline is made"
-            )
-        else:
-            self._options = dataclasses.replace(self._options, checkpoint_dir=folder)
+        """Make checkpoints in a folder. Raises: see `Options.in_folder`."""
+        self._options = self._options.in_folder(folder, is_open=self._open is not None)
 
     def checkpoint(self) -> None:
         """Make a checkpoint of the batches trained so far. The end of an iterator has made one already."""
@@ -142,6 +132,7 @@ class Session:
             InputError: batches of an iterator are under way.
         """
         self.opened()
+        self._initial.drop_at(state.position.step)
         if self._run is not None:
             raise InputError("a state is loaded before the first batch of an iterator: call reset() first")
         self._go_to(state)
@@ -202,14 +193,22 @@ class Session:
         is_open = self._failure is None and not self._is_closed
         return self._open.replicas if self._open is not None and is_open else None
 
-    def flush(self, call: str = "flush") -> None:
-        """Write all updated rows to the store; they stay in the cache. All ranks make the same call."""
+    def load(self, rows: RowChunks) -> None:
+        """Begin training with some rows. Raises: see `InitialRows.add`."""
         self._check_usable()
-        if self._open is not None:
+        self._initial.add(rows, self.position.step)
+
+    def flush(self, call: str = "flush") -> None:
+        """Write all updated rows to the store, and those loaded. All ranks make the same call."""
+        self._check_usable()
+        opened = self.opened() if self._initial.is_pending else self._open
+        if opened is not None:
             with self._failing():
-                self._open.meet(call, self.position.step)
+                opened.meet(call, self.position.step)
+                if self._initial.is_pending:
+                    opened.claim()
                 self._write_rows()
-                self._open.meet(f"{call}: rows are written", self.position.step)
+                opened.meet(f"{call}: rows are written", self.position.step)
 
     def resting(self, call: str) -> OpenPipeline:
         """The open parts, after `flush`: until the next batch no lane of the training acts."""

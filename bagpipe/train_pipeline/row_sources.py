@@ -1,0 +1,291 @@
+"""Sources of a job's initial rows: tensors, safetensors files, another namespace of a store.
+
+    TensorRows, FileRows ──chunks──> weights, optimizer state ──records──┐
+    NamespaceRows ──StoredRows──> whole records ─────────────────────────┴──> WriteRequest, chunk by chunk
+
+Everything that can be checked is checked when a source is made; rows are read when they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bagpipe.checkpoint.export import ROW_STATES
+from bagpipe.checkpoint.stored_rows import StoredRows
+from bagpipe.config.sections import StoreConfig
+from bagpipe.errors import InputError
+from bagpipe.kernels.initialization import TORCH_DTYPE
+from bagpipe.kernels.row_format import host_words, split_record
+from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.store.open import open_store
+from bagpipe.train_pipeline.options import Options
+from bagpipe.types.schema import RowSchema
+
+__all__ = ["NamespaceRows", "RowChunks", "TensorRows", "namespace_rows", "rows_of_file"]
+
+#: Bytes of rows written at a time.
+_CHUNK_BYTES = 8 << 20
+
+#: Where torchrec's collections keep their tables.
+_FOLDERS = ("embedding_bags", "embeddings")
+
+
+class RowChunks(Protocol):
+    """Rows to write before the first batch."""
+
+    def requests(self) -> Iterator[WriteRequest]:
+        """The rows, in chunks of a few MiB; ids are distinct within a chunk."""
+        ...
+
+
+class _Slices(Protocol):
+    """Tensors of which slices are read: a tensor, or one in a file."""
+
+    def __getitem__(self, rows: slice) -> Tensor: ...
+
+
+class TensorRows:
+    """Rows of one table.
+
+    Args:
+        schema: of the job's rows.
+        table: name of the table.
+        ids: int ``[n]``, distinct; None: 0 to n - 1.
+        weights: ``[n, dim]``; converted to the dtype of the rows.
+        state: optimizer state by torch's names: ``sum`` or ``exp_avg`` and ``exp_avg_sq``, ``[n, dim]``, or ``[n]`` of
+            row-wise Adagrad; None: zero.
+
+    Raises:
+        InputError: there is no such table, or shapes, ids or names do not fit it.
+    """
+
+    def __init__(
+        self,
+        schema: RowSchema,
+        table: str,
+        ids: Tensor | NDArray[np.integer[Any]] | None,
+        weights: Tensor,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        shapes = {name: tuple(value.shape) for name, value in (state or {}).items()}
+        known = None if ids is None else _ids(table, ids)
+        self._rows = _Rows(schema, table, known, tuple(weights.shape), None if state is None else shapes)
+        self._weights = weights.detach()
+        self._state = {name: value.detach() for name, value in (state or {}).items()}
+
+    def requests(self) -> Iterator[WriteRequest]:
+        return self._rows.requests(self._weights, self._state)
+
+
+class _FileRows:
+    """Rows of one table in a safetensors file, and their state in another."""
+
+    def __init__(self, rows: _Rows, path: Path, name: str, state_path: Path | None, states: Collection[str]) -> None:
+        self._rows = rows
+        self._path = path
+        self._name = name
+        self._state_path = state_path
+        self._states = tuple(states)
+
+    def requests(self) -> Iterator[WriteRequest]:
+        with ExitStack() as stack:
+            weights = stack.enter_context(safe_open(self._path, framework="pt")).get_slice(self._name)
+            state = {}
+            if self._state_path is not None:
+                file = stack.enter_context(safe_open(self._state_path, framework="pt"))
+                state = {name: file.get_slice(f"{self._name}.{name}") for name in self._states}
+            yield from self._rows.requests(weights, state)
+
+
+class NamespaceRows:
+    """All rows of another namespace, with their optimizer state.
+
+    Args:
+        open_other: opens its store, with the schema of the job's rows.
+        label: its name in errors.
+    """
+
+    def __init__(self, open_other: Callable[[], Store], label: str) -> None:
+        self._open_other = open_other
+        self._label = label
+
+    def requests(self) -> Iterator[WriteRequest]:
+        """See `RowChunks`.
+
+        Raises:
+            InputError: the namespace has no rows, or rows of other tables, optimizers or types.
+        """
+        with self._open_other() as store:
+            if not store.check():
+                raise InputError(f"{self._label} has no rows to load")
+            rows = StoredRows(store)
+            for table in range(len(store.schema.tables)):
+                yield from rows.rows(table)
+
+
+def namespace_rows(schema: RowSchema, options: Options, namespace: str, store: str | None = None) -> NamespaceRows:
+    """The rows of another namespace.
+
+    Args:
+        schema: of the job's rows.
+        options: of the pipeline; its store, unless `store` names one.
+        namespace: its name.
+        store: URL of its store.
+
+    Raises:
+        InputError: no store is named, or it is the pipeline's own namespace.
+    """
+    url = store or options.store
+    if not url:
+        raise InputError(f"namespace {namespace!r} cannot be in the private store of a new pipeline: give store=URL")
+    if (url, namespace) == (options.store, options.namespace):
+        raise InputError(f'namespace {namespace!r} is that of the pipeline: existing="rows-only" trains its rows on')
+    config = StoreConfig()
+    return NamespaceRows(
+        lambda: open_store(
+            url,
+            namespace=namespace,
+            schema=schema,
+            buckets=config.buckets,
+            timeout_s=options.timeout_s,
+            durability="memory",
+        ),
+        f"namespace {namespace!r}",
+    )
+
+
+def rows_of_file(
+    schema: RowSchema, path: Path, tables: Collection[str] | None = None, state: Path | None = None
+) -> dict[str, RowChunks]:
+    """The tables of a safetensors file, by name: weights ``….embedding_bags.<table>.weight`` ``[n, dim]``.
+
+    ``….embedding_bags.<table>.ids`` int64 ``[n]`` beside a weight names its rows; they are 0 to n - 1 otherwise.
+
+    Args:
+        schema: of the job's rows.
+        path: of the file.
+        tables: names of the tables to take; None: all that the schema has.
+        state: file of the optimizer state, ``….<table>.weight.<state>``; None: zero.
+
+    Raises:
+        InputError: a file cannot be read, lacks a table, or a tensor does not fit its table.
+    """
+    with ExitStack() as stack:
+        file = stack.enter_context(_opened(path))
+        states = None if state is None else stack.enter_context(_opened(state))
+        names = _weight_names(file.keys())
+        wanted = [table.name for table in schema.tables if table.name in names] if tables is None else list(tables)
+        lacking = [name for name in wanted if name not in names]
+        if lacking or not wanted:
+            raise InputError(
+                f"{path}: expected weights of table {(lacking or [schema.tables[0].name])[0]!r}, named "
+                f"….embedding_bags.<table>.weight, it has tables {sorted(names)}"
+            )
+        found: dict[str, RowChunks] = {}
+        for table in wanted:
+            name = names[table]
+            key = f"{name.removesuffix('.weight')}.ids"
+            ids = _ids(table, file.get_tensor(key)) if key in file.keys() else None  # noqa: SIM118 - not a mapping
+            shapes = None if states is None else _state_shapes(states, name)
+            rows = _Rows(schema, table, ids, tuple(file.get_slice(name).get_shape()), shapes)
+            found[table] = _FileRows(rows, path, name, state, shapes or ())
+        return found
+
+
+class _Rows:
+    """The place of some rows in the schema, checked."""
+
+    def __init__(
+        self,
+        schema: RowSchema,
+        table: str,
+        ids: NDArray[np.int64] | None,
+        shape: tuple[int, ...],
+        states: Mapping[str, tuple[int, ...]] | None,
+    ) -> None:
+        names = [each.name for each in schema.tables]
+        if table not in names:
+            raise InputError(f"expected one of the tables {names}, got {table!r}")
+        self._schema = schema
+        self._table = names.index(table)
+        self._ids = ids
+        self._optimizer = schema.optimizer_of(self._table)
+        place = schema.tables[self._table]
+        self._dim = place.dim
+        self._num_rows = shape[0] if ids is None and shape else len(ids if ids is not None else ())
+        if shape != (self._num_rows, place.dim):
+            raise InputError(f"table {table!r}: expected weights [{self._num_rows}, {place.dim}], got {list(shape)}")
+        if place.rows is not None:
+            low, high = (0, self._num_rows - 1) if ids is None or not len(ids) else (int(ids.min()), int(ids.max()))
+            if low < 0 or high >= place.rows:
+                raise InputError(f"table {table!r}: expected ids in [0, {place.rows}), got {low} to {high}")
+        expected = {name: (self._num_rows,) if scalar else shape for name, scalar in ROW_STATES[self._optimizer]}
+        if states is not None and dict(states) != expected:
+            raise InputError(
+                f"table {table!r}: expected the state of {self._optimizer}, {_named(expected)}, got {_named(states)}"
+            )
+        self._states = tuple(expected) if states is not None else ()
+
+    def requests(self, weights: _Slices, states: Mapping[str, _Slices]) -> Iterator[WriteRequest]:
+        schema, table = self._schema, self._table
+        chunk = max(1, _CHUNK_BYTES // schema.row_bytes(table))
+        for first in range(0, self._num_rows, chunk):
+            part = slice(first, min(first + chunk, self._num_rows))
+            count = part.stop - first
+            records = torch.zeros(count, schema.row_width(table), dtype=TORCH_DTYPE[schema.dtype])
+            own, state = split_record(records, schema, self._dim, self._optimizer)
+            own.copy_(weights[part])
+            if self._states:
+                state.copy_(torch.cat([states[name][part].reshape(count, -1).cpu() for name in self._states], 1))
+            ids = np.arange(first, part.stop) if self._ids is None else self._ids[part]
+            yield WriteRequest(table, ids, host_words(records))
+
+
+def _ids(table: str, ids: Tensor | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Ids, checked to be distinct integers."""
+    given = torch.as_tensor(ids).detach().cpu()
+    if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
+        raise InputError(
+            f"table {table!r}: ids must be one dimension of integers, got {given.dtype} {list(given.shape)}"
+        )
+    found: NDArray[np.int64] = given.to(torch.int64).contiguous().numpy()
+    values, counts = np.unique(found, return_counts=True)
+    if len(values) < len(found):
+        raise InputError(f"table {table!r}: ids must be distinct, got {values[counts > 1][0]} more than once")
+    return found
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be read as safetensors: {error}") from None
+
+
+def _weight_names(names: Collection[str]) -> dict[str, str]:
+    """Table -> name of its weight."""
+    found: dict[str, str] = {}
+    for name in names:
+        parts = name.split(".")
+        if len(parts) >= 3 and parts[-1] == "weight" and parts[-3] in _FOLDERS:
+            found.setdefault(parts[-2], name)
+    return found
+
+
+def _state_shapes(file: Any, weight: str) -> dict[str, tuple[int, ...]]:
+    prefix = f"{weight}."
+    names = [name.removeprefix(prefix) for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+    return {name: tuple(file.get_slice(prefix + name).get_shape()) for name in names}
+
+
+def _named(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "nothing"
