@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import weakref
@@ -69,7 +70,8 @@ def test_an_error_in_a_worker_comes_after_the_batches_before_it() -> None:
 
 @pytest.mark.multiproc
 def test_a_worker_that_dies_ends_training_with_torchs_error() -> None:
-    assert "is killed by signal" in _run("die")
+    # Of torch's signal handler, in the main thread, or of the loader that misses the worker, in a lane.
+    assert re.search("RuntimeError DataLoader worker .*(killed by signal|exited unexpectedly)", _run("die"))
 
 
 @pytest.mark.multiproc
