@@ -85,32 +85,43 @@ def test_a_batch_that_overflows_on_one_rank_is_left_out_on_all(redis_server: Any
 
 
 ACCUMULATE = 3
-#: Batches by rank: the last steps have 2 and 1.
-NUM_OF_RANKS = (8, 7)
 
 
-def one_accumulating_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
+def one_accumulating_rank(membership: Membership, num_of_ranks: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """A rank that accumulates, and drops two batches of a step first."""
     _join(membership)
     with pipeline(Small().double(), accumulate=ACCUMULATE, **settings) as trained:
-        mine = batches(NUM_OF_RANKS[membership.rank], seed=10 + membership.rank, dtype=torch.float64)
+        mine = batches(num_of_ranks[membership.rank], seed=10 + membership.rank, dtype=torch.float64)
         dropped = iter(batches(6, seed=20, dtype=torch.float64))
         for _ in range(2):
             trained.progress(dropped)
         trained.reset()
-        losses = [float(trained.loss) for _ in trained.train(mine) if trained.loss is not None]
-        return {"losses": losses, "state": {name: value.numpy() for name, value in state_of(trained).items()}}
+        # A rank that has joined with nothing has no outputs.
+        losses = [trained.loss for outputs in trained.train(mine) if outputs is not None]
+        return {
+            "losses": [float(loss) for loss in losses if loss is not None],
+            "state": {name: value.numpy() for name, value in state_of(trained).items()},
+        }
 
 
-@pytest.mark.parametrize("cache_rows", [120, 0])
-def test_ranks_accumulate_as_one_process(cache_rows: int, redis_server: Any, namespace: str) -> None:
-    settings = {"store": redis_server.url, "namespace": namespace, "cache_rows": cache_rows}
-    ends = run_ranks(WORLD_SIZE, one_accumulating_rank, settings)
+@pytest.mark.parametrize(
+    ("num_of_ranks", "settings"),
+    [
+        ((8, 7), {"cache_rows": 120}),  # batches by rank: the last steps have 2 and 1
+        ((8, 7), {"cache_rows": 0}),
+        ((8, 3), {"uneven": "join"}),
+    ],
+)
+def test_ranks_accumulate_as_one_process(
+    num_of_ranks: tuple[int, int], settings: dict[str, Any], redis_server: Any, namespace: str
+) -> None:
+    settings = {"store": redis_server.url, "namespace": namespace, **settings}
+    ends = run_ranks(WORLD_SIZE, one_accumulating_rank, num_of_ranks, settings)
     assert [end.error for end in ends] == [None] * WORLD_SIZE
-    data = [batches(num, seed=10 + rank, dtype=torch.float64) for rank, num in enumerate(NUM_OF_RANKS)]
+    data = [batches(num, seed=10 + rank, dtype=torch.float64) for rank, num in enumerate(num_of_ranks)]
     loop = PlainLoop()
     losses: list[list[float]] = [[], []]
-    for first in range(0, max(NUM_OF_RANKS), ACCUMULATE):
+    for first in range(0, max(num_of_ranks), ACCUMULATE):
         group = [(rank, batch) for rank in (0, 1) for batch in data[rank][first : first + ACCUMULATE]]
         loop.zero_grad()
         for rank, batch in group:
