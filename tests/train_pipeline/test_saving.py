@@ -210,5 +210,5 @@ def test_a_killed_process_resumes_bit_for_bit(redis_server: Any, namespace: str,
     assert killed.returncode == -9
     with pipeline(store=redis_server.url, namespace=namespace, checkpoint_dir=folder, checkpoint_every=4) as trained:
         rest: Iterator[Any] = trained.train(ALL)
-        assert 14 - len(list(rest)) in (4, 8)  # the last whole checkpoint
+        assert 14 - len(list(rest)) in (0, 4, 8)  # the last checkpoint that was published
         assert_same(state_of(trained), _whole())
