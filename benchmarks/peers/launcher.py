@@ -26,7 +26,7 @@ from benchmarks.harness.rounds import turns
 from benchmarks.harness.shaped_link import ShapedServer
 from benchmarks.peers.contenders import CONTENDERS, Outcome, Task
 
-__all__ = ["line_of", "run_setting"]
+__all__ = ["convert", "line_of", "run_setting"]
 
 _TIMEOUT_S = 300.0
 
@@ -54,7 +54,7 @@ def run_setting(
         JobError: a trial failed; the message ends with its output.
     """
     with ShapedServer() as server, _namespace() as namespace, tempfile.TemporaryDirectory() as folder:
-        converted = _convert(data, Path(folder))
+        converted = convert(data, Path(folder))
         for repeat, contender in turns(contenders, repeats):
             task = Task(
                 setting=setting,
@@ -69,7 +69,7 @@ def run_setting(
             told(_run_quietly(task, Path(folder), namespace, tries))
 
 
-def _convert(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+def convert(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """The data as an .arrow file, the fastest to read."""
     path = str(folder / "sample.arrow")
     options = ["--format", data["format"], "--limit", str(data.get("limit", 0))]

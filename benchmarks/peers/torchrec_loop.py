@@ -32,7 +32,7 @@ from torchrec.streamable import Pipelineable
 from benchmarks.peers.sample import Minibatch
 from benchmarks.peers.shared_model import Peer, Untyped
 
-__all__ = ["Group", "TorchrecLoop"]
+__all__ = ["Group", "Input", "TorchrecLoop", "WithLoss"]
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ class TorchrecLoop:
         apply_optimizer_in_backward(
             torchrec.optim.Adagrad, tables.parameters(), {"lr": optim.rows_lr, "eps": optim.eps}
         )
-        model = _WithLoss(peer.put(tables))
+        model = WithLoss(peer.put(tables))
         kind = "table_wise" if group.world_size == 1 else "row_wise"
         wanted = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])
         planner = EmbeddingShardingPlanner(
@@ -108,11 +108,11 @@ class TorchrecLoop:
         parts = [self._input(batch) for batch in batches]
         return self._pipelined_steps(parts) if self._pipelined else self._plain_steps(parts)
 
-    def _input(self, batch: Minibatch) -> _Input:
+    def _input(self, batch: Minibatch) -> Input:
         part = batch if self._group.world_size == 1 else batch.part(self._group.rank, self._group.world_size)
-        return _Input(dense=part.dense, sparse=self._peer.keyed(part), labels=part.labels)
+        return Input(dense=part.dense, sparse=self._peer.keyed(part), labels=part.labels)
 
-    def _plain_steps(self, parts: Sequence[_Input]) -> Iterator[Tensor]:
+    def _plain_steps(self, parts: Sequence[Input]) -> Iterator[Tensor]:
         for part in parts:
             self._optimizer.zero_grad(set_to_none=True)
             loss, _ = self._model(part)
@@ -120,7 +120,7 @@ class TorchrecLoop:
             self._optimizer.step()
             yield loss.detach()
 
-    def _pipelined_steps(self, parts: Sequence[_Input]) -> Iterator[Tensor]:
+    def _pipelined_steps(self, parts: Sequence[Input]) -> Iterator[Tensor]:
         pipeline: Untyped = TrainPipelineSparseDist(self._model, self._optimizer, CPU)
         source = iter(parts)
         for _ in parts:
@@ -146,26 +146,26 @@ class _Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         return ["table_wise", "row_wise"]
 
 
-class _WithLoss(nn.Module):
+class WithLoss(nn.Module):
     """Adapter for torchrec's pipelines, which expect a model that returns (loss, output)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, part: _Input) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, part: Input) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         logits = self.model(part.dense, part.sparse).reshape(-1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, part.labels)
         return loss, (loss.detach(), logits.detach())
 
 
 @dataclass(eq=False)
-class _Input(Pipelineable):  # type: ignore[misc]
+class Input(Pipelineable):  # type: ignore[misc]
     dense: Tensor
     sparse: Untyped
     labels: Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> _Input:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Input:
         return copy.copy(self)  # everything is on the CPU
 
     def record_stream(self, stream: object) -> None:
