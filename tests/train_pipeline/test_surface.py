@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torchrec import KeyedJaggedTensor, PoolingType
@@ -99,7 +99,21 @@ def _plain(specs: list[CollectionSpec], data: list[Any]) -> dict[str, Tensor]:
     return {**tables, **others, "losses": torch.stack(losses)}
 
 
+def _candidates() -> list[CollectionSpec]:
+    """Users, with and without weights and as sequences, beside three candidates for each."""
+    return [
+        CollectionSpec(
+            kind=kind,
+            tables=(TableSpec(name=f"t{number}", dim=2, rows=9, features=(f"f{number}",), optimizer=SGD(0.1)),),
+            key=f"c{number}",
+            examples=examples,
+        )
+        for number, (kind, examples) in enumerate([("bags", 5), ("bags", 15), ("weighted", 5), ("sequences", 5)])
+    ]
+
+
 @settings(max_examples=30, deadline=None)
+@example(_candidates(), 0, torch.int64)
 @given(collections(), st.integers(0, 1000), st.sampled_from([torch.int32, torch.int64]))
 def test_any_model_trains_like_plain_torch_and_with_a_cache_as_without(
     specs: list[CollectionSpec], seed: int, dtype: torch.dtype
