@@ -254,3 +254,24 @@ def test_a_rank_can_have_no_batch_at_all() -> None:
     (first, none, state), (second, _, other) = _values(on_ranks(2, _without_batches))
     assert (first, second, none) == (3, 3, 0)
     _assert_same(state, other)
+
+
+def _accumulate(rank: int) -> Any:
+    with made(accumulate=2, uneven="join") as trained:
+        iterator = iter(shard(rank, 8 - 3 * rank))
+        for _ in range(4):
+            trained.progress(iterator)
+        assert len(list(trained.evaluate(shard(rank, 3 - rank, seed=9)))) == 3 - rank
+        progress_all(trained, iterator)
+        return trained.step, values_of(state_of(trained))
+
+
+def test_ranks_accumulate_gradients_and_evaluate_between_steps() -> None:
+    (first, state), (second, other) = _values(on_ranks(2, _accumulate))
+    assert first == second == 4
+    _assert_same(state, other)
+    steps = [joined([*shard(0)[n : n + 2], *shard(1)[n : min(n + 2, 5)]]) for n in range(0, 8, 2)]
+    with pipeline(Small().double()) as trained:
+        progress_all(trained, iter(steps))
+        for name, value in values_of(state_of(trained)).items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)
