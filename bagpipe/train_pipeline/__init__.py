@@ -33,5 +33,5 @@ transfer        batches to the device   saved_state    what a checkpoint keeps o
 export          weights for others      error_texts    errors in the words of its arguments
 grad_scaler     the user's loss scale   device         that of a rank
 loading         rows to begin with      row_sources    where they are
-initial_rows    their way to the store
+initial_rows    their way to the store  fingerprint    notices batches that change
 """

@@ -22,12 +22,12 @@ from bagpipe.embedding.cached_lookup import JaggedInput
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 
-__all__ = ["BatchIds", "hash_of", "tensors_like"]
+__all__ = ["MAX_DEPTH", "BatchIds", "hash_of", "members", "tensors_like"]
 
 #: Methods by which a KeyedJaggedTensor is recognised; torchrec is not imported.
 _METHODS = ("keys", "values", "lengths", "stride", "variable_stride_per_key", "weights_or_none")
 #: Nesting of containers that is searched.
-_MAX_DEPTH = 6
+MAX_DEPTH = 6
 
 
 class BatchIds:
@@ -142,12 +142,13 @@ def _jagged(value: Any, depth: int) -> Iterator[JaggedInput]:
 def _search(value: Any, depth: int) -> Iterator[JaggedInput]:
     if tensors_like(value):
         yield value
-    elif depth < _MAX_DEPTH and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes)):
-        for inner in _members(value):
+    elif depth < MAX_DEPTH and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes)):
+        for inner in members(value):
             yield from _search(inner, depth + 1)
 
 
-def _members(value: Any) -> Iterator[Any]:
+def members(value: Any) -> Iterator[Any]:
+    """What a container holds: a mapping, a sequence, a dataclass or an object."""
     if isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, (tuple, list)):

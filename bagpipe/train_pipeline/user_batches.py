@@ -26,6 +26,7 @@ from bagpipe.dense.loss_executor import LossInputs
 from bagpipe.errors import InputError
 from bagpipe.lookahead.ids import concatenate
 from bagpipe.train_pipeline.batch_ids import BatchIds, hash_of
+from bagpipe.train_pipeline.fingerprint import fingerprint_of
 from bagpipe.train_pipeline.transfer import to_device
 from bagpipe.types.batch import Batch
 
@@ -57,6 +58,7 @@ class _Held:
     """One batch between reading and the end of its step. `users`, its micro-batches: empty once on the device."""
 
     users: Sequence[Any]
+    fingerprints: Sequence[int]
     ids: Batch
     after: Position
 
@@ -97,14 +99,17 @@ class UserBatches:
         position, has_ended = start, False
         while not has_ended:
             users: list[Any] = []
+            fingerprints: list[int] = []
             parts: list[Batch] = []
             try:
                 while len(users) < self._accumulate:
                     user = next(iterator)
+                    fingerprint = fingerprint_of(user)
                     part = self._ids.of(user, position.step)
                     loader = None if state is None else state()
                     position = dataclasses.replace(position, taken=position.taken + 1, loader=loader)
                     users.append(user)
+                    fingerprints.append(fingerprint)
                     parts.append(part)
             except StopIteration:
                 has_ended = True
@@ -114,15 +119,24 @@ class UserBatches:
                 position = dataclasses.replace(position, step=position.step + 1)
                 ids = self._planned(parts)
                 with self._lock:
-                    self._held[ids.index] = _Held(users=users, ids=ids, after=position)
+                    self._held[ids.index] = _Held(users=users, fingerprints=fingerprints, ids=ids, after=position)
                 yield ids
             if self.error is not None:
                 raise _for_planner(self.error) from self.error
 
     def prepare(self, batch: Batch, upload: Uploader) -> LossInputs | tuple[LossInputs | None, ...]:
-        """The inputs of the model: the user's batch on the device, or its micro-batches, None for an empty one."""
+        """The inputs of the model: the user's batch on the device, or its micro-batches, None for an empty one.
+
+        Raises:
+            InputError: the batch is not as it was read.
+        """
         held = self._held[batch.index]
         users, held.users = held.users, ()
+        if [fingerprint_of(user) for user in users] != held.fingerprints:
+            raise InputError(
+                f"batch {batch.index} has changed since the iterator yielded it: batches are read ahead, so each needs "
+                "tensors of its own"
+            )
         if self._accumulate == 1:
             return LossInputs(batch=to_device(users[0], self._device), num_examples=batch.num_examples)
         return tuple(
