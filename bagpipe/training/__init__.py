@@ -7,6 +7,7 @@
                     X_WRITEBACK   rows that left, to the store                         lane net-out
     row_exchange    X_PREPULL, X_PULL, X_PUSH, X_PUSH_LATE, X_UPDATE_LATE, X_ACK       lanes pull, push, ack
     dense           F, B, OPT of the whole model                                       lane compute
+    accumulated_dense   the same, for several micro-batches a step                     lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
     nonfinite, checkpointing, weight_average, totals: work before and after the actions of others, no lanes
