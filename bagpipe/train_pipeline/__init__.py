@@ -34,4 +34,5 @@ export          weights for others      error_texts    errors in the words of it
 grad_scaler     the user's loss scale   device         that of a rank
 loading         rows to begin with      row_sources    where they are
 initial_rows    their way to the store  fingerprint    notices batches that change
+plain_state     states as bytes
 """

@@ -3,21 +3,17 @@
     Position, hashes, {name: state_dict} ──to_saved──> JSON values and bytes ──UserState──> checkpoint
                                          <──from_saved──
 
-States of loaders and tracked objects are written with ``torch.save`` and read with ``weights_only=True``: tensors and
-plain Python values, no code.
+States of loaders and tracked objects hold tensors, arrays and plain Python values (`plain_state`), no code.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from bagpipe.errors import InputError
+from bagpipe.train_pipeline.plain_state import from_bytes, to_bytes
 from bagpipe.train_pipeline.user_batches import Position
 
 __all__ = ["SavedState"]
@@ -51,7 +47,7 @@ class SavedState:
             "epoch": position.epoch,
             "taken": position.taken,
             "hashes": {str(number): text for number, text in self.hashes.items()},
-            "objects": _to_bytes(
+            "objects": to_bytes(
                 {"loader": position.loader, "groups": list(self.groups), "tracked": dict(self.tracked)}
             ),
         }
@@ -64,18 +60,12 @@ class SavedState:
             InputError: it cannot be read.
         """
         try:
-            objects = torch.load(io.BytesIO(saved["objects"]), weights_only=True)
+            objects = from_bytes(saved["objects"])
             position = Position(
                 step=step, epoch=int(saved["epoch"]), taken=int(saved["taken"]), loader=objects["loader"]
             )
             hashes = {int(number): str(text) for number, text in saved["hashes"].items()}
             return cls(position=position, hashes=hashes, groups=objects["groups"], tracked=objects["tracked"])
-        except (KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"the loader's or a tracked state in the checkpoint cannot be read: {reason}") from None
-
-
-def _to_bytes(objects: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(objects, buffer)
-    return buffer.getvalue()
