@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.jobs.arithmetic import arithmetic_of, unlike_ranks
 from bagpipe.jobs.checkpoints import Checkpoints
 from bagpipe.jobs.job_facts import JobFacts, note
-from bagpipe.jobs.ranks import Ranks, check_same
+from bagpipe.jobs.ranks import Ranks, check_same, state_shapes
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
@@ -134,7 +133,7 @@ def open_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None
     if peers is None:
         dense = build_dense(built)
     else:
-        check_same(ranks, _shapes(built), "models")
+        check_same(ranks, state_shapes(built.converted.model), "models")
         model = built.converted.model
         held, links, reduce = open_stages(built.stages, peers)
         if built.stages is None:
@@ -211,9 +210,3 @@ def _facts(built: BuiltModel, source: RemoteBatches, ranks: Ranks) -> JobFacts:
         world_size=ranks.world_size,
         arithmetic=tuple(ranks.gather(arithmetic_of(built.config.run.device))),
     )
-
-
-def _shapes(built: BuiltModel) -> dict[str, Any]:
-    """Dtypes and shapes of the model's state. They must be equal on all ranks for gradient sums."""
-    state = built.converted.model.state_dict()
-    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}

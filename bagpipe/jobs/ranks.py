@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bagpipe.client.agreement import first_difference
 from bagpipe.distributed.launcher import following_launcher
@@ -19,7 +19,7 @@ from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.store.redis.urls import redact
 
-__all__ = ["Ranks", "check_same", "open_ranks"]
+__all__ = ["Ranks", "check_same", "open_ranks", "state_shapes"]
 
 
 class Ranks:
@@ -111,3 +111,9 @@ def check_same(ranks: Ranks, values: Mapping[str, Any], what: str) -> None:
             raise InputError(
                 f"the ranks' {what} differ: {difference.path} is {first} on rank 0 and {second} on rank {rank}"
             )
+
+
+def state_shapes(model: nn.Module) -> dict[str, Any]:
+    """Dtypes and shapes of a model's state, by name; for `check_same`: gradient sums need equal ones on all ranks."""
+    state = model.state_dict()
+    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}

@@ -27,7 +27,7 @@ from bagpipe.errors import InputError
 from bagpipe.jobs.arithmetic import arithmetic_of
 from bagpipe.jobs.checkpoints import Checkpoints
 from bagpipe.jobs.job_facts import JobFacts
-from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
+from bagpipe.jobs.ranks import Ranks, check_same, open_ranks, state_shapes
 from bagpipe.kernels.select import select_kernels
 from bagpipe.lookahead.interface import BatchPlanner
 from bagpipe.lookahead.select import select_planner
@@ -113,13 +113,11 @@ def open_pipeline(
     """
     membership = Membership.from_environment()
     _check_ranks(options, membership)
-    ranks = stack.enter_context(
-        open_ranks(membership, timeout_s=options.peer_timeout_s, device=_device_text(model.device))
-    )
+    ranks = stack.enter_context(open_ranks(membership, timeout_s=options.peer_timeout_s, device=str(model.device)))
     stack.enter_context(ranks.reporting())
     _check_devices(ranks, model.device)
     scale = None if model.scaler is None else dataclasses.asdict(model.scaler.read())
-    facts = {**model.facts, **options.shared(), **_shapes(model), "grad_scaler": scale}
+    facts = {**model.facts, **options.shared(), **state_shapes(model.converted.model), "grad_scaler": scale}
     check_same(ranks, facts, "models or options")
     namespace = StoreConfig(
         url=_store_url(options, ranks, stack),
@@ -164,7 +162,7 @@ def open_pipeline(
                 settings=model.facts,
                 rows=model.rows,
                 world_size=ranks.world_size,
-                arithmetic=tuple(ranks.gather(arithmetic_of(_device_text(model.device)))),
+                arithmetic=tuple(ranks.gather(arithmetic_of(str(model.device)))),
             ),
             store,
             cache=cache,
@@ -293,13 +291,3 @@ def _store_url(options: Options, ranks: Ranks, stack: ExitStack) -> str:
         url = stack.enter_context(EmbeddedServer(Path(folder), durability=options.durability)).url
     found: str = ranks.share(url)
     return found
-
-
-def _device_text(device: torch.device) -> str:
-    return device.type if device.index is None else f"{device.type}:{device.index}"
-
-
-def _shapes(model: ModelParts) -> dict[str, Any]:
-    """Dtypes and shapes of the model's state."""
-    state = model.converted.model.state_dict()
-    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
