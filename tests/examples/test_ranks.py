@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.distributed.processes import run_ranks
 from tests.examples.plain import doubled, plain_training
 from tests.examples.samples import SAMPLES
 from tests.examples.trained import piped_training
+from tests.train_pipeline.rank_jobs import join
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -30,15 +30,7 @@ LOSS_ATOL = 1e-7
 def one_rank(membership: Membership, name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """A rank, told of the others as torchrun tells it. Rank r trains batches r, r + 2, r + 4, …"""
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(membership.rank),
-        "LOCAL_RANK": str(membership.local_rank),
-        "WORLD_SIZE": str(membership.world_size),
-        "LOCAL_WORLD_SIZE": str(membership.local_world_size),
-        "MASTER_ADDR": membership.address,
-        "MASTER_PORT": str(membership.port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
-    }
+    join(membership)
     sample = SAMPLES[name]
     batches = list(sample.batches(NUM_STEPS * WORLD_SIZE))[membership.rank :: WORLD_SIZE]
     trained = piped_training(sample, map(doubled, batches), dtype="float64", **settings)

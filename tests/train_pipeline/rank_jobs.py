@@ -14,7 +14,7 @@ from bagpipe.distributed.membership import Membership
 from tests.distributed.processes import Ended, run_ranks
 from tests.train_pipeline.small import FEATURES, Small, batches, pipeline
 
-__all__ = ["SIZES", "cut", "joined", "made", "on_ranks", "shard", "values_of"]
+__all__ = ["SIZES", "cut", "join", "joined", "made", "on_ranks", "shard", "values_of"]
 
 #: Examples of a batch, by rank.
 SIZES = (8, 5)
@@ -26,16 +26,21 @@ def on_ranks(world_size: int, work: Callable[..., Any], *args: object) -> list[E
 
 
 def _as_launched(membership: Membership, work: Callable[..., Any], args: tuple[object, ...]) -> Any:
-    os.environ.update(
-        RANK=str(membership.rank),
-        WORLD_SIZE=str(membership.world_size),
-        LOCAL_RANK=str(membership.local_rank),
-        LOCAL_WORLD_SIZE=str(membership.local_world_size),
-        MASTER_ADDR=membership.address,
-        MASTER_PORT=str(membership.port),
-        TORCHELASTIC_USE_AGENT_STORE=str(membership.store_is_launchers),
-    )
+    join(membership)
     return work(membership.rank, *args)
+
+
+def join(membership: Membership) -> None:
+    """Tell this process of its rank as torchrun does, by the environment."""
+    os.environ |= {
+        "RANK": str(membership.rank),
+        "LOCAL_RANK": str(membership.local_rank),
+        "WORLD_SIZE": str(membership.world_size),
+        "LOCAL_WORLD_SIZE": str(membership.local_world_size),
+        "MASTER_ADDR": membership.address,
+        "MASTER_PORT": str(membership.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
+    }
 
 
 def made(model: torch.nn.Module | None = None, **more: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch.amp import GradScaler
 from bagpipe.distributed.membership import Membership
 from tests.distributed.processes import run_ranks
 from tests.train_pipeline.plain_loop import PlainLoop, assert_close
+from tests.train_pipeline.rank_jobs import join
 from tests.train_pipeline.small import Small, batches, pipeline, state_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
@@ -34,23 +34,10 @@ def _scaler() -> GradScaler:
     return GradScaler("cpu", init_scale=64.0, growth_interval=2)
 
 
-def _join(membership: Membership) -> None:
-    """Tell this process of the others as torchrun does."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(membership.rank),
-        "LOCAL_RANK": str(membership.local_rank),
-        "WORLD_SIZE": str(membership.world_size),
-        "LOCAL_WORLD_SIZE": str(membership.local_world_size),
-        "MASTER_ADDR": membership.address,
-        "MASTER_PORT": str(membership.port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
-    }
-
-
 def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
     """A rank under a loss scale, with clipping."""
-    _join(membership)
+    torch.set_num_threads(1)
+    join(membership)
     scaler = _scaler()
     with pipeline(Small().double(), grad_scaler=scaler, **settings) as trained:
 
@@ -89,7 +76,8 @@ ACCUMULATE = 3
 
 def one_accumulating_rank(membership: Membership, num_of_ranks: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """A rank that accumulates, and drops two batches of a step first."""
-    _join(membership)
+    torch.set_num_threads(1)
+    join(membership)
     with pipeline(Small().double(), accumulate=ACCUMULATE, **settings) as trained:
         mine = batches(num_of_ranks[membership.rank], seed=10 + membership.rank, dtype=torch.float64)
         dropped = iter(batches(6, seed=20, dtype=torch.float64))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.optim import SGD, Adagrad, Frozen, RowWiseAdagrad
 from tests.distributed.processes import run_ranks
+from tests.train_pipeline.rank_jobs import join
 from tests.train_pipeline.small import (
     DIM,
     FEATURES,
@@ -221,15 +221,7 @@ def test_a_state_of_a_later_step_leaves_them_out(capsys: pytest.CaptureFixture[s
 def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]:
     """A rank, told of the others as torchrun tells it."""
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(membership.rank),
-        "LOCAL_RANK": str(membership.local_rank),
-        "WORLD_SIZE": str(membership.world_size),
-        "LOCAL_WORLD_SIZE": str(membership.local_world_size),
-        "MASTER_ADDR": membership.address,
-        "MASTER_PORT": str(membership.port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(membership.store_is_launchers),
-    }
+    join(membership)
     out = Path(settings.pop("out"))
     with _import(Small("cpu").double(), **settings) as trained:
         assert trained.rows("t_f0")[[1]].shape == (1, DIM)
