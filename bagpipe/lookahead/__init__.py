@@ -6,7 +6,7 @@
     inline           `InlinePlanner`: in the calling thread
     planning         order of batches, and of errors; capacity
     planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory
-                     (`link`: bytes; `frames`, `ids`: what they are)
+                     (`link`: bytes; `frames`, `ids`: what they are; `protocol`: who says what when)
     ranked           `RankedPlanner`: ranks bring their own batches, rank 0 plans for all (`transport`)
     select           `select_planner`: one of these, by name
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.client.codec import CodecError
 from bagpipe.types.batch import Batch
 
 __all__ = ["concatenate", "decode_ids", "empty_batch", "encode_ids"]
@@ -19,6 +20,8 @@ __all__ = ["concatenate", "decode_ids", "empty_batch", "encode_ids"]
 _WORD = 8
 #: index, features, examples, values, whether lengths are left out, length of rank_examples.
 _HEADER_WORDS = 6
+#: Without examples no byte of a frame bounds them.
+_MAX_FEATURES = 1 << 20
 
 
 def encode_ids(batch: Batch) -> list[NDArray[np.uint8]]:
@@ -39,10 +42,22 @@ def encode_ids(batch: Batch) -> list[NDArray[np.uint8]]:
 
 
 def decode_ids(frame: bytearray | NDArray[np.uint8]) -> Batch:
-    """The batch in a frame: dense ``[n, 0]``, labels 0. Its ids are a view of `frame`."""
-    index, num_features, num_examples, num_values, is_one_hot, num_ranks = np.frombuffer(
-        frame, np.int64, _HEADER_WORDS
-    ).tolist()
+    """The batch in a frame: dense ``[n, 0]``, labels 0. Its ids are a view of `frame`.
+
+    Raises:
+        CodecError: the sizes in the header are not those of the frame. Checked before anything is allocated; what the
+            numbers mean is not checked.
+    """
+    if len(frame) < _WORD * _HEADER_WORDS:
+        raise CodecError(f"malformed ids: {len(frame)} bytes, at least {_WORD * _HEADER_WORDS} needed")
+    header = np.frombuffer(frame, np.int64, _HEADER_WORDS).tolist()
+    index, num_features, num_examples, num_values, is_one_hot, num_ranks = header
+    num_bags = num_features * num_examples
+    length_bytes = 0 if is_one_hot else 4 * num_bags
+    num_bytes = _WORD * (_HEADER_WORDS + num_ranks + num_values) + length_bytes + -length_bytes % _WORD
+    is_sound = min(header) >= 0 and num_features <= _MAX_FEATURES and (num_features or not num_examples)
+    if not is_sound or (is_one_hot and num_values != num_bags) or num_bytes != len(frame):
+        raise CodecError(f"malformed ids: {len(frame)} bytes, header {header}")
     rank_examples = np.frombuffer(frame, np.int64, num_ranks, offset=_WORD * _HEADER_WORDS)
     start = _WORD * (_HEADER_WORDS + num_ranks)
     shape = num_features, num_examples
@@ -50,7 +65,7 @@ def decode_ids(frame: bytearray | NDArray[np.uint8]) -> Batch:
         lengths = np.ones(shape, np.int32)
     else:
         offset = start + _WORD * num_values
-        lengths = np.frombuffer(frame, np.int32, num_features * num_examples, offset=offset).reshape(shape)
+        lengths = np.frombuffer(frame, np.int32, num_bags, offset=offset).reshape(shape)
     return Batch(
         index=index,
         dense=np.zeros((num_examples, 0), np.float32),

@@ -18,18 +18,16 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 
 from bagpipe.errors import JobError
-from bagpipe.lookahead.frames import FramedPlan, FrameKind, decode_error, encode_spec
-from bagpipe.lookahead.ids import encode_ids
+from bagpipe.lookahead.frames import FramedPlan
 from bagpipe.lookahead.interface import WindowPlanner
-from bagpipe.lookahead.link import Frame, Link, LinkClosed, open_shared_file
+from bagpipe.lookahead.link import Link, LinkClosed, open_shared_file
 from bagpipe.lookahead.planning import in_order
+from bagpipe.lookahead.protocol import SLACK, requested_plans
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
 
-__all__ = ["RING_BYTES", "SLACK", "PlannerProcess"]
+__all__ = ["RING_BYTES", "PlannerProcess"]
 
-#: Batches read beyond the window. A batch has the time of so many steps for its way to the planner and back.
-SLACK = 4
 #: Bytes of each ring. Larger frames cross in pieces.
 RING_BYTES = 8 << 20
 _EXIT_S = 1.0
@@ -90,8 +88,17 @@ class PlannerProcess(WindowPlanner):
         if not self._is_open or self._is_running:
             raise RuntimeError("a planner process is for one run at a time, inside its `with` block")
         self._is_running = True
+        self._run_number = run = (self._run_number + 1) % (1 << 32)
         try:
-            error = yield from self._run_all(batches, first_batch, on_batch)
+            # The link is no local variable: a traceback would keep its files open.
+            error = yield from requested_plans(
+                self._link or self._start(),
+                run,
+                self.spec,
+                in_order(batches, first_batch),
+                on_batch,
+                max_held=self.max_held,
+            )
         except LinkClosed:
             raise JobError(f"the planner process ended unexpectedly ({self._end()})") from None
         except GeneratorExit:
@@ -103,51 +110,6 @@ class PlannerProcess(WindowPlanner):
             self._is_running = False
         if error is not None:
             raise error
-
-    def _run_all(
-        self, batches: Iterable[Batch], first_batch: int, on_batch: Callable[[Batch], object]
-    ) -> Generator[FramedPlan, None, Exception | None]:
-        """Yields the plans; returns the error of the batches, if they have one."""
-        link, source = self._link or self._start(), iter(in_order(batches, first_batch))
-        self._run_number = run = (self._run_number + 1) % (1 << 32)
-        link.send(FrameKind.START, run, [encode_spec(self.spec)])
-        num_sent = num_planned = 0
-        error: Exception | None = None
-        has_more, limit, is_too_large = True, self.max_held, False
-        parts: list[bytearray] = []  # of the next plan, by rank
-        while True:
-            while has_more and num_sent - num_planned < limit:
-                try:
-                    batch = next(source, None)
-                except Exception as raised:
-                    error, batch = raised, None
-                if batch is None:
-                    has_more = False
-                    link.send(FrameKind.END, run)
-                    break
-                if not is_too_large:
-                    on_batch(batch)
-                link.send(FrameKind.BATCH, run, encode_ids(batch))
-                num_sent += 1
-            frame = self._receive(link, run)
-            if frame.kind == FrameKind.END:
-                return error
-            if frame.kind == FrameKind.ERROR:
-                return decode_error(frame.data)
-            if frame.kind == FrameKind.MORE:
-                is_too_large, limit = True, limit + self.spec.lookahead
-                continue
-            parts.append(frame.data)
-            if len(parts) == self.spec.world_size:
-                num_planned += 1
-                yield FramedPlan(parts=tuple(parts))
-                parts = []
-
-    def _receive(self, link: Link, run: int) -> Frame:
-        """The next frame of this run; drops those of a run that was closed."""
-        while (frame := link.receive()).run != run:
-            pass
-        return frame
 
     def _start(self) -> Link:
         with ExitStack() as both, ExitStack() as on_error:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.client.codec import CodecError
 from bagpipe.lookahead.ids import concatenate, decode_ids, empty_batch, encode_ids
 from bagpipe.types.batch import Batch
 from tests.lookahead.streams import batch_of, plain
@@ -75,3 +76,27 @@ def test_an_empty_batch(num_features: int) -> None:
     batch = empty_batch(7, num_features)
     assert (batch.index, batch.num_examples, batch.num_features) == (7, 0, num_features)
     assert plain(decode_ids(bytearray().join(encode_ids(batch)))) == plain(batch)
+
+
+@given(batches(), st.integers(0, 5), st.integers(-(2**63), 2**63 - 1))
+def test_a_header_that_does_not_fit_the_frame_is_refused(batch: Batch, word: int, value: int) -> None:
+    frame = bytearray().join(encode_ids(batch))
+    header = np.frombuffer(frame, np.int64, 6)
+    before = header[word]
+    header[word] = value
+    try:
+        found = decode_ids(frame)
+    except CodecError:
+        assert word != 0 or value < 0
+        return
+    # Another index, or sizes that lead to the same length.
+    assert word == 0 or value == before or found.values.size + found.lengths.size <= len(frame)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_refused(frame: bytes) -> None:
+    try:
+        found = decode_ids(bytearray(frame))
+    except CodecError:
+        return
+    assert found.values.size * 8 <= len(frame)

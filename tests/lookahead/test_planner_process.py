@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.lookahead.planner_process import SLACK, PlannerProcess
+from bagpipe.lookahead.planner_process import PlannerProcess
+from bagpipe.lookahead.protocol import SLACK
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
 from tests.lookahead.streams import Counted, batch_of, batches_of, expected_parts, plain_part, spec_of

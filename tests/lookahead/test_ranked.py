@@ -18,7 +18,8 @@ from bagpipe.errors import InputError
 from bagpipe.lookahead.ids import concatenate, empty_batch
 from bagpipe.lookahead.inline import InlinePlanner
 from bagpipe.lookahead.interface import WindowPlanner
-from bagpipe.lookahead.planner_process import SLACK, PlannerProcess
+from bagpipe.lookahead.planner_process import PlannerProcess
+from bagpipe.lookahead.protocol import SLACK
 from bagpipe.lookahead.ranked import RankedPlanner, Uneven
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
