@@ -1,6 +1,6 @@
 """`LookupLayout`: table groups, the tables that one kernel launch looks up together. Built once per model.
 
-    tables:    0     1     2     3           tables of one collection, equal in dimension, pooling and optimizer
+    tables:    0     1     2     3           tables of one collection, equal in dimension, pooling, optimizer and dtype
     segments:  s0 s1 s2    s3    s4    ──>   are one `TableGroup`: one gather, one lookup, one segment sum
     groups:      └─── group 0 ───┘   └ group 1 ┘
 
@@ -51,6 +51,7 @@ class TableGroup:
         lookup: how its tables are read.
         dim: weights per row.
         optimizer: row optimizer of its tables; None: the schema's.
+        dtype: of its tables' weights; None: the schema's.
         first_table, end_table: half-open range of tables.
         first_segment, end_segment: half-open range of occurrence segments.
     """
@@ -63,6 +64,7 @@ class TableGroup:
     first_segment: int
     end_segment: int
     optimizer: str | None = None
+    dtype: str | None = None
 
     @property
     def is_frozen(self) -> bool:
@@ -92,7 +94,7 @@ def build_layout(
     lookups: Sequence[TableLookup],
     settings: Sequence[Hashable] | None = None,
 ) -> LookupLayout:
-    """Group consecutive tables of one dimension that are read and updated alike.
+    """Group consecutive tables of one dimension and dtype that are read and updated alike.
 
     Args:
         tables: tables, by table number.
@@ -109,9 +111,9 @@ def build_layout(
         raise InputError(f"features must be sorted by table number, got table numbers {segment_tables}")
     groups: list[TableGroup] = []
     table = segment = 0
-    kinds = [(table.dim, table.optimizer) for table in tables]
+    kinds = [(table.dim, table.optimizer, table.dtype) for table in tables]
     alike = settings if settings is not None else [None] * len(tables)
-    for (lookup, (dim, optimizer), _), group in groupby(zip(lookups, kinds, alike, strict=True)):
+    for (lookup, (dim, optimizer, dtype), _), group in groupby(zip(lookups, kinds, alike, strict=True)):
         end_table = table + len(list(group))
         end_segment = segment + sum(table <= number < end_table for number in segment_tables)
         groups.append(
@@ -120,6 +122,7 @@ def build_layout(
                 lookup=lookup,
                 dim=dim,
                 optimizer=optimizer,
+                dtype=dtype,
                 first_table=table,
                 end_table=end_table,
                 first_segment=segment,

@@ -71,7 +71,7 @@ class RowCache:
     """The rows of one rank.
 
     Args:
-        schema: tables, optimizer, dtype and seed.
+        schema: tables, optimizers, dtypes and seed.
         num_slots: capacity in rows; 0 (direct mode): grows to what the plans need.
         device: device of the rows.
         streams: streams of the device; default: those of its kind.
@@ -81,7 +81,7 @@ class RowCache:
     Attributes:
         streams: streams of the device.
         slots: slot bookkeeping.
-        dtype, row_dtype: dtype of vectors and gradients; dtype of the records, which can be narrower.
+        dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
         kernels: kernels that compute on the rows.
         current: the batch being computed, which embedding modules read.
         snapshot: copy-on-write snapshots for checkpoints.
@@ -101,26 +101,17 @@ class RowCache:
         self.device = torch.device(device)
         self.streams: Streams = open_streams(str(device)) if streams is None else streams
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
-        self.row_dtype = TORCH_DTYPE[schema.dtype]
         self.slots = SlotTable(num_slots)
         self.current: ActiveBatch | None = None
         self._fixed = num_slots > 0
         self.kernels: Kernels = select_kernels(schema, self.device) if kernels is None else kernels
-        self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
-        self._slab = Slab(num_slots, max(self._widths, default=1), self.row_dtype, self.device)
-        self._gathered = [
-            Scratch(self.row_dtype, self.device) for _ in schema.tables
-        ]  # one per group, at most one per table
+        widest = max((schema.row_bytes(table) for table in range(len(schema.tables))), default=1)
+        self._slab = Slab(num_slots, widest, self.device)
+        self._gathered = [Scratch(self.device) for _ in schema.tables]  # one per group, at most one per table
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
-        self.snapshot = RowSnapshot(
-            self.slots,
-            len(schema.tables),
-            max(self._widths, default=1) * self.row_dtype.itemsize,
-            self._transfer.copy_out,
-            self.streams,
-        )
+        self.snapshot = RowSnapshot(self.slots, len(schema.tables), widest, self._transfer.copy_out, self.streams)
 
     def statistics(self) -> CacheStatistics:
         return CacheStatistics(
@@ -158,6 +149,10 @@ class RowCache:
             names=self.kernels.needs_names,
             max_terms=self.kernels.max_terms,
         )
+
+    def row_dtype(self, group: TableGroup) -> torch.dtype:
+        """Dtype of the records of a table group."""
+        return TORCH_DTYPE[group.dtype or self.schema.dtype]
 
     @property
     def is_fixed(self) -> bool:
@@ -226,7 +221,7 @@ class RowCache:
             self.snapshot.before_release(slots)
             epoch = self.snapshot.epoch
             dirty = self.slots.dirty[slots]
-            offsets = np.searchsorted(tables[dirty], np.arange(len(self._widths) + 1)).astype(np.int64)
+            offsets = np.searchsorted(tables[dirty], np.arange(len(self.schema.tables) + 1)).astype(np.int64)
             copied = self._transfer.copy_out(
                 RowList(table_offsets=offsets, ids=owner.evict.ids[dirty]),
                 slots[dirty],
@@ -247,7 +242,7 @@ class RowCache:
         for first in range(0, len(dirty), chunk_rows):
             slots = dirty[first : first + chunk_rows]
             with self.snapshot.lock:
-                rows = self.slots.rows_at(slots, len(self._widths))
+                rows = self.slots.rows_at(slots, len(self.schema.tables))
                 copied = self._transfer.copy_out(rows, slots, self.slots.stored_checks[slots])
             requests = copied()
             yield requests
@@ -267,8 +262,8 @@ class RowCache:
     # ---- the batch being computed --------------------------------------------------------------------------------
 
     def gather(self, slot_index: Tensor, dim: int, out: Tensor) -> None:
-        """Copy the weights ``[n, dim]`` of the rows in slots `slot_index` (int64 ``[n]``) to `out`."""
-        gather(self._slab.records, slot_index, dim, out)
+        """Copy the weights ``[n, dim]`` of the rows in slots `slot_index` (int64 ``[n]``) to `out`, of their dtype."""
+        gather(self._slab.records(out.dtype), slot_index, dim, out)
 
     def check(self, context: BatchContext) -> None:
         """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.
@@ -310,13 +305,13 @@ class RowCache:
         return groups
 
     def _own_rows(self, group: GroupContext) -> RowView:
-        local, dim = group.local, group.tables.dim
+        local, dim, dtype = group.local, group.tables.dim, self.row_dtype(group.tables)
         if local is None:
             raise JobError(f"table group {group.tables.index} was planned for several ranks, but has no exchanged rows")
-        view = RowView(records=self._slab.records, slot_index=local.slot_index, dim=dim)
+        view = RowView(records=self._slab.records(dtype), slot_index=local.slot_index, dim=dim)
         if self.kernels.reads_slots:
             return view
-        out = self._gathered[group.tables.index].take(group.num_rows, dim)
+        out = self._gathered[group.tables.index].take(group.num_rows, dim, dtype)
         self.gather(local.slot_index, dim, out)
         return RowView(records=out, slot_index=None, dim=dim)
 
@@ -363,7 +358,8 @@ class RowCache:
         step = settings if isinstance(settings, RowStep) else settings[group.index]
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):
-            self.kernels.update(self._slab.records, rows.slot_index, gradients, step, rows.names, group.optimizer)
+            records = self._slab.records(self.row_dtype(group))
+            self.kernels.update(records, rows.slot_index, gradients, step, rows.names, group.optimizer)
         self.slots.mark_dirty(rows.slots)
         with self._count_lock:  # with several ranks, two lanes update rows
             self._updated += len(rows.rows)

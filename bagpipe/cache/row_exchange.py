@@ -44,8 +44,8 @@ class RowExchange:
     def __init__(self, cache: RowCache, peers: Peers) -> None:
         self._cache = cache
         self._peers = peers
-        self._rows = [[self._row_scratch() for _ in cache.schema.tables] for _ in range(_BATCHES_HELD)]
-        self._sent = self._row_scratch()
+        self._rows = [[self._scratch() for _ in cache.schema.tables] for _ in range(_BATCHES_HELD)]
+        self._sent = self._scratch()
         self._received = [[self._scratch() for _ in cache.schema.tables] for _ in (_NOW, _LATE)]
         self._arrived: list[list[Tensor]] = [[], []]
 
@@ -74,7 +74,7 @@ class RowExchange:
 
     def _exchange_rows(self, context: BatchContext, group: GroupContext, part: PullPart) -> None:
         dim = group.tables.dim
-        sent = self._sent.take(sum(part.send_counts), dim)
+        sent = self._sent.take(sum(part.send_counts), dim, self._cache.row_dtype(group.tables))
         self._cache.gather(part.slot_index, dim, sent)
         received = self._weights(context, group)[part.first : part.end]
         # As bytes: not every process group supports every half dtype.
@@ -85,7 +85,7 @@ class RowExchange:
     def _weights(self, context: BatchContext, group: GroupContext) -> Tensor:
         """``[U, dim]``: receive buffer of the group's rows; the same memory for the same batch."""
         scratch = self._rows[context.batch_index % _BATCHES_HELD][group.tables.index]
-        return scratch.take(group.num_rows, group.tables.dim)
+        return scratch.take(group.num_rows, group.tables.dim, self._cache.row_dtype(group.tables))
 
     # ---- lane compute --------------------------------------------------------------------------------------------
 
@@ -160,7 +160,8 @@ class RowExchange:
                 sent = self._cache.kernels.sum(gradients_of(group, which))
             else:
                 sent = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
-            received = self._received[which][group.context.tables.index].take(sum(part.recv_counts), dim)
+            scratch = self._received[which][group.context.tables.index]
+            received = scratch.take(sum(part.recv_counts), dim, self._cache.dtype)
             self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
             self._arrived[which].append(received)
 
@@ -171,11 +172,8 @@ class RowExchange:
                 gradients = [Gradients(vectors=received, segment_sum=part.segment_sum)]
                 self._cache.apply(group.tables, part.owned, gradients, settings)
 
-    def _row_scratch(self) -> Scratch:
-        return Scratch(self._cache.row_dtype, self._cache.device)
-
     def _scratch(self) -> Scratch:
-        return Scratch(self._cache.dtype, self._cache.device)
+        return Scratch(self._cache.device)
 
 
 def _exchange(group: GroupContext) -> GroupExchange:

@@ -44,7 +44,7 @@ CopiedRows: TypeAlias = Callable[[], list[WriteRequest]]
 
 @dataclass(frozen=True, slots=True)
 class _TableRange:
-    """Consecutive tables of one dimension and row optimizer, and the range of their rows."""
+    """Consecutive tables of one dimension, row optimizer and dtype, and the range of their rows."""
 
     first_table: int
     end_table: int
@@ -65,6 +65,7 @@ class _New:
     ids: Tensor
     dim: int
     optimizer: str | None
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,16 +144,16 @@ class RowTransfer:
     def __init__(
         self, schema: RowSchema, slab: Slab, streams: Streams, device: torch.device, *, prefetch_depth: int
     ) -> None:
-        dtype = TORCH_DTYPE[schema.row_type.compute]
+        compute = TORCH_DTYPE[schema.row_type.compute]
         self._schema = schema
         self._slab = slab
         self._streams = streams
-        self._dtype = TORCH_DTYPE[schema.dtype]
+        self._dtypes = [TORCH_DTYPE[schema.dtype_of(table)] for table in range(len(schema.tables))]
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
         # Batch b is fetched after the insert of batch b - prefetch_depth, and evicted after the write-back of batch
         # b - WRITE_DEPTH, so its staging area is free. Snapshots in other lanes use some of the leaving areas too.
-        self._arriving = open_uploads(streams, device, dtype, num_areas=prefetch_depth)
-        self._leaving = open_uploads(streams, device, dtype, num_areas=4 * WRITE_DEPTH)
+        self._arriving = open_uploads(streams, device, compute, num_areas=prefetch_depth)
+        self._leaving = open_uploads(streams, device, compute, num_areas=4 * WRITE_DEPTH)
 
     def put(
         self,
@@ -190,12 +191,13 @@ class RowTransfer:
                             upload.tensor(rows.ids[block][~hit]),
                             self._schema.tables[span.first_table].dim,
                             self._schema.tables[span.first_table].optimizer,
+                            self._dtypes[span.first_table],
                         )
                     )
-        records = self._slab.records
         for part in stored:
-            scatter(records, part.slot_index, part.rows)
+            scatter(self._slab.records(part.rows.dtype), part.slot_index, part.rows)
         for fresh in new:
+            records = self._slab.records(fresh.dtype)
             kernels.initialise(records, fresh.slot_index, fresh.tables, fresh.ids, fresh.dim, fresh.optimizer)
 
     def _stored(self, upload: Uploader, span: _TableRange, slots: Slots, results: Mapping[int, ReadResult]) -> _Stored:
@@ -204,7 +206,7 @@ class RowTransfer:
             for table, result in results.items()
             if span.first_table <= table < span.end_table
         ]
-        host, rows = upload.block(len(slots), self._widths[span.first_table], self._dtype)
+        host, rows = upload.block(len(slots), self._widths[span.first_table], self._dtypes[span.first_table])
         np.concatenate(parts, out=host_words(host))
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
@@ -221,10 +223,9 @@ class RowTransfer:
         if ranges:
             with self._leaving.batch() as upload:
                 indices = [upload.tensor(slots[span.first : span.end], torch.int64) for span in ranges]
-            blocks = [
-                to_host(self._streams, gather(self._slab.records, index, self._widths[span.first_table]))
-                for span, index in zip(ranges, indices, strict=True)
-            ]
+            for span, index in zip(ranges, indices, strict=True):
+                records = self._slab.records(self._dtypes[span.first_table])
+                blocks.append(to_host(self._streams, gather(records, index, self._widths[span.first_table])))
 
         def requests() -> list[WriteRequest]:
             found = []
@@ -241,7 +242,7 @@ class RowTransfer:
         return requests
 
     def _table_ranges(self, rows: RowList) -> Iterator[_TableRange]:
-        first, kinds = 0, [(table.dim, table.optimizer) for table in self._schema.tables]
+        first, kinds = 0, [(table.dim, table.optimizer, table.dtype) for table in self._schema.tables]
         for end in range(1, len(kinds) + 1):
             if end == len(kinds) or kinds[end] != kinds[first]:
                 start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])

@@ -3,7 +3,7 @@
     free ──claim──> clean ──mark_dirty──> dirty ──release──> free, written back
                       ↑___________mark_clean___________|
 
-    slot ──Slab.records──> [weights | optimizer state | unused]        narrow records use a prefix
+    slot ──Slab.records(dtype)──> [weights | optimizer state | unused]        narrow records use a prefix
 
 Threads: one lane claims slots, another marks them dirty, a third releases them. They write distinct elements of shared
 arrays, because a plan uses a slot for one purpose at a time, so no lock is needed. `grow` and `clear` require idle
@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bagpipe.errors import JobError
 from bagpipe.kernels.torch_kernels import ALIGN_BYTES
@@ -176,30 +177,30 @@ def record_bytes(row_bytes: int) -> int:
 
 
 class Slab:
-    """Row records of `num_slots` slots.
+    """Row records of `num_slots` slots. A slot holds a record of any table.
+
+    Slots start at multiples of 16 bytes, for 16-byte copies.
 
     Args:
         num_slots: number of slots.
-        width: elements of the widest record.
-        dtype: dtype of the weights (`bagpipe.kernels.row_format`).
+        row_bytes: bytes of the widest record.
         device: device of the records.
-
-    Attributes:
-        records: ``[num_slots, >= width]``. Slots start at multiples of 16 bytes, for 16-byte copies.
     """
 
-    def __init__(self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, num_slots: int, row_bytes: int, device: torch.device) -> None:
         # Not zeroed: the pages of a large cache are first touched when rows enter.
-        self.records = torch.empty(
-            num_slots, record_bytes(width * dtype.itemsize) // dtype.itemsize, dtype=dtype, device=device
-        )
+        self._memory = torch.empty(num_slots, record_bytes(row_bytes), dtype=torch.uint8, device=device)
 
     def __len__(self) -> int:
-        return int(self.records.shape[0])
+        return int(self._memory.shape[0])
+
+    def records(self, dtype: torch.dtype) -> Tensor:
+        """``[num_slots, >= width]``: all slots as records of weights of `dtype` (`bagpipe.kernels.row_format`)."""
+        return self._memory.view(dtype)
 
     def grow(self, num_slots: int) -> None:
         """Make room for at least `num_slots` slots. Records stay in their slots. Requires idle lanes."""
-        old = self.records
+        old = self._memory
         if num_slots > len(self):
-            self.records = old.new_empty(num_slots, old.shape[1])
-            self.records[: len(old)].copy_(old)
+            self._memory = old.new_empty(num_slots, old.shape[1])
+            self._memory[: len(old)].copy_(old)

@@ -234,12 +234,12 @@ class Scratch:
     One owner, one use at a time.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._buffer = torch.empty(0, dtype=dtype, device=device)
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def take(self, num_rows: int, width: int) -> Tensor:
-        """``[num_rows, width]``, contents undefined. Invalidates the tensor taken before."""
-        size = num_rows * width
-        if size > len(self._buffer):
-            self._buffer = self._buffer.new_empty(size + size // 4)  # batch sizes vary
-        return self._buffer[:size].view(num_rows, width)
+    def take(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """``[num_rows, width]`` of `dtype`, contents undefined. Invalidates the tensor taken before."""
+        num_bytes = num_rows * width * dtype.itemsize
+        if num_bytes > len(self._buffer):
+            self._buffer = self._buffer.new_empty(num_bytes + num_bytes // 4)  # batch sizes vary
+        return empty_view(self._buffer, 0, (num_rows, width), dtype)

@@ -82,10 +82,9 @@ class Uploader:
         Both are valid until the next batch.
         """
         if self._num_blocks == len(self._blocks):
-            self._blocks.append(Scratch(torch.uint8, torch.device("cpu")))
-        memory = self._blocks[self._num_blocks].take(1, num_rows * width * dtype.itemsize).view(-1)
+            self._blocks.append(Scratch(torch.device("cpu")))
+        host = self._blocks[self._num_blocks].take(num_rows, width, dtype)
         self._num_blocks += 1
-        host = empty_view(memory, 0, (num_rows, width), dtype)
         return host, host
 
     def reuse(self) -> None:

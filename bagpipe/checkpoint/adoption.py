@@ -13,7 +13,7 @@ import numpy as np
 
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, RowFile
-from bagpipe.checkpoint.row_file import RecordFile, record_dtype
+from bagpipe.checkpoint.row_file import RecordFile, file_dtype, words_as
 from bagpipe.errors import LostRowError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.interface import Store
@@ -61,7 +61,7 @@ def _save_rows(store: Store, folder: Path, step: int) -> tuple[RowFile, ...]:
     schema, files = store.schema, []
     tables = range(len(schema.tables))
     for row_bytes in sorted({schema.row_bytes(table) for table in tables}):
-        dtype = record_dtype(row_bytes, schema.dtype)
+        dtype = file_dtype(schema, row_bytes)
         with RecordFile(folder / f"full-{step:08d}-{row_bytes:06d}.npy", dtype) as file:
             for table in (table for table in tables if schema.row_bytes(table) == row_bytes):
                 ids = store.ids(table)
@@ -71,7 +71,8 @@ def _save_rows(store: Store, folder: Path, step: int) -> tuple[RowFile, ...]:
                     if not result.found.all():
                         raise LostRowError(f"table {schema.tables[table].name} id {chunk[~result.found][0]} vanished")
                     records = np.zeros(len(chunk), dtype)
-                    records["id"], records["table"], records["step"], records["row"] = chunk, table, step, result.rows
+                    records["id"], records["table"], records["step"] = chunk, table, step
+                    records["row"] = words_as(result.rows, dtype["row"].base)
                     file.write(records)
         if file.num_records:
             files.append(RowFile(file=file.entry, row_bytes=row_bytes, num_rows=file.num_records, full=True, step=step))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest
 from bagpipe.checkpoint.merge import SortedFile, merged_ids, merged_records, open_files
-from bagpipe.checkpoint.row_file import NAME_DTYPE, latest_positions, load_names, take_records
+from bagpipe.checkpoint.row_file import NAME_DTYPE, latest_positions, load_names, take_records, words_as
 from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.row_checksum import table_check_words
@@ -63,7 +63,7 @@ class CheckpointRows:
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
         """Rows of one table, in the order of the ids; zeros for missing rows."""
-        rows = np.zeros((len(ids), self.schema.row_width(table)), row_dtype(self.schema))
+        rows = np.zeros((len(ids), self.schema.row_width(table)), row_dtype(self.schema, table))
         order = np.argsort(ids)
         wanted = ids[order]
         ages = np.full(len(ids), -1, np.int64)
@@ -77,7 +77,7 @@ class CheckpointRows:
             newer = steps >= ages[order[hits]]
             hits, steps = hits[newer], steps[newer]
             ages[order[hits]] = steps
-            rows[order[hits]] = records["row"][positions[hits]]
+            rows[order[hits]] = words_as(records["row"][positions[hits]], rows.dtype)
         found = ages >= 0
         return ReadResult(rows, found, np.where(found, table_check_words(table, ids, rows), np.uint64(0)))
 
@@ -149,7 +149,7 @@ class CheckpointRows:
     def rows(self, table: int) -> Iterator[WriteRequest]:
         """All rows of a table, in ascending order of ids, in chunks of a few MiB."""
         for records in merged_records(self._files[table], table):
-            yield _request(table, records)
+            yield self._request(table, records)
 
     def requests(
         self, *, buckets: Collection[int] | None = None, num_buckets: int = 1
@@ -170,7 +170,7 @@ class CheckpointRows:
                     positions = bucket_of(np.array([table], np.uint32), records["id"], num_buckets)
                     records = take_records(records, np.flatnonzero(wanted[positions]))
                 if len(records):
-                    yield (_request(table, records),)
+                    yield (self._request(table, records),)
 
     def dirty(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Names of dirty rows, newer in a cache than in the store: tables and ids ``[n]``, sorted, distinct."""
@@ -178,6 +178,10 @@ class CheckpointRows:
         tables, ids = names["table"].astype(np.uint32), names["id"].astype(np.int64)
         positions = latest_positions(tables, ids, np.zeros(len(ids), np.int64))
         return tables[positions], ids[positions]
+
+    def _request(self, table: int, records: NDArray[Any]) -> WriteRequest:
+        rows = words_as(np.ascontiguousarray(records["row"]), row_dtype(self.schema, table))
+        return WriteRequest(table, np.ascontiguousarray(records["id"]), rows)
 
 
 def check_row_sums(folder: Path, manifest: Manifest) -> None:
@@ -202,7 +206,3 @@ def check_row_sums(folder: Path, manifest: Manifest) -> None:
 def _add(sums: RowSums, request: WriteRequest) -> None:
     words = table_check_words(request.table, request.ids, request.rows)
     sums.add_rows(np.array([request.table], np.uint32), request.ids, words)
-
-
-def _request(table: int, records: NDArray[Any]) -> WriteRequest:
-    return WriteRequest(table, np.ascontiguousarray(records["id"]), np.ascontiguousarray(records["row"]))

@@ -235,7 +235,7 @@ def _write_dcp(exported: Exported, folder: Path) -> None:
 def _collect_bounded(rows: RowSource, table: int, name: str, num_rows: int, found: Exported) -> None:
     schema = rows.schema
     dim = schema.tables[table].dim
-    weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype])
+    weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype_of(table)])
     initial = InitialWeights(schema, torch.device("cpu"))
     for first in range(0, num_rows, _CHUNK_ROWS):
         ids = torch.arange(first, min(first + _CHUNK_ROWS, num_rows))
@@ -255,7 +255,7 @@ def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported) 
     schema = rows.schema
     dim = schema.tables[table].dim
     ids = torch.from_numpy(rows.ids(table))
-    weight = torch.empty(len(ids), dim, dtype=TORCH_DTYPE[schema.dtype])
+    weight = torch.empty(len(ids), dim, dtype=TORCH_DTYPE[schema.dtype_of(table)])
     states = _empty_states(schema, table, len(ids))
     first = 0
     for request in rows.rows(table):
@@ -269,7 +269,7 @@ def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported) 
 
 def _split(schema: RowSchema, request: WriteRequest, dim: int) -> tuple[Tensor, Tensor]:
     """Weights and optimizer state of stored records."""
-    records = torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype])
+    records = torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype_of(request.table)])
     return split_record(records, schema, dim, schema.tables[request.table].optimizer)
 
 

@@ -21,10 +21,11 @@ from bagpipe.checkpoint.row_file import (
     MAX_STEP,
     RecordFile,
     close_quietly,
+    file_dtype,
     latest_positions,
-    record_dtype,
     save_names,
     take_records,
+    words_as,
 )
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
@@ -44,6 +45,7 @@ class _Journal:
 
     path: Path
     row_bytes: int
+    dtype: np.dtype[np.void]
     file: BinaryIO
     num_rows: int = 0
 
@@ -84,16 +86,16 @@ class RowWriter:
             if len(request.ids):
                 by_width.setdefault(self._schema.row_bytes(request.table), []).append(request)
         for row_bytes, group in by_width.items():
-            records = np.zeros(sum(len(request.ids) for request in group), record_dtype(row_bytes, self._schema.dtype))
+            journal = self._journal(row_bytes)
+            records = np.zeros(sum(len(request.ids) for request in group), journal.dtype)
             records["step"] = step
             first = 0
             for request in group:
                 span = slice(first, first + len(request.ids))
                 records["table"][span] = request.table
                 records["id"][span] = request.ids
-                records["row"][span] = request.rows
+                records["row"][span] = words_as(request.rows, journal.dtype["row"].base)
                 first = span.stop
-            journal = self._journal(row_bytes)
             journal.file.write(records.data)
             journal.num_rows += len(records)
 
@@ -126,12 +128,14 @@ class RowWriter:
         journal = self._journals.get(row_bytes)
         if journal is None:
             path = self._folder / f"journal-{self._epoch:06d}-{self._rank:04d}-{row_bytes:06d}"
-            journal = _Journal(path=path, row_bytes=row_bytes, file=path.open("wb", buffering=_BUFFER_BYTES))
+            dtype = file_dtype(self._schema, row_bytes)
+            file = path.open("wb", buffering=_BUFFER_BYTES)
+            journal = _Journal(path=path, row_bytes=row_bytes, dtype=dtype, file=file)
             self._journals[row_bytes] = journal
         return journal
 
     def _sort(self, journal: _Journal, target: Path, step: int) -> RowFile:
-        dtype = record_dtype(journal.row_bytes, self._schema.dtype)
+        dtype = journal.dtype
         records = np.memmap(journal.path, dtype, mode="r", shape=(journal.num_rows,))
         positions = latest_positions(records["table"], records["id"], records["step"])
         chunk_rows = max(1, _CHUNK_BYTES // dtype.itemsize)

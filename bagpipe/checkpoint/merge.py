@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, RowFile
 from bagpipe.checkpoint.row_file import (
     RecordFile,
+    file_dtype,
     join_records,
     latest_positions,
     map_records,
-    record_dtype,
     take_records,
 )
 from bagpipe.types.schema import RowSchema
@@ -78,7 +78,7 @@ def open_files(folder: Path, files: Sequence[RowFile], schema: RowSchema) -> dic
 
 
 def _open_file(path: Path, file: RowFile, schema: RowSchema) -> SortedFile:
-    records = map_records(path, record_dtype(file.row_bytes, schema.dtype), file.num_rows)
+    records = map_records(path, file_dtype(schema, file.row_bytes), file.num_rows)
     tables = records["table"]
     bounds = {}
     end = 0
@@ -140,7 +140,7 @@ def merge_files(
     merged = []
     for row_bytes in sorted({file.row_bytes for file in files}):
         name = f"full-{step:08d}-{row_bytes:06d}.npy"
-        with RecordFile(target / name, record_dtype(row_bytes, schema.dtype)) as out:
+        with RecordFile(target / name, file_dtype(schema, row_bytes)) as out:
             for table in range(len(schema.tables)):
                 if schema.row_bytes(table) == row_bytes:
                     for records in merged_records(by_table[table], table):

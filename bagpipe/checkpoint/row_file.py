@@ -3,7 +3,10 @@
     offset 0   id     int64     8 B
            8   table  uint32    4 B    table number of the schema
           12   step   uint32    4 B    batch for which the row was evicted
-          16   row    words of the schema [row_width], then zeros up to a multiple of 8 B
+          16   row    words of the table [row_width], then zeros up to a multiple of 8 B
+
+A file has the rows of all tables whose records have one size. If their words differ, its rows are words of
+2 B (`file_dtype`).
 
 A reader compares the header with the expected bytes and maps the rest; it never parses a header. `numpy.load` reads the
 files too.
@@ -23,13 +26,14 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
-from bagpipe.types.schema import ROW_TYPES
+from bagpipe.types.schema import ROW_TYPES, RowSchema
 
 __all__ = [
     "MAX_STEP",
     "NAME_DTYPE",
     "RecordFile",
     "close_quietly",
+    "file_dtype",
     "join_records",
     "latest_positions",
     "load_names",
@@ -37,6 +41,7 @@ __all__ = [
     "record_dtype",
     "save_names",
     "take_records",
+    "words_as",
 ]
 
 MAX_STEP = (1 << 32) - 1
@@ -59,6 +64,21 @@ def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
             "itemsize": _HEAD_BYTES + -(-row_bytes // 8) * 8,
         }
     )
+
+
+def file_dtype(schema: RowSchema, row_bytes: int) -> np.dtype[np.void]:
+    """Record dtype of the file of the tables with rows of `row_bytes` bytes.
+
+    Their rows are `words_as` this dtype's words: those of the tables if they agree, otherwise uint16, as raw bits.
+    """
+    dtypes = {schema.dtype_of(table) for table in range(len(schema.tables)) if schema.row_bytes(table) == row_bytes}
+    narrowest = min(sorted(dtypes), key=lambda dtype: ROW_TYPES[dtype].word_bytes, default=schema.dtype)
+    return record_dtype(row_bytes, narrowest)
+
+
+def words_as(rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Rows ``[n, width]`` as words of another size, with the same bytes. The words of a row are contiguous."""
+    return rows if rows.dtype == dtype else rows.view(dtype)
 
 
 class RecordFile:

@@ -132,7 +132,7 @@ class InitialWeights:
         """Write the initial weights of rows into `out`.
 
         Args:
-            out: ``[n, dim]`` in the schema's dtype, any strides. Half dtypes are rounded to nearest.
+            out: ``[n, dim]`` in the dtype of the rows, any strides. Half dtypes are rounded to nearest.
             tables: int64 ``[n]`` table numbers; all these tables have dimension `dim`.
             ids: int64 ``[n]``.
         """

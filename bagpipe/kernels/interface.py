@@ -109,7 +109,7 @@ class Kernels(Protocol):
 
     Attributes:
         reads_slots: `pool` reads rows in their slots; otherwise the caller gathers them first.
-        needs_names: `update` needs the names of the rows, for stochastic rounding.
+        needs_names: `update` needs the names of half-precision rows, for stochastic rounding.
         max_terms: rows with more terms are summed in chunks (`HostSegmentSum.split`); None: no limit.
     """
 
@@ -144,7 +144,7 @@ class Kernels(Protocol):
         """Apply one optimizer step to each row, in its slot, with the gradient of `sum`.
 
         Args:
-            records: records of the cache, ``[num_slots, width]``.
+            records: records of the cache, ``[num_slots, width]``, in the dtype of the rows.
             slot_index: int64 ``[k]``, distinct slots of the rows.
             gradients: gradients of the rows.
             step: hyperparameters.
@@ -168,7 +168,7 @@ class Kernels(Protocol):
         """Write initial weights and zero optimizer state of rows into their slots.
 
         Args:
-            records: records of the cache, ``[num_slots, width]``.
+            records: records of the cache, ``[num_slots, width]``, in the dtype of the rows.
             slot_index, tables, ids: int64 ``[k]`` each.
             dim: weights per row.
             optimizer: row optimizer of the rows; None: the schema's.

@@ -96,7 +96,7 @@ class StochasticRounding:
 
 
 def open_rounding(schema: RowSchema, device: torch.device) -> Rounding:
-    """The rounding of a schema with half-precision rows."""
+    """The rounding of the half-precision rows of a schema."""
     return StochasticRounding(schema, device) if schema.rounding == "stochastic" else _NearestRounding()
 
 

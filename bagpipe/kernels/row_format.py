@@ -13,6 +13,8 @@ float32 in place. Code that only moves records treats them as bits; numpy has no
 are uint16 words (`host_words`). Arithmetic is float32: half weights are widened, which is exact, updated like float32
 rows, and rounded once (`bagpipe.kernels.rounding`).
 
+The dtype of a tensor of records is that of its table group; the tables of a schema can have different ones.
+
 Bytes of a row of 48 weights      sgd   rowwise_adagrad   adagrad   adam
     float32                       192               196       384    576
     float16, bfloat16              96               100       288    480
@@ -20,6 +22,7 @@ Bytes of a row of 48 weights      sgd   rowwise_adagrad   adagrad   adam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -29,9 +32,11 @@ from torch import Tensor
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import ROW_TYPES, RowSchema, RowType
 
-__all__ = ["RowFormat", "host_words", "open_row_format", "split_record"]
+__all__ = ["RowFormat", "host_words", "open_row_format", "open_row_formats", "row_type_of", "split_record"]
+
+_ROW_TYPES = {TORCH_DTYPE[name]: row_type for name, row_type in ROW_TYPES.items()}
 
 #: Dtype of records on the host, by dtype of the tensor: numpy has no bfloat16.
 _WORD = {
@@ -47,24 +52,28 @@ def host_words(records: Tensor) -> NDArray[Any]:
     return records.view(_WORD[records.dtype]).numpy()
 
 
+def row_type_of(dtype: torch.dtype) -> RowType:
+    """Number type of records, by the dtype of their tensor."""
+    return _ROW_TYPES[dtype]
+
+
 def split_record(records: Tensor, schema: RowSchema, dim: int, optimizer: str | None = None) -> tuple[Tensor, Tensor]:
     """Views of records ``[n, >= width]``: weights ``[n, dim]`` and state ``[n, state]``, each in its own dtype.
 
     Args:
-        records: the records.
+        records: the records, in the dtype of their weights.
         schema: their schema.
         dim: weights per row.
         optimizer: row optimizer; None: the schema's.
     """
-    first, end = schema.weight_words(dim), schema.record_words(dim, optimizer)
-    state = records[:, first:end]
-    return records[:, :dim], state.view(TORCH_DTYPE[schema.row_type.compute]) if end > first else state.new_empty(
-        len(records), 0, dtype=TORCH_DTYPE[schema.row_type.compute]
-    )
+    row_type = row_type_of(records.dtype)
+    first, end = row_type.weight_words(dim), row_type.record_words(dim, optimizer or schema.optimizer)
+    state, compute = records[:, first:end], TORCH_DTYPE[row_type.compute]
+    return records[:, :dim], state.view(compute) if end > first else state.new_empty(len(records), 0, dtype=compute)
 
 
 class RowFormat(Protocol):
-    """Conversion between records of one schema and values in the compute dtype.
+    """Conversion between records of one schema and dtype, and values in the compute dtype.
 
     `optimizer` is that of the rows; None: the schema's.
 
@@ -112,11 +121,12 @@ class _FullRowFormat:
 
     needs_names = False
 
-    def __init__(self, schema: RowSchema) -> None:
+    def __init__(self, schema: RowSchema, row_type: RowType) -> None:
         self._schema = schema
+        self._row_type = row_type
 
     def width(self, dim: int, optimizer: str | None = None) -> int:
-        return self._schema.record_words(dim, optimizer)
+        return self._row_type.record_words(dim, optimizer or self._schema.optimizer)
 
     def unpack(self, rows: Tensor, dim: int, optimizer: str | None = None) -> Tensor:
         return rows
@@ -130,13 +140,14 @@ class _FullRowFormat:
 class _HalfRowFormat:
     """Half-precision weights and float32 state: widened, updated, rounded."""
 
-    def __init__(self, schema: RowSchema, device: torch.device) -> None:
+    def __init__(self, schema: RowSchema, row_type: RowType, device: torch.device) -> None:
         self._schema = schema
+        self._row_type = row_type
         self._rounding = open_rounding(schema, device)
         self.needs_names = self._rounding.needs_names
 
     def width(self, dim: int, optimizer: str | None = None) -> int:
-        return self._schema.record_words(dim, optimizer)
+        return self._row_type.record_words(dim, optimizer or self._schema.optimizer)
 
     def unpack(self, rows: Tensor, dim: int, optimizer: str | None = None) -> Tensor:
         weights, state = split_record(rows, self._schema, dim, optimizer)
@@ -153,6 +164,12 @@ class _HalfRowFormat:
         state.copy_(values[:, dim:])
 
 
-def open_row_format(schema: RowSchema, device: torch.device) -> RowFormat:
-    """The row format of a schema on a device."""
-    return _HalfRowFormat(schema, device) if schema.row_type.is_half else _FullRowFormat(schema)
+def open_row_format(schema: RowSchema, device: torch.device, dtype: str | None = None) -> RowFormat:
+    """The row format on a device of the tables of one dtype; None: that of the schema."""
+    row_type = ROW_TYPES[dtype or schema.dtype]
+    return _HalfRowFormat(schema, row_type, device) if row_type.is_half else _FullRowFormat(schema, row_type)
+
+
+def open_row_formats(schema: RowSchema, device: torch.device) -> Mapping[torch.dtype, RowFormat]:
+    """The row formats of all dtypes of a schema, by the dtype of records."""
+    return {TORCH_DTYPE[dtype]: open_row_format(schema, device, dtype) for dtype in schema.dtypes}

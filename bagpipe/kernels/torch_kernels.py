@@ -10,7 +10,7 @@ from torch import Tensor
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import InitialWeights
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
-from bagpipe.kernels.row_format import open_row_format
+from bagpipe.kernels.row_format import open_row_formats
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_sums import sum_segments, total_gradient
@@ -42,10 +42,10 @@ class TorchKernels:
         self.max_terms = MAX_TERMS if device.type == "cuda" else None
         self._device = device
         self._schema = schema
-        self._format = open_row_format(schema, device)
+        self._formats = open_row_formats(schema, device)
         self._initial = InitialWeights(schema, device)
         self._dtype = self._initial.dtype
-        self.needs_names = self._format.needs_names
+        self.needs_names = any(each.needs_names for each in self._formats.values())
 
     def pool(self, rows: RowView, bags: Bags) -> Tensor:
         weights = rows.gathered()
@@ -67,7 +67,8 @@ class TorchKernels:
         optimizer: str | None = None,
     ) -> None:
         dim = require_gradients(gradients).vectors.shape[1]
-        width = self._format.width(dim, optimizer)
+        row_format = self._formats[records.dtype]
+        width = row_format.width(dim, optimizer)
         apply = ROW_OPTIMIZERS[optimizer or self._schema.optimizer].apply
         num_rows = len(slot_index)
         in_chunks = self._device.type == "cpu" and all(
@@ -78,10 +79,10 @@ class TorchKernels:
             end = min(first + chunk, num_rows)
             index = slot_index[first:end]
             rows = gather(records, index, width)
-            values = self._format.unpack(rows, dim, optimizer)
+            values = row_format.unpack(rows, dim, optimizer)
             apply(values, total_gradient(gradients, first, end), step.lr, step.eps, step.step)
             part = None if names is None else names.part(first, end)
-            self._format.pack(values, rows, dim, part, step.step, optimizer)
+            row_format.pack(values, rows, dim, part, step.step, optimizer)
             scatter(records, index, rows)
 
     def initialise(
@@ -93,7 +94,7 @@ class TorchKernels:
         dim: int,
         optimizer: str | None = None,
     ) -> None:
-        width = self._format.width(dim, optimizer)
+        width = self._formats[records.dtype].width(dim, optimizer)
         rows = torch.zeros(len(slot_index), width, dtype=records.dtype, device=self._device)
         self._initial.fill_(rows[:, :dim], tables, ids)
         scatter(records, slot_index, rows)

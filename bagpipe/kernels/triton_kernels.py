@@ -33,6 +33,7 @@ from bagpipe.kernels import triton_rows, triton_sums
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, step_key
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.rounding import StochasticRounding
+from bagpipe.kernels.row_format import row_type_of
 from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_kernels import require_gradients
@@ -178,14 +179,17 @@ class TritonKernels:
         optimizer: str | None = None,
     ) -> None:
         contribution = require_gradients(gradients)
-        if self.needs_names and names is None:
+        rounds = self.needs_names and row_type_of(records.dtype).is_half
+        if rounds and names is None:
             raise JobError("stochastic rounding needs the names of the rows, got none")
         if len(gradients) == 1:
             parts = self._ranges(contribution)
         else:
             parts = [_Ranges(vectors=self.sum(gradients), num_rows=len(slot_index))]
         for ranges in parts:
-            self._update_ranges(records, slot_index, ranges, step, names, optimizer or self._schema.optimizer)
+            self._update_ranges(
+                records, slot_index, ranges, step, names if rounds else None, optimizer or self._schema.optimizer
+            )
 
     def initialise(
         self,
@@ -205,7 +209,7 @@ class TritonKernels:
             "scales": self._initial.scales,
             "num_rows": len(slot_index),
             "STATE_WIDTH": OPTIMIZER_STATE_WIDTH[optimizer or self._schema.optimizer](dim),
-            "WEIGHT_WIDTH": self._schema.weight_words(dim),
+            "WEIGHT_WIDTH": row_type_of(records.dtype).weight_words(dim),
             "ROWS": tile.rows,
             "BLOCK": tile.block,
             "DIM": dim,
@@ -277,7 +281,7 @@ class TritonKernels:
             "eps_bits": _bits(step.eps),
             "tables": None if names is None else names.tables,
             "ids": None if names is None else names.ids,
-            "rounding_keys": self._rounding_keys,
+            "rounding_keys": None if names is None else self._rounding_keys,
             "step_bits": step_key(step.step),
             "OPTIMIZER": optimizer,
             "FIRST_RATE": 1 - beta1,
@@ -308,7 +312,7 @@ class TritonKernels:
             "state": state,
             "RECORD_STRIDE": records.stride(0),
             "STATE_STRIDE": state.stride(0),
-            "STATE_FIRST": self._schema.weight_words(dim) * records.itemsize // self._dtype.itemsize,
+            "STATE_FIRST": row_type_of(records.dtype).weight_words(dim) * records.itemsize // self._dtype.itemsize,
         }
 
     def _enqueue(self, kernel: Any, tile: Tile, num_rows: int, arguments: Mapping[str, Any]) -> None:

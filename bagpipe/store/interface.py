@@ -1,6 +1,6 @@
 """Interface of the embedding store: batched, ids in, row records out. One conformance suite covers all stores.
 
-A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector of the schema's words.
+A *row record* is ``[weights | optimizer state]`` of one id: a fixed-width vector of the table's words (`RowType`).
 A store has no initial values: a row that was never written is not found.
 """
 
@@ -28,7 +28,7 @@ class ReadResult:
     """Rows of one table, in the order of the requested ids.
 
     Attributes:
-        rows: ``[n, row_width]``, words of the schema; zero where not found.
+        rows: ``[n, row_width]``, words of the table; zero where not found.
         found: bool ``[n]``.
         checks: uint64 ``[n]``, check words of the rows (`bagpipe.store.row_checksum`); zero where not found.
     """

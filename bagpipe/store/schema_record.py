@@ -118,5 +118,6 @@ def _tables(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     tables = schema.get("tables")
     if not isinstance(tables, list | tuple):
         return []
-    # A table without an optimizer of its own has the schema's.
-    return [{"optimizer": schema.get("optimizer"), **table} for table in tables if isinstance(table, dict)]
+    # A table without an optimizer or a dtype of its own has the schema's.
+    shared = {field: schema.get(field) for field in ("optimizer", "dtype")}
+    return [{**shared, **table} for table in tables if isinstance(table, dict)]

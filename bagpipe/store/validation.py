@@ -14,9 +14,9 @@ from bagpipe.types.schema import RowSchema
 __all__ = ["check_read", "check_write", "row_dtype"]
 
 
-def row_dtype(schema: RowSchema) -> np.dtype[np.generic]:
-    """Words of stored records: little-endian float32 or float64; uint16 for half types, as raw bits."""
-    return np.dtype(schema.row_type.word)
+def row_dtype(schema: RowSchema, table: int) -> np.dtype[np.generic]:
+    """Words of a table's stored records: little-endian float32 or float64; uint16 for half types, as raw bits."""
+    return np.dtype(schema.row_type_of(table).word)
 
 
 def check_read(schema: RowSchema, table: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -39,10 +39,10 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
         ValueError: as for `check_read`; or rows or replaced check words of a wrong shape or dtype; or a duplicate id.
     """
     ids = check_read(schema, request.table, request.ids)
-    expected = (ids.shape[0], schema.row_width(request.table))
-    if request.rows.shape != expected or request.rows.dtype != row_dtype(schema):
+    expected, dtype = (ids.shape[0], schema.row_width(request.table)), row_dtype(schema, request.table)
+    if request.rows.shape != expected or request.rows.dtype != dtype:
         raise ValueError(
-            f"rows of table {request.table} must be {row_dtype(schema)} {list(expected)}, "
+            f"rows of table {request.table} must be {dtype} {list(expected)}, "
             f"got {request.rows.dtype} {list(request.rows.shape)}"
         )
     replaced = request.replaced

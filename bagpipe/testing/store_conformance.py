@@ -13,6 +13,7 @@ import functools
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,10 @@ def _rows(schema: RowSchema, table: int, ids: NDArray[np.int64], salt: int = 0) 
     """Rows that differ in every element and include special floating-point values."""
     rng = np.random.default_rng([salt, table, len(ids)])
     shape = (len(ids), schema.row_width(table))
-    if schema.row_type.is_half:
-        return rng.integers(0, 1 << 16, shape, np.dtype(schema.row_type.word))
-    rows = rng.standard_normal(shape).astype(schema.dtype)
+    row_type = schema.row_type_of(table)
+    if row_type.is_half:
+        return rng.integers(0, 1 << 16, shape, np.dtype(row_type.word))
+    rows = rng.standard_normal(shape).astype(schema.dtype_of(table))
     rows.ravel()[: 5 * len(ids) : 5] = np.resize(
         [0.0, -0.0, np.inf, -np.inf, 1e-40], len(rows.ravel()[: 5 * len(ids) : 5])
     )
@@ -93,16 +95,14 @@ def check_a_row_never_written_is_not_found(make_store: MakeStore) -> None:
 
 
 def check_rows_come_back_bit_for_bit(make_store: MakeStore) -> None:
-    for dtype in ("float32", "float64", "bfloat16"):
+    for dtype, other in (("float32", "float16"), ("float64", "float64"), ("bfloat16", "float32")):
         for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
-            tables = (*_SCHEMA.tables, RowTable(name="own", dim=8, optimizer="frozen"))
-            schema = RowSchema(tables=tables, optimizer=optimizer, dtype=dtype)
+            own = [RowTable(name=f"own {dim}", dim=dim, optimizer="frozen", dtype=other) for dim in (8, 16)]
+            schema = RowSchema(tables=(*_SCHEMA.tables, *own), optimizer=optimizer, dtype=dtype)
             ids = np.array([3, 1, 2**40, 0], np.int64)
             with _open(make_store, schema) as store:
-                for table in range(4):
-                    store.write(table, ids, _rows(schema, table, ids))
-                for table in range(4):
-                    result = store.read(table, ids)
+                store.write_many([WriteRequest(table, ids, _rows(schema, table, ids)) for table in range(5)])
+                for table, result in enumerate(store.read_many([(table, ids) for table in range(5)])):
                     assert result.found.all()
                     assert _same_bits(result.rows, _rows(schema, table, ids))
 
@@ -275,6 +275,7 @@ def check_another_schema_is_refused_with_both_values(make_store: MakeStore) -> N
             RowSchema(tables=(small, RowTable(name="wide", dim=32), also_small), optimizer="rowwise_adagrad", seed=5),
             ("wide", "dim", "64", "32"),
         ),
+        (replace(_SCHEMA, tables=(replace(small, dtype="float16"), wide, also_small)), ("small", "float32", "float16")),
     ):
         with make_store(other, name) as store:
             _raises(InputError, store.check, *words)

@@ -241,7 +241,7 @@ class _Rows:
         for first in range(0, self._num_rows, chunk):
             part = slice(first, min(first + chunk, self._num_rows))
             count = part.stop - first
-            records = torch.zeros(count, schema.row_width(table), dtype=TORCH_DTYPE[schema.dtype])
+            records = torch.zeros(count, schema.row_width(table), dtype=TORCH_DTYPE[schema.dtype_of(table)])
             own, state = split_record(records, schema, self._dim, self._optimizer)
             own.copy_(weights[part])
             if self._states:

@@ -86,7 +86,7 @@ class TableRows:
                 f"table {self._table.name!r}: expected ids in [0, {rows}), got {int(ids.min())} to {int(ids.max())}"
             )
         unique, inverse = torch.unique(ids, return_inverse=True)
-        out = torch.empty(len(unique), self.dim, dtype=TORCH_DTYPE[self._store.schema.dtype])
+        out = torch.empty(len(unique), self.dim, dtype=TORCH_DTYPE[self._store.schema.dtype_of(self._number)])
         initial = InitialWeights(self._store.schema, torch.device("cpu"))
         for start in range(0, len(unique), _CHUNK_ROWS):
             part = unique[start : start + _CHUNK_ROWS]

@@ -70,6 +70,15 @@ class RowType:
         """Weights are narrower than the compute dtype."""
         return self.word_bytes == 2
 
+    def weight_words(self, dim: int) -> int:
+        """Words of `dim` weights in a record: an even number of halves, so that the state is aligned."""
+        return dim + dim % 2 if self.is_half else dim
+
+    def record_words(self, dim: int, optimizer: str) -> int:
+        """Words of a record of `dim` weights: weights, then the state of `optimizer`."""
+        state_words = 2 if self.is_half else 1
+        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[optimizer](dim) * state_words
+
 
 #: By `RowSchema.dtype`.
 ROW_TYPES: Mapping[str, RowType] = {
@@ -179,6 +188,7 @@ class RowTable:
         rows: ids lie in ``[0, rows)``; ``None``: any 64-bit id.
         init_bound: initial weights are uniform in ``[-init_bound, init_bound)``.
         optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`; ``None``: the schema's.
+        dtype: of the weights, a key of `ROW_TYPES`; ``None``: the schema's.
     """
 
     name: str
@@ -186,11 +196,14 @@ class RowTable:
     rows: int | None = None
     init_bound: float = 0.01
     optimizer: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer not in OPTIMIZER_STATE_WIDTH:
             known = ", ".join(OPTIMIZER_STATE_WIDTH)
             raise InputError(f"table {self.name!r}: optimizer must be one of {known}, got {self.optimizer!r}")
+        if self.dtype is not None and self.dtype not in ROW_TYPES:
+            raise InputError(f"table {self.name!r}: dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
 
     @property
     def is_frozen(self) -> bool:
@@ -198,27 +211,27 @@ class RowTable:
         return self.optimizer == FROZEN
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form. Omits the optimizer if it is the schema's."""
+        """Plain JSON-able form. Omits an optimizer or dtype that is the schema's."""
         value = dataclasses.asdict(self)
-        if self.optimizer is None:
-            del value["optimizer"]
-        return value
+        return {key: own for key, own in value.items() if own is not None or key not in ("optimizer", "dtype")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSchema:
     """Layout of a stored row: ``[weights | optimizer state]``, little-endian.
 
-    With ``float32`` and ``float64`` all words have type `dtype`. With a half type only the weights do: one zero half
-    pads an odd number of weights, so that the state is aligned to 4 bytes, and the state is float32. The length of a
-    record is always a multiple of 4 bytes. Tensors of such records: `bagpipe.kernels.records`.
+    With ``float32`` and ``float64`` all words have the dtype of the table. With a half type only the weights do: one
+    zero half pads an odd number of weights, so that the state is aligned to 4 bytes, and the state is float32. The
+    length of a record is always a multiple of 4 bytes. Tensors of such records: `bagpipe.kernels.row_format`.
+
+    Tables can have different dtypes, but all have one compute dtype: vectors and gradients are of one dtype.
 
     Attributes:
         tables: cached tables; a table's position is its *table number*.
         optimizer: row optimizer of the tables that name none, a key of `OPTIMIZER_STATE_WIDTH` but not `FROZEN`.
-        dtype: of the weights, a key of `ROW_TYPES`.
+        dtype: of the weights of the tables that name none, a key of `ROW_TYPES`.
         seed: seed of the initial values and of the bits of stochastic rounding.
-        rounding: one of `ROUNDINGS`; must be ``nearest`` unless `dtype` is a half type.
+        rounding: of half rows, one of `ROUNDINGS`; must be ``nearest`` if no dtype is a half type.
     """
 
     tables: tuple[RowTable, ...]
@@ -235,37 +248,53 @@ class RowSchema:
             raise InputError(f"row dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
         if self.rounding not in ROUNDINGS:
             raise InputError(f"row rounding must be one of {', '.join(ROUNDINGS)}, got {self.rounding!r}")
-        if self.rounding != "nearest" and not self.row_type.is_half:
+        for table in self.tables:
+            if table.dtype is not None and ROW_TYPES[table.dtype].compute != self.row_type.compute:
+                raise InputError(
+                    f"table {table.name!r} has rows of {table.dtype}, other tables rows of {self.dtype}: expected "
+                    "tables of float64 only, or of float32, float16 and bfloat16"
+                )
+        if self.rounding != "nearest" and not self.has_half_rows:
             raise InputError(f"row rounding must be nearest with rows of {self.dtype}, got {self.rounding!r}")
 
     @property
     def row_type(self) -> RowType:
+        """Number type of the tables that name no dtype. All tables have its compute dtype."""
         return ROW_TYPES[self.dtype]
 
-    def weight_words(self, dim: int) -> int:
-        """Words of `dim` weights in a record: an even number of halves, so that the state is aligned."""
-        return dim + dim % 2 if self.row_type.is_half else dim
+    @property
+    def has_half_rows(self) -> bool:
+        """A dtype is a half type, so rounding matters."""
+        return any(ROW_TYPES[dtype].is_half for dtype in self.dtypes)
 
-    def record_words(self, dim: int, optimizer: str | None = None) -> int:
-        """Words of a record of `dim` weights: weights, then the state of `optimizer` (None: the schema's)."""
-        state_words = 2 if self.row_type.is_half else 1
-        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[optimizer or self.optimizer](dim) * state_words
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes there are, each once: the schema's, then those that tables name."""
+        return tuple(dict.fromkeys([self.dtype, *(table.dtype or self.dtype for table in self.tables)]))
 
     def optimizer_of(self, table: int) -> str:
         """Row optimizer of table number `table`."""
         return self.tables[table].optimizer or self.optimizer
 
+    def dtype_of(self, table: int) -> str:
+        """Dtype of the weights of table number `table`."""
+        return self.tables[table].dtype or self.dtype
+
+    def row_type_of(self, table: int) -> RowType:
+        """Number type of table number `table`."""
+        return ROW_TYPES[self.dtype_of(table)]
+
     def row_width(self, table: int) -> int:
         """Words in one row record of table number `table`."""
-        return self.record_words(self.tables[table].dim, self.tables[table].optimizer)
+        return self.row_type_of(table).record_words(self.tables[table].dim, self.optimizer_of(table))
 
     def row_bytes(self, table: int) -> int:
         """Bytes in one row record of table number `table`."""
-        return self.row_width(table) * self.row_type.word_bytes
+        return self.row_width(table) * self.row_type_of(table).word_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form, the inverse of `from_json`. Omits ``nearest`` rounding and the tables' optimizers that
-        are the schema's, which keeps the digests of schemas without these fields.
+        """Plain JSON-able form, the inverse of `from_json`. Omits ``nearest`` rounding and the tables' optimizers and
+        dtypes that are the schema's, which keeps the digests of schemas without these fields.
         """
         value = {**dataclasses.asdict(self), "tables": tuple(table.to_json() for table in self.tables)}
         if self.rounding == "nearest":

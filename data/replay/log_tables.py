@@ -89,7 +89,8 @@ class LogTables:
     @property
     def weight_bytes(self) -> NDArray[np.int64]:
         """int64 by table: bytes of a row's weights, as sent between ranks."""
-        return self._dims * self.rows.row_type.word_bytes
+        sizes = [self.rows.row_type_of(number).word_bytes for number in range(len(self))]
+        return self._dims * np.array(sizes, dtype=np.int64)
 
     @property
     def gradient_bytes(self) -> NDArray[np.int64]:

@@ -115,7 +115,7 @@ class DictStore:
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         results = []
         for table, ids in requests:
-            rows = np.zeros((len(ids), self.schema.row_width(table)), dtype=row_dtype(self.schema))
+            rows = np.zeros((len(ids), self.schema.row_width(table)), dtype=row_dtype(self.schema, table))
             found = np.array([(table, int(row_id)) in self.rows for row_id in ids], dtype=np.bool_)
             for place in np.flatnonzero(found):
                 rows[place] = self.rows[table, int(ids[place])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bagpipe.cache.lookup import lookup
-from bagpipe.cache.lookup_layout import LookupLayout, TableLookup, build_layout
+from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.slots import FREE
@@ -41,12 +42,16 @@ TABLES = (
 LOOKUPS = (TableLookup(), TableLookup(pooling="mean"), TableLookup(pooling="mean"), TableLookup(pooling="none"))
 FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 0), (0, 1), (2, 2), (3, 3)])
 NUM_IDS = (6, 6, 9, 5)
-LAYOUT = build_layout(TABLES, FEATURES, LOOKUPS)
+#: Of each table, with the dtype "mixed".
+MIXED = ("bfloat16", None, "float16", "bfloat16")
 
 
 def schema_of(optimizer: str, dtype: str = "float64") -> RowSchema:
-    rounding = "stochastic" if dtype == "bfloat16" else "nearest"
-    return RowSchema(tables=TABLES, optimizer=optimizer, dtype=dtype, seed=11, rounding=rounding)
+    rounding = "stochastic" if dtype in ("bfloat16", "mixed") else "nearest"
+    if dtype != "mixed":
+        return RowSchema(tables=TABLES, optimizer=optimizer, dtype=dtype, seed=11, rounding=rounding)
+    tables = tuple(dataclasses.replace(table, dtype=own) for table, own in zip(TABLES, MIXED, strict=True))
+    return RowSchema(tables=tables, optimizer=optimizer, dtype="float32", seed=11, rounding=rounding)
 
 
 def batches(count: int, seed: int = 0) -> list[Batch]:
@@ -74,9 +79,11 @@ def train(job: Job, data: Sequence[Batch]) -> list[float]:
     return losses
 
 
-def new_job(optimizer: str, dtype: str = "float64", num_slots: int = 0, layout: LookupLayout = LAYOUT) -> Job:
+def new_job(
+    optimizer: str, dtype: str = "float64", num_slots: int = 0, lookups: Sequence[TableLookup] = LOOKUPS
+) -> Job:
     schema = schema_of(optimizer, dtype)
-    return Job(RowCache(schema, num_slots), DictStore(schema), layout)
+    return Job(RowCache(schema, num_slots), DictStore(schema), build_layout(schema.tables, FEATURES, lookups))
 
 
 # ---- against a plain loop --------------------------------------------------------------------------------------------
@@ -134,7 +141,7 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
 
 def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int, int], bytes]:
     """Reference records after training on sums of rows, row by row: float32 values, rounded after each batch."""
-    row_format = open_row_format(schema, CPU)
+    formats = [open_row_format(schema, CPU, schema.dtype_of(table)) for table in range(len(TABLES))]
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in data:
         starts = batch.feature_offsets()
@@ -147,7 +154,7 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
                 lengths = [1] * len(ids)  # a sequence: each id is a vector
             for row_id in ids:
                 if (ref.table, row_id) not in rows:
-                    row = torch.zeros(1, schema.row_width(ref.table), dtype=TORCH_DTYPE[schema.dtype])
+                    row = torch.zeros(1, schema.row_width(ref.table), dtype=TORCH_DTYPE[schema.dtype_of(ref.table)])
                     start = initial_weights(TABLES[ref.table], np.array([row_id]), seed=schema.seed)
                     row[:, :dim] = start.to(row.dtype)
                     rows[ref.table, row_id] = row
@@ -163,7 +170,7 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
                     total = totals.setdefault((ref.table, row_id), torch.zeros(1, dim))
                     total += vector.grad
         for (table, row_id), gradient in totals.items():
-            row, dim = rows[table, row_id], TABLES[table].dim
+            row, dim, row_format = rows[table, row_id], TABLES[table].dim, formats[table]
             values = row_format.unpack(row, dim)
             ROW_OPTIMIZERS[schema.optimizer].apply(values, gradient, LR, EPS, batch.index + 1)
             names = RowNames(tables=torch.tensor([table], dtype=torch.int32), ids=torch.tensor([row_id]))
@@ -172,12 +179,11 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
 
 
 @pytest.mark.parametrize("optimizer", list(ROW_OPTIMIZERS))
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed"])
 def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtype: str) -> None:
     """Same bits with float16 rounded to nearest and bfloat16 stochastically, for odd dimensions too."""
     data = batches(3)
-    layout = build_layout(TABLES, FEATURES, (*[TableLookup()] * 3, TableLookup(pooling="none")))
-    job = new_job(optimizer, dtype, layout=layout)
+    job = new_job(optimizer, dtype, lookups=(*[TableLookup()] * 3, TableLookup(pooling="none")))
     train(job, data)
     rows = {key: record.tobytes() for key, record in job.finish().items()}
     assert rows == plain_half_rows(job.cache.schema, data)
@@ -189,7 +195,7 @@ def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtyp
 @settings(max_examples=25, deadline=None)
 @given(
     optimizer=st.sampled_from(list(ROW_OPTIMIZERS)),
-    dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16"]),
+    dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16", "mixed"]),
     slot_seed=st.integers(0, 2**32),
     num_slots=st.sampled_from([0, 60, 200]),
     num_spare_slots=st.integers(0, 30),

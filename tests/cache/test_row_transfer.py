@@ -30,8 +30,8 @@ class Half:
     """A slab with rows, three of them from the store."""
 
     def __init__(self, streams: Streams) -> None:
-        self.slab = Slab(10, 16, torch.float32, CPU)
-        self.slab.records.zero_()
+        self.slab = Slab(10, 64, CPU)
+        self.records = self.slab.records(torch.float32).zero_()
         self.transfer = RowTransfer(SCHEMA, self.slab, streams, CPU, prefetch_depth=2)
         found = np.array([True, False, True, True, False])
         results = {
@@ -49,7 +49,7 @@ def half(request: pytest.FixtureRequest) -> Half:
 
 
 def test_rows_are_put_where_the_plan_says(half: Half) -> None:
-    records = half.slab.records
+    records = half.records
     assert records[9, :8].tolist() == list(range(8))
     assert records[0, :8].tolist() == [3] * 8
     assert records[7].tolist() == [4] * 16
@@ -61,13 +61,13 @@ def test_rows_are_put_where_the_plan_says(half: Half) -> None:
 
 
 def test_staging_changes_no_bit() -> None:
-    assert torch.equal(Half(NullStreams()).slab.records, Half(RecordingStreams()).slab.records)
+    assert torch.equal(Half(NullStreams()).records, Half(RecordingStreams()).records)
 
 
 def test_evicted_records_are_unchanged(half: Half) -> None:
     copied = half.transfer.copy_out(ROWS, SLOTS)
-    expected = half.slab.records.clone()
-    half.slab.records.fill_(-1)  # their slots belong to other rows now
+    expected = half.records.clone()
+    half.records.fill_(-1)  # their slots belong to other rows now
     for _ in range(2):  # the store's copy and a journal's
         requests = copied()
         assert [(request.table, request.ids.tolist()) for request in requests] == [(0, [5, 6]), (1, [5]), (2, [1, 2])]

@@ -87,36 +87,51 @@ def test_rows_of_tables_keep_their_table_numbers() -> None:
 def test_records_round_trip(width: int, narrower: int, dtype: torch.dtype, num_rows: int, seed: int) -> None:
     """Any width, 16-byte multiple or not; other slots and the rest of wider records stay unchanged."""
     generator = torch.Generator().manual_seed(seed)
-    slab = Slab(12, width, dtype, CPU)
+    slab = Slab(12, width * dtype.itemsize, CPU)
+    records = slab.records(dtype)
     everything = torch.randn(12, width, dtype=dtype, generator=generator)
-    scatter(slab.records, torch.arange(12), everything)
+    scatter(records, torch.arange(12), everything)
     slots = torch.randperm(12, generator=generator)[:num_rows]
     part = max(1, width - narrower)
     rows = torch.randn(num_rows, part, dtype=dtype, generator=generator)
-    scatter(slab.records, slots, rows)
+    scatter(records, slots, rows)
     everything[slots, :part] = rows
-    assert torch.equal(gather(slab.records, slots, part), rows)
-    assert torch.equal(gather(slab.records, torch.arange(12), width), everything)
+    assert torch.equal(gather(records, slots, part), rows)
+    assert torch.equal(gather(records, torch.arange(12), width), everything)
 
 
 def test_bits_survive() -> None:
     """Signalling and negative NaNs, infinities, negative zero, denormals keep their bits."""
     words = torch.tensor([0x7FA00001, -0x5FFFFF, 0x7F800000, -0x80000000, 1, -0x7FFFFFFF, 0, 0x3F800000])
     row = words.to(torch.int32).view(torch.float32).unsqueeze(0)
-    slab = Slab(3, 8, torch.float32, CPU)
-    scatter(slab.records, torch.tensor([1]), row)
-    assert torch.equal(gather(slab.records, torch.tensor([1]), 8).view(torch.int32), row.view(torch.int32))
+    records = Slab(3, 32, CPU).records(torch.float32)
+    scatter(records, torch.tensor([1]), row)
+    assert torch.equal(gather(records, torch.tensor([1]), 8).view(torch.int32), row.view(torch.int32))
+
+
+def test_slots_hold_records_of_several_dtypes() -> None:
+    slab = Slab(4, 36, CPU)
+    rows = {
+        dtype: torch.tensor([[1.5, -2.0, 3.25]], dtype=dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    }
+    for slot, (dtype, row) in enumerate(rows.items()):
+        scatter(slab.records(dtype), torch.tensor([slot]), row)
+        assert slab.records(dtype).stride(0) * dtype.itemsize == 48
+    for slot, (dtype, row) in enumerate(rows.items()):
+        assert torch.equal(gather(slab.records(dtype), torch.tensor([slot]), 3), row)
 
 
 def test_growing_keeps_records() -> None:
-    slab = Slab(2, 3, torch.float32, CPU)
-    scatter(slab.records, torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]))
+    slab = Slab(2, 12, CPU)
+    scatter(slab.records(torch.float32), torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]))
     slab.grow(5)
     slab.grow(4)
     assert len(slab) == 5
-    assert gather(slab.records, torch.tensor([1]), 3).tolist() == [[1.0, 2.0, 3.0]]
+    assert gather(slab.records(torch.float32), torch.tensor([1]), 3).tolist() == [[1.0, 2.0, 3.0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_slots(dtype: torch.dtype) -> None:
-    assert len(Slab(0, 5, dtype, CPU)) == 0
+    slab = Slab(0, 20, CPU)
+    assert len(slab) == len(slab.records(dtype)) == 0

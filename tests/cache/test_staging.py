@@ -190,10 +190,10 @@ def test_views_of_staging_memory(shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 def test_gather_into_scratch() -> None:
     records = torch.arange(24, dtype=torch.float64).view(4, 6)
-    scratch = Scratch(torch.float64, torch.device("cpu"))
-    first = gather(records, torch.tensor([3, 0]), 4, scratch.take(2, 4))
+    scratch = Scratch(torch.device("cpu"))
+    first = gather(records, torch.tensor([3, 0]), 4, scratch.take(2, 4, torch.float64))
     assert first.tolist() == [[18.0, 19.0, 20.0, 21.0], [0.0, 1.0, 2.0, 3.0]]
-    again = scratch.take(1, 5)
+    again = scratch.take(1, 5, torch.float64)
     assert again.data_ptr() == first.data_ptr()  # the same memory, as long as it is large enough
-    assert scratch.take(100, 5).shape == (100, 5)
-    assert scratch.take(0, 5).shape == (0, 5)
+    assert scratch.take(100, 5, torch.float16).shape == (100, 5)
+    assert scratch.take(0, 5, torch.float32).shape == (0, 5)

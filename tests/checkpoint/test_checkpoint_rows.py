@@ -7,12 +7,36 @@ import numpy as np
 import pytest
 
 from bagpipe.checkpoint import merge
+from bagpipe.checkpoint.adoption import adopt
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows, check_row_sums
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.store.audit import stored_sums
+from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.memory.store import MemoryStore
-from tests.checkpoint.samples import SCHEMA, content, manifest_of, rows_of, three_checkpoints
+from bagpipe.store.validation import row_dtype
+from bagpipe.testing.fence_jobs import new_token
+from bagpipe.types.schema import RowSchema, RowTable
+from tests.checkpoint.samples import SCHEMA, content, empty_manifest, manifest_of, rows_of, three_checkpoints
+
+#: The rows of the first three tables have 16 B in different words.
+MIXED = RowSchema(
+    tables=(
+        RowTable(name="full", dim=4),
+        RowTable(name="half", dim=8, dtype="float16"),
+        RowTable(name="brain", dim=7, dtype="bfloat16"),
+        RowTable(name="wide", dim=8),
+    ),
+    optimizer="sgd",
+)
+
+
+def random_bits(random: np.random.Generator, ids: np.ndarray, table: int) -> WriteRequest:
+    """Rows of all bit patterns, not a number among them."""
+    bits = random.integers(0, 256, (len(ids), MIXED.row_bytes(table)), np.uint8)
+    return WriteRequest(table, ids, bits.view(row_dtype(MIXED, table)))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +129,34 @@ def test_rows_stay_readable_after_the_folder_is_removed(tmp_path):
     assert content(rows) == models[-1]
     table, row_id = next(iter(models[-1]))
     assert rows.contains(table, np.array([row_id])).all()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_rows_of_several_dtypes_come_back_bit_for_bit(tmp_path, merged):
+    """From journals, from full files, and from the rows of another job."""
+    random = np.random.default_rng(1)
+    writer = RowWriter(tmp_path, MIXED, rank=0, epoch=1)
+    latest = {table: random_bits(random, np.arange(-5, 5), table) for table in range(4)}
+    older = [random_bits(random, np.arange(-9, 3), table) for table in range(4)]
+    writer.append(older, 1)
+    writer.append(list(latest.values()), 2)
+    files = writer.seal(tmp_path, 3)
+    assert sorted(file.row_bytes for file in files) == [16, 32]
+    if merged:
+        files = merge.merge_files(tmp_path, files, MIXED, target=tmp_path, step=3)
+    rows = CheckpointRows(tmp_path, manifest_of(1, 3, base=files), MIXED)
+    (*restored,) = (request for group in rows.requests() for request in group)
+    for table in range(4):
+        newer, old = latest[table], older[table]
+        assert rows.ids(table).tolist() == list(range(-9, 5))
+        expected = old.rows[:4].tobytes() + newer.rows.tobytes()
+        assert restored[table].rows.dtype == row_dtype(MIXED, table)
+        assert restored[table].rows.tobytes() == expected
+        assert rows.read(table, np.arange(-9, 5)).rows.tobytes() == expected
+    with MemoryStore(MIXED, num_buckets=4) as store, store.ledger() as ledger:
+        store.write_many(restored)
+        folder, token = CheckpointFolder(tmp_path / "job"), new_token(1)
+        manifest = empty_manifest(folder.new_generation(), token, schema=MIXED)
+        adopted = rows_of(adopt(store, ledger, token=token, folder=folder, manifest=manifest, num_writers=1))
+        for table, request in enumerate(restored):
+            assert adopted.read(table, request.ids).rows.tobytes() == request.rows.tobytes()

@@ -55,11 +55,14 @@ def test_rows_of_a_table_without_bound_come_with_their_ids(saved):
     ("optimizer", "own"),
     [("sgd", None), ("adagrad", None), ("rowwise_adagrad", None), ("adam", None), ("sgd", "adam"), ("adam", "frozen")],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bounded_table_is_whole(tmp_path, optimizer, own, dtype):
-    """Untrained rows have their initial values and no optimizer state. `own`: the table names its optimizer."""
-    table = dataclasses.replace(SCHEMA.tables[1], optimizer=own)
+@pytest.mark.parametrize(
+    ("dtype", "own_dtype"), [("float32", None), ("bfloat16", None), ("float32", "bfloat16"), ("float16", "float32")]
+)
+def test_a_bounded_table_is_whole(tmp_path, optimizer, own, dtype, own_dtype):
+    """Untrained rows have initial values and no optimizer state. `own`, `own_dtype`: what the table names itself."""
+    table = dataclasses.replace(SCHEMA.tables[1], optimizer=own, dtype=own_dtype)
     schema = dataclasses.replace(SCHEMA, optimizer=optimizer, tables=(table,), dtype=dtype)
+    dtype = own_dtype or dtype
     folder = CheckpointFolder(tmp_path)
     generation = folder.new_generation()
     where = folder.step_folder(generation, 1)

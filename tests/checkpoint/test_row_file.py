@@ -9,12 +9,15 @@ from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.checkpoint.row_file import (
     NAME_DTYPE,
     RecordFile,
+    file_dtype,
     latest_positions,
     load_names,
     map_records,
     record_dtype,
     save_names,
+    words_as,
 )
+from bagpipe.types.schema import RowSchema, RowTable
 
 DTYPE = record_dtype(12, "float32")
 
@@ -24,6 +27,32 @@ def test_the_format_never_changes():
     assert [DTYPE.fields[name][1] for name in ("id", "table", "step", "row")] == [0, 8, 12, 16]
     assert record_dtype(16, "float64").itemsize == 32
     assert NAME_DTYPE.itemsize == 12
+
+
+def test_tables_of_one_row_size_share_a_file():
+    """In their own words if they agree, else in halves."""
+    tables = (
+        RowTable(name="full", dim=4),
+        RowTable(name="half", dim=8, dtype="float16"),
+        RowTable(name="brain", dim=4, dtype="bfloat16"),
+        RowTable(name="wide", dim=8),
+    )
+    schema = RowSchema(tables=tables, optimizer="sgd")
+    assert [schema.row_bytes(table) for table in range(4)] == [16, 16, 8, 32]
+    assert file_dtype(schema, 16) == record_dtype(16, "float16")
+    assert file_dtype(schema, 8) == record_dtype(8, "bfloat16")
+    assert file_dtype(schema, 32) == record_dtype(32, "float32")
+
+
+def test_rows_in_other_words_have_the_same_bytes():
+    rows = np.random.default_rng(0).standard_normal((5, 6)).astype("<f4")
+    halves = words_as(rows, np.dtype("<u2"))
+    assert halves.shape == (5, 12)
+    assert halves.tobytes() == rows.tobytes()
+    records = np.zeros(5, record_dtype(24, "float16"))
+    records["row"] = halves
+    assert words_as(records["row"], rows.dtype).tobytes() == rows.tobytes()
+    assert words_as(rows, rows.dtype) is rows
 
 
 def records(count: int) -> np.ndarray:

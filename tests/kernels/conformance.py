@@ -41,6 +41,9 @@ WORDS = {4: torch.int32, 8: torch.int64, 2: torch.int16}
 
 NUM_TABLES, LR, EPS = 3, 0.05, 1e-7
 
+#: Another dtype that tables beside those of a dtype can have.
+OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float16", "float16": "float32", "float64": "float64"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -53,7 +56,7 @@ class Case:
         max_length: upper bound of bags and of rows' sums; some case rows have `long` times as many terms.
         max_terms: of a chunk; None: no chunks.
         spare: unused columns of the records.
-        named: calls name the optimizer, which is not the schema's.
+        named: calls name the optimizer, and tables their dtype, which are not the schema's.
     """
 
     seed: int
@@ -82,17 +85,24 @@ class Bench:
     def __init__(self, make: Make, case: Case, device: torch.device, *, exact_roots: bool = True) -> None:
         self.optimizer = case.optimizer if case.named else None
         tables = tuple(
-            RowTable(name=f"t{i}", dim=case.dim, init_bound=0.5 / (i + 1), optimizer=self.optimizer)
+            RowTable(
+                name=f"t{i}",
+                dim=case.dim,
+                init_bound=0.5 / (i + 1),
+                optimizer=self.optimizer,
+                dtype=case.dtype if case.named else None,
+            )
             for i in range(NUM_TABLES)
         )
         others = OPTIMIZERS[OPTIMIZERS.index(case.optimizer) - 1]
         self.schema = RowSchema(
             tables=tables,
             optimizer=others if case.named else case.optimizer,
-            dtype=case.dtype,
+            dtype=OTHER_DTYPE[case.dtype] if case.named else case.dtype,
             rounding=case.rounding,
             seed=case.seed,
         )
+        self.is_half = self.schema.row_type_of(0).is_half
         self.case, self.device, self.exact_roots = case, device, exact_roots
         self.kernels = make(self.schema, device)
         self.dtype = TORCH_DTYPE[self.schema.row_type.compute]
@@ -115,7 +125,7 @@ class Bench:
         self.check_sum()
         for step in (1, 2):
             self.check_update(step, num_lookups=step)
-        if self.case.optimizer == "sgd" and self.schema.row_type.is_half:
+        if self.case.optimizer == "sgd" and self.is_half:
             self.check_rounding()
 
     def check_initialise(self) -> None:
@@ -228,7 +238,7 @@ class Bench:
         self.same_bits(there, self.records)
 
     def _rounded(self, weights: Tensor, step: int) -> Tensor:
-        if self.case.rounding == "nearest":
+        if self.case.rounding == "nearest" or not self.is_half:
             return weights.to(self.records.dtype)
         keys = [table_key(self.case.seed, table.name, purpose="rounding") for table in self.schema.tables]
         of_rows = torch.tensor(keys)[torch.from_numpy(self.tables)] + step_key(step)

@@ -59,6 +59,15 @@ WAYS_OUT = ": use another store.namespace, or delete its rows with store.existin
             ),
             "here was made with table 'user' optimizer 'frozen', this job has 'adam'",
         ),
+        (
+            dataclasses.replace(
+                RECORD,
+                schema=dataclasses.replace(
+                    SCHEMA, tables=(SCHEMA.tables[0], dataclasses.replace(SCHEMA.tables[1], dtype="float16"))
+                ),
+            ),
+            "here was made with table 'item' dtype 'float16', this job has 'float32'",
+        ),
     ],
 )
 def test_the_first_difference_is_named_with_both_values(other: SchemaRecord, message: str) -> None:

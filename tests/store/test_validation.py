@@ -17,7 +17,7 @@ def test_good_requests_pass_unchanged() -> None:
     ids, rows = check_write(SCHEMA, WriteRequest(0, IDS, ROWS))
     assert ids is IDS
     assert rows is ROWS
-    assert row_dtype(SCHEMA).str == "<f4"
+    assert row_dtype(SCHEMA, 0).str == "<f4"
 
 
 @pytest.mark.parametrize(

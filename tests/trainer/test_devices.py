@@ -54,8 +54,8 @@ def test_a_cpu_device_does_not_query_cuda() -> None:
 @pytest.mark.parametrize("num_rows", [0, 1_000, 40_000_000])
 def test_the_rows_are_those_of_the_slab(num_rows: int) -> None:
     need = memory_need(SCHEMA, num_rows, BATCH)
-    slab = Slab(1, SCHEMA.row_width(1), torch.float32, torch.device("cpu"))
-    assert need.row_bytes == slab.records.nbytes
+    slab = Slab(1, SCHEMA.row_bytes(1), torch.device("cpu"))
+    assert need.row_bytes == slab.records(torch.float32).nbytes
     assert need.is_direct is (num_rows == 0)
     assert need.num_rows >= BATCH.num_ids if need.is_direct else need.num_rows == num_rows
     assert need.num_bytes > need.num_rows * need.row_bytes

@@ -160,6 +160,41 @@ def test_each_table_has_the_record_of_its_optimizer():
     assert [halves.row_bytes(table) for table in range(3)] == [16, 60, 12]
 
 
+def test_each_table_has_the_record_of_its_dtype():
+    tables = (
+        RowTable(name="t", dim=5),
+        RowTable(name="u", dim=5, dtype="float16"),
+        RowTable(name="v", dim=5, dtype="bfloat16", optimizer="sgd"),
+    )
+    schema = RowSchema(tables=tables, optimizer="rowwise_adagrad", rounding="stochastic")
+    assert [schema.dtype_of(table) for table in range(3)] == ["float32", "float16", "bfloat16"]
+    assert schema.dtypes == ("float32", "float16", "bfloat16")
+    assert schema.has_half_rows
+    assert [schema.row_width(table) for table in range(3)] == [6, 8, 6]
+    assert [schema.row_bytes(table) for table in range(3)] == [24, 16, 12]
+    assert RowSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    assert ["dtype" in table for table in schema.to_json()["tables"]] == [False, True, True]
+
+
+@pytest.mark.parametrize(("dtype", "own"), [("float32", "float64"), ("float64", "float16"), ("bfloat16", "float64")])
+def test_float64_is_not_mixed_with_other_dtypes(dtype, own):
+    line = (
+        f"table 'u' has rows of {own}, other tables rows of {dtype}: expected tables of float64 only, or of float32, "
+        "float16 and bfloat16"
+    )
+    with pytest.raises(InputError) as caught:
+        RowSchema(
+            tables=(RowTable(name="t", dim=4), RowTable(name="u", dim=4, dtype=own)), optimizer="sgd", dtype=dtype
+        )
+    assert str(caught.value) == line
+
+
+def test_an_unknown_dtype_of_a_table_is_refused():
+    with pytest.raises(InputError) as caught:
+        RowTable(name="t", dim=4, dtype="int8")
+    assert str(caught.value) == "table 't': dtype must be one of float32, float64, float16, bfloat16, got 'int8'"
+
+
 @pytest.mark.parametrize("optimizer", ["lamb", ""])
 def test_an_unknown_optimizer_of_a_table_is_refused(optimizer):
     known = "sgd, adagrad, rowwise_adagrad, adam, frozen"

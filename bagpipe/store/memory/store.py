@@ -36,7 +36,7 @@ class MemoryStore:
     """A namespace of rows in this process's memory. See `bagpipe.store.interface.Store`.
 
     Args:
-        schema: tables, row widths and dtype.
+        schema: tables, row widths and dtypes.
         name: stores of one name and namespace share their rows until the process ends; empty: not shared.
         namespace: as in other stores.
         num_buckets: recorded and compared as in other stores; the ledger reports by bucket.
@@ -46,7 +46,6 @@ class MemoryStore:
         check_layout(namespace, num_buckets)
         self.schema = schema
         self._record = SchemaRecord(schema=schema, num_buckets=num_buckets)
-        self._dtype = row_dtype(schema)
         self._is_open = False
         self._namespace = _open_namespace(name, namespace, num_buckets)
         self._fence: Fence | None = None
@@ -183,7 +182,7 @@ class MemoryStore:
             raise StoreError("the store is not open: use it in a with statement")
         tables = self._namespace.tables
         while len(tables) < len(self.schema.tables):
-            tables.append(Table(self.schema.row_width(len(tables)), self._dtype))
+            tables.append(Table(self.schema.row_width(len(tables)), row_dtype(self.schema, len(tables))))
         return tables[table]
 
 

@@ -100,7 +100,7 @@ class RedisStore:
             timeout_s=timeout_s,
             durability=durability,
         )
-        self._dtype = row_dtype(schema)
+        self._layouts = [(schema.row_width(table), row_dtype(schema, table)) for table in range(len(schema.tables))]
         self._stack: ExitStack | None = None
         self._logs: WriterLogs | None = None
         self._refusal: FencedError | RolledBackError | None = None
@@ -152,9 +152,9 @@ class RedisStore:
         checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
         results = [ReadResult(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.uint64))] * len(checked)
         groups = []
-        for width, members in self._by_width([table for table, _ in checked]).items():
+        for (width, dtype), members in self._by_width([table for table, _ in checked]).items():
             lengths = [len(checked[member][1]) for member in members]
-            rows, found = np.empty((sum(lengths), width), self._dtype), np.ones(sum(lengths), np.bool_)
+            rows, found = np.empty((sum(lengths), width), dtype), np.ones(sum(lengths), np.bool_)
             routed = self._reading.route([checked[member] for member in members])
             checks = np.empty(sum(lengths), np.uint64)
             groups.append(ReadGroup(routed=routed, rows=as_voids(rows), checks=checks, found=found))
@@ -248,11 +248,11 @@ class RedisStore:
             failovers=reading.failovers + writing.failovers,
         )
 
-    def _by_width(self, tables: Sequence[int]) -> dict[int, list[int]]:
-        """Request numbers by row width."""
-        members: dict[int, list[int]] = {}
+    def _by_width(self, tables: Sequence[int]) -> dict[tuple[int, np.dtype[np.generic]], list[int]]:
+        """Request numbers by row width and dtype of the words."""
+        members: dict[tuple[int, np.dtype[np.generic]], list[int]] = {}
         for number, table in enumerate(tables):
-            members.setdefault(self.schema.row_width(table), []).append(number)
+            members.setdefault(self._layouts[table], []).append(number)
         return members
 
     def _execute(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
