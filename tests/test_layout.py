@@ -74,6 +74,8 @@ NO_MIRROR: dict[str, str] = {
     "cacher/jobs.py": "tests/cacher/test_service.py",
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
+    "bagpipe/jobs/job.py": "tests/jobs/test_session.py",
+    "bagpipe/jobs/open_job.py": "tests/jobs/test_session.py",
     "bagpipe/train_pipeline/evaluation.py": "tests/train_pipeline/test_pipeline.py",
     "bagpipe/train_pipeline/initial_rows.py": "tests/train_pipeline/test_loading.py",
     "bagpipe/train_pipeline/open_pipeline.py": "tests/train_pipeline/test_pipeline.py",

@@ -37,7 +37,15 @@ from trainer.inputs import InputMaker
 from trainer.optimizers import dense_optimizer
 from trainer.stages import StagedJob, stage_model
 
-__all__ = ["BuiltModel", "build_cache", "build_dense", "build_engine", "build_parts", "build_training_model"]
+__all__ = [
+    "BuiltModel",
+    "build_cache",
+    "build_dense",
+    "build_engine",
+    "build_parts",
+    "build_training_model",
+    "engine_settings",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +179,16 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     return tuple(parts)
 
 
+def engine_settings(config: Config) -> EngineSettings:
+    """Numbers of the engine."""
+    return EngineSettings(
+        prefetch_depth=config.cache.prefetch_depth,
+        read_ahead=config.cache.read_ahead,
+        rows_lr=config.optim.rows_lr,
+        eps=config.optim.eps,
+    )
+
+
 def build_engine(
     built: BuiltModel,
     store: Store,
@@ -201,12 +219,7 @@ def build_engine(
         store=store,
         dense=build_dense(built) if dense is None else dense,
         prepare=InputMaker(built.data),
-        settings=EngineSettings(
-            prefetch_depth=config.cache.prefetch_depth,
-            read_ahead=config.cache.read_ahead,
-            rows_lr=config.optim.rows_lr,
-            eps=config.optim.eps,
-        ),
+        settings=engine_settings(config),
         trace=trace,
         peers=peers,
         claim=claim,

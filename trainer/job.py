@@ -1,6 +1,6 @@
 """`run_job`: one training job on one rank, from configuration to result.
 
-check ─> ranks ─> open_job ─> train ─> evaluate ─> digests ─> Result
+check ─> ranks ─> open_trainer_job ─> JobSession.train ─> evaluate ─> digests ─> Result
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
 from trainer.metrics import METRIC_NAMES, BinaryMetrics, Quality
-from trainer.open_job import OpenJob, open_job
+from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.progress import ProgressReporter
 from trainer.result import Result
 from trainer.settings import common_settings, config_of_rank, path_of_rank
@@ -78,20 +78,17 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
         # Innermost: other ranks get the error before this rank stops the services it started for them.
         with ranks.reporting():
             check_same(ranks, common, "configurations")
-            job = open_job(config, ranks, stack, Trace() if config.run.trace else None)
+            job = open_trainer_job(config, ranks, stack, Trace() if config.run.trace else None)
+            stack.enter_context(job.session)
             start_s = time.monotonic()
+            job.open.engine.dense.model.train()
             with _open_progress(job, ranks) as on_batch:
-                trained = job.engine.train(
-                    job.batches(),
-                    first_batch=job.checkpoints.first_batch,
-                    carried=job.checkpoints.carried(),
-                    on_batch=on_batch,
-                )
+                trained = job.session.train(job.batches(), job.open.checkpoints.first_batch, on_batch)
             return _finish(job, ranks, trained, time.monotonic() - start_s, result_path)
 
 
 @contextmanager
-def _open_progress(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
+def _open_progress(job: TrainerJob, ranks: Ranks) -> Iterator[OnBatch | None]:
     """Progress reporter on rank 0; None on other ranks."""
     if not ranks.is_first:
         yield None
@@ -101,25 +98,23 @@ def _open_progress(job: OpenJob, ranks: Ranks) -> Iterator[OnBatch | None]:
         config.run.tensorboard,
         "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})",
         shows_loss=has_losses(job.built.stages, ranks.rank),
-        samples=job.checkpoints.carried().get("samples", 0),
-        streams=job.engine.cache.streams,
+        samples=job.session.carried.get("samples", 0),
+        streams=job.open.engine.cache.streams,
     )
     with reporter as on_batch:
         yield on_batch
 
 
-def _finish(job: OpenJob, ranks: Ranks, trained: RunResult, seconds: float, result_path: str) -> Result:
+def _finish(job: TrainerJob, ranks: Ranks, trained: RunResult, seconds: float, result_path: str) -> Result:
     """Steps after training: share the model between ranks, evaluate, write the trace, compute digests and result."""
-    config, checkpoints, engine = job.built.config, job.checkpoints, job.engine
+    config, checkpoints, engine, held = job.built.config, job.open.checkpoints, job.open.engine, job.open.held
     if trained.input_error is not None:
         raise trained.input_error
     checkpoints.claim_if_resumed()
-    if job.replicas is not None:
-        job.replicas.share_buffers()
-    if job.held and ranks.peers is not None:
-        share_stages(job.held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
-        for part in job.parts:
-            part.share(job.held, ranks.peers.dense)
+    if held and ranks.peers is not None:
+        share_stages(held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
+        for part in job.open.parts:
+            part.share(held, ranks.peers.dense)
     evaluation = _evaluate(job, ranks, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
@@ -155,12 +150,12 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
             check_folder(path, key)
 
 
-def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
+def _evaluate(job: TrainerJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
     """Score the held-out examples, unless there are none or the job was interrupted."""
     if trained.report.stopped or not job.built.config.data.eval_fraction:
         return _Evaluation(quality=Quality(), stopped=trained.report.stopped)
     metrics = BinaryMetrics()
-    evaluated = job.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
+    evaluated = job.open.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
     own_error = evaluated.input_error
     for text in filter(None, ranks.gather(None if own_error is None else str(own_error))):
         quality = Quality(left_out=dict.fromkeys(METRIC_NAMES, text))
@@ -172,10 +167,11 @@ def _evaluate(job: OpenJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
     return _Evaluation(quality=metrics.quality())
 
 
-def _result(job: OpenJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation) -> Result:
+def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation) -> Result:
     """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
-    changes = [RowSums.of(values) for values in ranks.gather(job.store.sum_changes().to_list())]
+    checkpoints, store = job.open.checkpoints, job.open.store
+    changes = [RowSums.of(values) for values in ranks.gather(store.sum_changes().to_list())]
     found = None
     if ranks.is_first:
         sums = RowSums(changes[0].num_buckets)
@@ -183,11 +179,11 @@ def _result(job: OpenJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation
             "auc": evaluation.quality.auc,
             "ne": evaluation.quality.ne,
             "metrics_left_out": dict(evaluation.quality.left_out),
-            "embedding_digest": embedding_digest(job.store, sums),
+            "embedding_digest": embedding_digest(store, sums),
         }
-        job.checkpoints.check_rows()  # after the digest, which could have missed the same rows
-        job.checkpoints.claim.row_check.compare(sums, changes)
-        job.checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.stopped)
+        checkpoints.check_rows()  # after the digest, which could have missed the same rows
+        checkpoints.claim.row_check.compare(sums, changes)
+        checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.stopped)
     return Result(
         **ranks.share(found),
         steps=totals.steps,
@@ -206,9 +202,9 @@ def _result(job: OpenJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation
         skipped_rows=job.source.skipped_rows(),
         skipped_batches=totals.skipped_batches,
         loss_scale=totals.loss_scale,
-        resumed_from=job.checkpoints.resumed_from,
-        checkpoints=job.checkpoints.num_published,
+        resumed_from=checkpoints.resumed_from,
+        checkpoints=checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,
         stopped=evaluation.stopped,
-        continued=job.checkpoints.claim.continued,
+        continued=checkpoints.claim.continued,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Self
 
 from bagpipe.client import cacher_pb2 as pb
@@ -110,7 +110,7 @@ class RemoteBatches:
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
-    ) -> Iterator[RankBatch]:
+    ) -> Generator[RankBatch, None, None]:
         """Batches of a phase in batch order, see `BatchSource`. All ranks request the same phases in the same order.
 
         The request is sent immediately. It ends the previous phase.
@@ -153,7 +153,7 @@ class RemoteBatches:
     def statistics(self) -> QueueStatistics:
         return self._receiver.statistics()
 
-    def _take(self, run: Run) -> Iterator[RankBatch]:
+    def _take(self, run: Run) -> Generator[RankBatch, None, None]:
         while True:
             item = self._receiver.take()
             if item.run != run.start.run:

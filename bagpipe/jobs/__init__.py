@@ -2,7 +2,9 @@
 
     Ranks ──check_same──> all ranks agree          arithmetic_of, settings ──> JobFacts
     JobFacts, folder, store ──start_generation──> ResumePoint ──Claim──> the store's rows are those of the checkpoint
+    Job ──open_job──> OpenJob: store, cache, dense part, Checkpoints, engine ──JobSession──> runs, one after another
     training ──Checkpoints──> folder, store        at the end: RowCheck, Claim.finish
 
 `bagpipe.checkpoint` has the files and the protocol; this room puts them together for a training loop.
+`python -m trainer` and `bagpipe.TrainPipeline` both train by a `JobSession`.
 """

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import JobError
@@ -25,6 +25,10 @@ __all__ = ["NO_END", "Aborted", "Board"]
 
 #: End of the data while it is unknown.
 NO_END = sys.maxsize
+
+#: How often a lane that waits calls its check (`Board.check_while_waiting`). Python runs signal handlers in the main
+#: thread only, and a signal that arrives just before its sleep does not end the sleep.
+_CHECK_S = 0.5
 
 
 class Aborted(BaseException):
@@ -71,8 +75,13 @@ class Board:
         for gate in self._gates:
             gate.acquire()  # a closed gate; release opens it for one passage
         self._waiting: list[list[_Waiter]] = [[] for _ in op_names]
+        self._checks: dict[int, Callable[[], object]] = {}
         self._num_waiting = 0
         self._num_alive = len(lane_names)
+
+    def check_while_waiting(self, lane: int, check: Callable[[], object]) -> None:
+        """Call a function about twice a second while a lane waits, in the lane's thread. It may call `fail`."""
+        self._checks[lane] = check
 
     def advance(self, op: int) -> None:
         """One more unit of `op` is done. Called only by the op's own lane."""
@@ -103,10 +112,18 @@ class Board:
             self.peak_waiting = max(self.peak_waiting, self._num_waiting)
             self._call_deadlock()
             self._resting.notify_all()
-        self._gates[lane].acquire()
+        self._pass_gate(lane)
         if self.error is not None:
             raise Aborted
         return batch < self.end
+
+    def _pass_gate(self, lane: int) -> None:
+        check = self._checks.get(lane)
+        if check is None:
+            self._gates[lane].acquire()
+            return
+        while not self._gates[lane].acquire(timeout=_CHECK_S):
+            check()
 
     def finish(self, end: int) -> None:
         """Set the number of batches to `end`. Lanes that wait for a later batch return."""

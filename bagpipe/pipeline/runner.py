@@ -186,6 +186,7 @@ class Runner:
         if any(step.offset for step in self._compiled.lanes[number].steps):
             raise ScheduleError(f"lane {self._lanes[number].name} cannot be walked in steps of one batch")
         self._stepped = self._lanes[number]
+        self._board.check_while_waiting(number, self._heed_requests)
         self._start_threads([other for other in range(len(self._lanes)) if other != number])
 
     def step(self, until: str | None = None) -> int | None:
@@ -202,6 +203,7 @@ class Runner:
         """
         assert self._stepped is not None, "started"
         self._release()
+        self._heed_requests()
         before = self._num_batches()
         op = None if until is None else self._compiled.op_names.index(until)
         done = 0 if op is None else self._board.done[op]
@@ -273,9 +275,10 @@ class Runner:
         self._lanes = [self._make_lane(number, plan, rings, origin) for number, plan in enumerate(self._compiled.lanes)]
 
     def end(self) -> Report:
-        """Wait for the lanes after the last batch, and report. Raises the run's first error."""
+        """Wait for the lanes after the last batch, and report. Raises the run's first error, each time."""
         self._release()
-        self._await_lanes()
+        if self._end_ns is None:
+            self._await_lanes()
         self._end_ns = time.monotonic_ns()
         if self._board.error is not None:
             raise self._board.error

@@ -21,7 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.lookahead.select import select_planner
 from bagpipe.train_pipeline.model_parts import ModelParts
-from bagpipe.train_pipeline.open_pipeline import OpenPipeline, new_cache
+from bagpipe.train_pipeline.open_pipeline import OpenPipeline
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
 from bagpipe.training.engine import Engine
@@ -53,13 +53,13 @@ def evaluate(
         Exception: of the model.
         StoreError, PeerError: the evaluation cannot go on.
     """
-    outputs = Outputs(model.converted.model)
+    job, outputs = opened.job, Outputs(model.converted.model)
     with ExitStack() as stack:
         stack.enter_context(_unchanged(model.converted.model))
-        stack.enter_context(buffers_of_rank_0(model.converted.model, opened.replicas))
-        cache = new_cache(model, options)
-        stack.enter_context(_bound(model.converted, cache, opened.engine.cache))
-        peers = None if opened.ranks.peers is None else opened.ranks.peers.evaluation()
+        stack.enter_context(buffers_of_rank_0(model.converted.model, job.replicas))
+        cache = job.job.new_cache()
+        stack.enter_context(_bound(model.converted, cache, job.engine.cache))
+        peers = None if job.ranks.peers is None else job.ranks.peers.evaluation()
         planner = stack.enter_context(
             select_planner(
                 opened.spec,
@@ -69,7 +69,7 @@ def evaluate(
             )
         )
         planned = stack.enter_context(closing(planner.run(batches.read(iter(loader), Position()))))
-        run = stack.enter_context(_engine(opened.engine, cache, batches, peers).evaluate_in_steps(planned, outputs))
+        run = stack.enter_context(_engine(job.engine, cache, batches, peers).evaluate_in_steps(planned, outputs))
         try:
             while (batch := run.step()) is not None:
                 batches.forget(run.next_batch)
@@ -77,10 +77,10 @@ def evaluate(
                     yield outputs.outputs
         except GeneratorExit:
             if peers is not None:
-                _leave(run, outputs, opened.ranks)
+                _leave(run, outputs, job.ranks)
             raise
         result = run.end()
-        left = opened.ranks.gather(False) if result.report.stopped else []
+        left = job.ranks.gather(False) if result.report.stopped else []
     if batches.error is not None or result.input_error is not None:
         return batches.error or result.input_error
     if any(left):

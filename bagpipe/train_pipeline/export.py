@@ -18,19 +18,17 @@ from bagpipe.checkpoint.export import FORMATS, Exported, ExportTable, add_dense,
 from bagpipe.checkpoint.stored_rows import StoredRows
 from bagpipe.embedding.torchrec_collections import CachedEmbeddingBagCollection, CachedEmbeddingCollection
 from bagpipe.errors import InputError, StoreError
+from bagpipe.jobs.open_job import OpenJob
 from bagpipe.train_pipeline.model_parts import ModelParts
-from bagpipe.train_pipeline.open_pipeline import OpenPipeline
 
 __all__ = ["export", "tables_of"]
 
 
-def export(
-    opened: OpenPipeline, model: ModelParts, folder: Path, *, file_format: str, max_bytes: int, step: int
-) -> None:
+def export(job: OpenJob, model: ModelParts, folder: Path, *, file_format: str, max_bytes: int, step: int) -> None:
     """Write weights and optimizer state. By all ranks alike, at rest and with a current store.
 
     Args:
-        opened: holds the store.
+        job: holds the store.
         model: gives the names.
         folder: new, or empty.
         file_format: one of `FORMATS`.
@@ -43,12 +41,12 @@ def export(
     """
     if file_format not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
-    ranks = opened.ranks
+    ranks = job.ranks
     ranks.gather(None)  # all have written their rows
     error: Exception | None = None
     if ranks.is_first:
         try:
-            _write(opened, model, folder, file_format, max_bytes, step)
+            _write(job, model, folder, file_format, max_bytes, step)
         except (InputError, StoreError) as caught:
             error = caught
     text = ranks.share(None if error is None else str(error))
@@ -68,11 +66,11 @@ def tables_of(model: ModelParts) -> list[ExportTable]:
     ]
 
 
-def _write(opened: OpenPipeline, model: ModelParts, folder: Path, file_format: str, max_bytes: int, step: int) -> None:
-    rows, tables, found = StoredRows(opened.store), tables_of(model), Exported()
+def _write(job: OpenJob, model: ModelParts, folder: Path, file_format: str, max_bytes: int, step: int) -> None:
+    rows, tables, found = StoredRows(job.store), tables_of(model), Exported()
     check_size(rows, tables, max_bytes)
     trained = model.converted.model
-    add_dense(capture(opened.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), found)
+    add_dense(capture(job.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), found)
     add_rows(rows, tables, found)
     write(found, folder, file_format, metadata={"step": str(step)})
 

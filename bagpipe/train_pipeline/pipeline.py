@@ -275,7 +275,7 @@ class TrainPipeline(RowLoading):
         if table not in self._table_names:
             raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
         number = self._table_names.index(table)
-        return TableRows(self._session.opened().store, number, before=lambda: self._session.flush("rows"))
+        return TableRows(self._session.opened().job.store, number, before=lambda: self._session.flush("rows"))
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """Copies of the model's weights and buffers by its own names, on its device, without embedding weights.
@@ -304,9 +304,9 @@ class TrainPipeline(RowLoading):
             InputError: the folder cannot be written, or the tables are larger.
             StoreError: the store failed.
         """
-        opened = self._session.resting("export")
+        job = self._session.resting("export").job
         max_bytes = int(max_gib * 2**30)
-        export(opened, self._parts, Path(folder), file_format=format, max_bytes=max_bytes, step=self.step)
+        export(job, self._parts, Path(folder), file_format=format, max_bytes=max_bytes, step=self.step)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

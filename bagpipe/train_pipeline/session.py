@@ -1,7 +1,6 @@
-"""`Session`: the training of a pipeline over its iterators: what is open, and the run under way.
+"""`Session`: the training of a pipeline over its user's iterators, by a `JobSession`.
 
 opened ──> step_on(iterator) ──begins a run──> step, step, … ──end──> the next iterator begins another run
-an error of training: rows of trained batches are written, everything is released, and the session has failed
 several ranks: all make the same calls between the same batches; a rank that fails tells the others first
 """
 
@@ -9,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.errors import InputError, JobError, PeerError, StoreError
+from bagpipe.errors import InputError, JobError
+from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.train_pipeline.batch_ids import BatchIds
 from bagpipe.train_pipeline.initial_rows import InitialRows
@@ -49,20 +49,15 @@ class Session:
         self._options = options
         self._batches = UserBatches(BatchIds(model.features, options.sparse), model.device, options.accumulate)
         self._initial = InitialRows.of(model)
-        self._stack = ExitStack()
         self._open: OpenPipeline | None = None
-        self._run: SteppedRun | None = None
-        self._run_stack = ExitStack()
         self._iterator: Iterator[Any] | None = None
         self._is_abandoned = False
         self._leaves_out = False
         self._next_loader: Any = None
-        self._carried: Mapping[str, Any] = {}
         self._tracked: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}
         self._is_cut_short = False
         self._evaluation: Generator[Any, None, Exception | None] | None = None
-        self._failure: BaseException | None = None
         self._is_closed = False
 
     def opened(self) -> OpenPipeline:
@@ -73,18 +68,16 @@ class Session:
         """
         self._check_usable()
         if self._open is None:
-            with ExitStack() as stack:
-                parts = (UserState(self._state_at),) if self._options.checkpoint_dir else ()
-                self._open = open_pipeline(self._model, self._options, self._batches, self._initial, stack, parts)
-                self._stack = stack.pop_all()
-            self._carried = self._open.checkpoints.carried()
-            step, saved = self._open.checkpoints.first_batch, saved_state(self._carried)
+            parts = (UserState(self._state_at),) if self._options.checkpoint_dir else ()
+            self._open = open_pipeline(self._model, self._options, self._batches, self._initial, parts)
+            session = self._open.session
+            step, saved = session.job.checkpoints.first_batch, saved_state(session.carried)
             self._go_to(SavedState.from_saved(saved, step) if saved is not None else SavedState.at(step))
         return self._open
 
     def current_position(self) -> Position:
         """Position of the next batch, that of a resumed checkpoint included."""
-        if not (self._is_closed or self._failure is not None or self._evaluation is not None):
+        if not (self._is_closed or self._failure() is not None or self._evaluation is not None):
             self.opened()
         return self.position
 
@@ -99,13 +92,10 @@ class Session:
 
     def checkpoint(self) -> None:
         """Make a checkpoint of the batches trained so far. The end of an iterator has made one already."""
-        opened = self.opened()
-        if self._run is not None:
-            self._run.check_between_batches()
-        with self._failing():
-            opened.meet("save", self.position.step)
-            if self._run is not None:
-                self._run.checkpoint()
+        session = self.opened().session
+        if session.run is not None:
+            session.run.check_between_batches()
+        session.checkpoint(self.position.step)
 
     def track(self, name: str, tracked: Any) -> None:
         """Keep the state of an object in checkpoints; give it back its own, if the session has resumed one."""
@@ -116,8 +106,9 @@ class Session:
 
     def state(self) -> SavedState:
         """Position of the next batch, hashes of batches read already, states of tracked objects."""
-        if self._run is not None:
-            self._run.check_between_batches()
+        run = None if self._open is None else self._open.session.run
+        if run is not None:
+            run.check_between_batches()
         return SavedState(
             position=self.position,
             hashes=self._batches.hashes(self.position.step),
@@ -131,9 +122,9 @@ class Session:
         Raises:
             InputError: batches of an iterator are under way.
         """
-        self.opened()
+        session = self.opened().session
         self._initial.drop_at(state.position.step)
-        if self._run is not None:
+        if session.run is not None:
             raise InputError("a state is loaded before the first batch of an iterator: call reset() first")
         self._go_to(state)
 
@@ -178,11 +169,12 @@ class Session:
 
         Raises: see `TrainPipeline.progress`.
         """
-        run = self._running_on(iterator)
-        with self._failing():
+        session = self.opened().session
+        run = self._running_on(iterator, session)
+        with session.failing():
             part = run.step_part()
         if part is None:
-            self._finish(run)
+            self._finish(session)
             return None, True
         self._advance(run.next_batch)
         return self._model.executor.outputs if part.inputs is not None else None, False
@@ -190,8 +182,8 @@ class Session:
     @property
     def replicas(self) -> DenseParallel | None:
         """The dense part on all ranks; None if the session is not open, or alone."""
-        is_open = self._failure is None and not self._is_closed
-        return self._open.replicas if self._open is not None and is_open else None
+        is_open = self._failure() is None and not self._is_closed
+        return self._open.job.replicas if self._open is not None and is_open else None
 
     def load(self, rows: RowChunks) -> None:
         """Begin training with some rows. Raises: see `InitialRows.add`."""
@@ -203,12 +195,13 @@ class Session:
         self._check_usable()
         opened = self.opened() if self._initial.is_pending else self._open
         if opened is not None:
-            with self._failing():
-                opened.meet(call, self.position.step)
+            job, session = opened.job, opened.session
+            with session.failing():
+                job.meet(call, self.position.step)
                 if self._initial.is_pending:
-                    opened.claim()
-                self._write_rows()
-                opened.meet(f"{call}: rows are written", self.position.step)
+                    job.claim()
+                session.write_rows()
+                job.meet(f"{call}: rows are written", self.position.step)
 
     def resting(self, call: str) -> OpenPipeline:
         """The open parts, after `flush`: until the next batch no lane of the training acts."""
@@ -229,8 +222,8 @@ class Session:
         try:
             error = yield from self._evaluation
         except Exception as raised:
-            if opened.ranks.peers is not None:
-                self._fail(raised)
+            if opened.job.ranks.peers is not None:
+                opened.session.fail(raised)
             raise
         finally:
             self._evaluation = None
@@ -242,11 +235,11 @@ class Session:
     def reset(self) -> None:
         """Give up the iterator under way; updated rows are written."""
         self.flush("reset")
-        if self._run is not None:
+        if self._open is not None and self._open.session.run is not None:
             self._next_iterator()
-            with self._failing():
-                self._leave(self._run)
-                self.opened().engine.cache.clear()  # of rows inserted ahead
+            with self._open.session.failing():
+                self._leave(self._open.session)
+                self._open.job.engine.cache.clear()  # of rows inserted ahead
 
     def close(self, error: BaseException | None = None) -> None:
         """Write all updated rows, and release everything. Idempotent.
@@ -258,85 +251,76 @@ class Session:
             return
         self._is_closed = True
         opened = self._open
-        if opened is None or self._failure is not None:
+        if opened is None or self._failure() is not None:
             return
-        if error is not None and opened.ranks.peers is not None:
+        job, session = opened.job, opened.session
+        if error is not None and job.ranks.peers is not None:
             self._give_up(opened, error)
             return
-        with self._failing():
-            opened.meet("close", self.position.step)
+        with session, session.failing():
+            job.meet("close", self.position.step)
             if self._evaluation is not None:
                 self._evaluation.close()
-            is_stopped = self._run is not None
-            self._write_rows(makes_checkpoint=bool(self._options.checkpoint_dir))
-            if opened.replicas is not None:
-                opened.replicas.share_buffers()
-            self._run_stack.close()
-            opened.meet("close: rows are written", self.position.step)
-            if error is None and opened.ranks.is_first:
-                opened.checkpoints.claim.finish(
+            is_stopped = session.run is not None
+            session.write_rows(makes_checkpoint=bool(self._options.checkpoint_dir))
+            if session.run is not None:
+                session.leave()
+            job.meet("close: rows are written", self.position.step)
+            if error is None and job.ranks.is_first:
+                job.checkpoints.claim.finish(
                     steps=self.position.step,
                     dense_digest=dense_digest(self._model.converted.model, self._model.optimizer),
                     stopped=is_stopped,
                 )
-        self._stack.close()
 
     def _give_up(self, opened: OpenPipeline, error: BaseException) -> None:
         """Release everything after an error of the caller, who raises it; with several ranks."""
-        with suppress(BaseException), self._stack, self._run_stack:  # what ends now ends because of the error
-            opened.tell(error)
-            if self._evaluation is not None:
-                with suppress(Exception):
-                    self._evaluation.close()
-            raise error
+        opened.job.tell(error)
+        if self._evaluation is not None:
+            with suppress(BaseException):  # what ends now ends because of the error
+                self._evaluation.close()
+        with suppress(BaseException):
+            opened.session.fail(error)
 
     # ---- the run under way ---------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         if self._is_closed:
             raise JobError("the pipeline is closed")
-        if self._failure is not None:
-            raise JobError(f"the pipeline has failed: {self._failure!r}")
+        failure = self._failure()
+        if failure is not None:
+            raise JobError(f"the pipeline has failed: {failure!r}")
         if self._evaluation is not None:
             raise JobError("an evaluation is under way: exhaust or close its iterator first")
 
-    def _write_rows(self, *, makes_checkpoint: bool = False) -> None:
-        """Write all updated rows of this rank, when all ranks have met."""
-        if self._run is not None:
-            if self._open is not None and self._open.ranks.peers is not None:
-                self._run.settle()
-            (self._run.checkpoint if makes_checkpoint else self._run.flush)()
+    def _failure(self) -> BaseException | None:
+        return None if self._open is None else self._open.session.failure
 
-    def _running_on(self, iterator: Iterator[Any]) -> SteppedRun:
+    def _running_on(self, iterator: Iterator[Any], session: JobSession) -> SteppedRun:
         """The run on an iterator; begins one if there is none."""
-        opened = self.opened()
         if not self._model.converted.model.training:
             raise InputError("the model is in evaluation mode: call model.train() to train, or pipeline.evaluate")
-        if self._run is not None and self._is_abandoned:
+        if session.run is not None and self._is_abandoned:
             self.reset()
-        if self._run is not None:
+        if session.run is not None:
             if iterator is not self._iterator:
                 raise InputError(
                     "progress was given another iterator, but batches of the one before are under way: exhaust that "
                     "one, or drop them with reset()"
                 )
-            return self._run
+            return session.run
         self._batches.reset()
         loader, self._next_loader = self._next_loader, None
         state = None if loader is None else loader.state_dict
-        planned = self._planned(opened, self._batches.read(iterator, self.position, state))
-        with self._failing():
-            self._run_stack.enter_context(closing(planned))
-            self._run = self._run_stack.enter_context(
-                opened.engine.train_in_steps(planned, first_batch=self.position.step, carried=self._carried)
-            )
+        planned = self._planned(self._batches.read(iterator, self.position, state))
+        run = session.begin(planned, self.position.step)
         self._iterator, self._is_abandoned, self._leaves_out = iterator, False, False
-        return self._run
+        return run
 
-    def _planned(self, opened: OpenPipeline, ids: Iterator[Batch]) -> Generator[RankBatch, None, None]:
+    def _planned(self, ids: Iterator[Batch]) -> Generator[RankBatch, None, None]:
         """Planned batches of a run. Notes whether the planner has failed."""
         self._is_cut_short = True
-        with closing(opened.planner.run(ids, self.position.step)) as planned:
+        with closing(self.opened().planner.run(ids, self.position.step)) as planned:
             yield from planned
         self._is_cut_short = self._batches.error is not None
 
@@ -349,49 +333,16 @@ class Session:
     def _next_iterator(self) -> None:
         self.position = Position(step=self.position.step, epoch=self.position.epoch + 1)
 
-    def _finish(self, run: SteppedRun) -> None:
+    def _finish(self, session: JobSession) -> None:
         """End a run after its last batch. Raises the error of its data."""
         if not self._is_cut_short:
             self._next_iterator()  # before the end, whose checkpoint is one between two iterators
-        with self._failing():
-            result = run.end()
-            self._leave(run)
+        result = session.end()
+        self._iterator, self._is_abandoned = None, False
         error = self._batches.error or result.input_error
         if error is not None:
             raise error
 
-    def _leave(self, run: SteppedRun) -> None:
-        assert self._open is not None, "running"
-        loss_sums = {name: float(value) for name, value in self._open.engine.dense.loss_sums().items()}
-        self._carried = {**run.carried(), "loss_sum": loss_sums["model"], "loss_sums": loss_sums}
-        self._run, self._iterator, self._is_abandoned = None, None, False
-        self._run_stack.close()
-        if self._open.replicas is not None:
-            self._open.replicas.share_buffers()
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """An error that leaves the block ends the session."""
-        try:
-            yield
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        """Release everything after an error. With one rank, rows of trained batches are written first.
-
-        Raises:
-            The error, or the one that caused it: of a rank that failed first, or because another job took over.
-        """
-        self._failure = error
-        if self._open is not None:
-            self._open.tell(error)
-        run, self._run = self._run, None
-        is_own = not isinstance(error, (StoreError, PeerError))
-        with self._stack, self._run_stack:
-            if run is not None and is_own and self._open is not None and self._open.ranks.peers is None:
-                run.give_up()
-                with suppress(StoreError, JobError):
-                    run.rescue()
-            raise error
+    def _leave(self, session: JobSession) -> None:
+        session.leave()
+        self._iterator, self._is_abandoned = None, False

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
@@ -36,12 +35,12 @@ from bagpipe.training.dense import DensePart
 from bagpipe.training.evaluation import OnScores, Scoring
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import LoopPart, LoopRun, handlers_of
-from bagpipe.training.progress import Progress, RunResult
+from bagpipe.training.progress import RunResult
 from bagpipe.training.reading import PrepareInputs, Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows, RowStepsOfBatch
 from bagpipe.training.stepped_evaluation import Outputs
-from bagpipe.training.stepped_run import SteppedRun
+from bagpipe.training.stepped_run import OnBatch, SteppedRun
 from bagpipe.training.totals import Totals
 
 __all__ = ["Engine", "EngineSettings", "IsWritten", "OnBatch"]
@@ -51,9 +50,6 @@ _GRACE_S = 60.0
 
 #: (table number, ids int64 ``[n]``) -> bool ``[n]``: the row was written before, so the store must have it.
 IsWritten: TypeAlias = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
-
-#: Called after every batch, in the compute lane, with a function that gives the totals so far.
-OnBatch: TypeAlias = Callable[[Callable[[], Progress]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,20 +168,28 @@ class Engine:
             JobError: a checkpoint could not be written, or a loss or gradient is not finite.
         """
         self.dense.model.train()
-        with self._training(batches, first_batch, carried, on_batch) as run:
-            return run.whole()
+        with self.train_in_steps(batches, first_batch=first_batch, carried=carried, stops_on_signals=True) as run:
+            return run.whole(on_batch)
 
     @contextmanager
     def train_in_steps(
-        self, batches: Iterator[RankBatch], *, first_batch: int = 0, carried: Mapping[str, Any] | None = None
+        self,
+        batches: Iterator[RankBatch],
+        *,
+        first_batch: int = 0,
+        carried: Mapping[str, Any] | None = None,
+        stops_on_signals: bool = False,
     ) -> Iterator[SteppedRun]:
         """A run of training whose batches the caller computes, one at a time and in its own thread.
 
-        Signals and the mode of the model (`nn.Module.train`) are the caller's. A run that is left before
-        `SteppedRun.end` is given up: dirty rows are not written.
-        Args: see `train`.
+        The mode of the model (`nn.Module.train`) is the caller's. A run that is left before `SteppedRun.end` is given
+        up: dirty rows are not written.
+
+        Args:
+            batches, first_batch, carried: see `train`.
+            stops_on_signals: SIGINT and SIGTERM stop the run as they stop `train`.
         """
-        with self._training(batches, first_batch, carried, None, stops_on_signals=False) as run:
+        with self._training(batches, first_batch, carried, stops_on_signals=stops_on_signals) as run:
             run.start()
             try:
                 yield run
@@ -205,8 +209,12 @@ class Engine:
         """
         self.dense.model.eval()
         scoring = Scoring(self.dense.model, self.cache.streams, on_scores)
-        with self._evaluating(batches, scoring, scoring.loss_sums, on_batch) as run:
-            return run.whole()
+        with self._evaluating(batches, scoring, stops_on_signals=True) as run:
+            run.start()
+            try:
+                return run.whole(on_batch)
+            finally:
+                run.give_up()
 
     @contextmanager
     def evaluate_in_steps(self, batches: Iterator[RankBatch], outputs: Outputs) -> Iterator[SteppedRun]:
@@ -214,7 +222,7 @@ class Engine:
 
         The mode of the model (`nn.Module.eval`) is the caller's. Args: see `evaluate`.
         """
-        with self._evaluating(batches, outputs, outputs.loss_sums, None, stops_on_signals=False) as run:
+        with self._evaluating(batches, outputs, stops_on_signals=False) as run:
             run.start()
             try:
                 yield run
@@ -225,11 +233,9 @@ class Engine:
     def _evaluating(
         self,
         batches: Iterator[RankBatch],
-        scoring: LoopPart,
-        loss_sums: Callable[[], Mapping[str, Tensor]],
-        on_batch: OnBatch | None,
+        scoring: Scoring | Outputs,
         *,
-        stops_on_signals: bool = True,
+        stops_on_signals: bool,
     ) -> Iterator[SteppedRun]:
         """A run of evaluation, not started."""
         cache, peers = self.cache, self.peers
@@ -238,15 +244,13 @@ class Engine:
             cache=cache, store=self.store, prefetch_depth=self.settings.prefetch_depth, known=self._known
         )
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
-        totals = Totals(rows, loss_sums)
+        totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(part.evaluating())
-            runner = stack.enter_context(
-                self._running(run, reading, totals, on_batch, stops_on_signals=stops_on_signals)
-            )
-            yield SteppedRun(run, runner, rows, partial(self._end, run, reading, totals))
+            runner = stack.enter_context(self._running(run, reading, stops_on_signals=stops_on_signals))
+            yield SteppedRun(run, runner, rows, totals, partial(self._end, run, reading, totals))
 
     @contextmanager
     def _training(
@@ -254,9 +258,8 @@ class Engine:
         batches: Iterator[RankBatch],
         first_batch: int,
         carried: Mapping[str, Any] | None,
-        on_batch: OnBatch | None,
         *,
-        stops_on_signals: bool = True,
+        stops_on_signals: bool,
     ) -> Iterator[SteppedRun]:
         """A run of training, not started."""
         settings, cache, peers = self.settings, self.cache, self.peers
@@ -285,11 +288,12 @@ class Engine:
             first_batch=first_batch,
             carried=carried or {},
         )
-        with self._running(run, reading, totals, on_batch, stops_on_signals=stops_on_signals) as runner:
+        with self._running(run, reading, stops_on_signals=stops_on_signals) as runner:
             yield SteppedRun(
                 run,
                 runner,
                 rows,
+                totals,
                 partial(self._end, run, reading, totals),
                 checkpointing=recording,
                 exchanges=peers is not None,
@@ -306,23 +310,13 @@ class Engine:
         )
 
     @contextmanager
-    def _running(
-        self,
-        run: LoopRun,
-        reading: Reading,
-        totals: Totals,
-        on_batch: OnBatch | None,
-        *,
-        stops_on_signals: bool = True,
-    ) -> Iterator[Runner]:
+    def _running(self, run: LoopRun, reading: Reading, *, stops_on_signals: bool) -> Iterator[Runner]:
         """The runner of a run, composed of the run's parts."""
         peers = self.peers
 
         def finish_batch(b: int) -> None:
             for part in run.parts:
                 part.finish_batch(b)
-            if on_batch is not None:
-                on_batch(totals.progress)
 
         for part in run.parts:
             part.start(run)

@@ -14,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from bagpipe.errors import InputError, JobError
 from bagpipe.pipeline.runner import Runner
 from bagpipe.training.checkpointing import Checkpointing
 from bagpipe.training.part import InFlightBatch, LoopRun
-from bagpipe.training.progress import RunResult
+from bagpipe.training.progress import Progress, RunResult
 from bagpipe.training.rows import EvaluationRows
+from bagpipe.training.totals import Totals
 
-__all__ = ["StepPart", "SteppedRun"]
+__all__ = ["OnBatch", "StepPart", "SteppedRun"]
+
+#: Called after every batch with a function that gives the totals so far.
+OnBatch: TypeAlias = Callable[[Callable[[], Progress]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class SteppedRun:
         run: the run as its parts see it.
         runner: walks its lanes.
         rows: reads rows, and writes them back in training.
+        totals: counts what is done.
         end: ends the parts after the lanes, and gives the result.
         checkpointing: makes checkpoints; None: without a recorder.
         exchanges: training with several ranks: lanes wait for lanes of other ranks.
@@ -56,6 +61,7 @@ class SteppedRun:
         run: LoopRun,
         runner: Runner,
         rows: EvaluationRows,
+        totals: Totals,
         end: Callable[[], RunResult],
         *,
         checkpointing: Checkpointing | None = None,
@@ -64,6 +70,7 @@ class SteppedRun:
         self._run = run
         self._runner = runner
         self._rows = rows
+        self._totals = totals
         self._end = end
         self._checkpointing = checkpointing
         self._exchanges = exchanges
@@ -76,10 +83,16 @@ class SteppedRun:
         """Number of the batch that the next `step` computes."""
         return self._next_batch
 
-    def whole(self) -> RunResult:
-        """Train all batches, every lane in a thread of its own."""
-        self._runner.run()
-        return self._end()
+    def progress(self) -> Progress:
+        """The totals so far. Any thread may ask."""
+        return self._totals.progress()
+
+    def whole(self, on_batch: OnBatch | None = None) -> RunResult:
+        """Compute all batches, and end the run. Raises: see `step` and `end`."""
+        while self.step() is not None:
+            if on_batch is not None:
+                on_batch(self.progress)
+        return self.end()
 
     def start(self) -> None:
         """Start the lanes but that of the compute."""

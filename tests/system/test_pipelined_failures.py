@@ -31,7 +31,7 @@ from tests.system.test_rank_failures import WITHIN_S
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.test_torchrun import ENDLESS, stopped_by_ctrl_c
 from tests.system.writes import Writes
-from trainer.open_job import OpenJob
+from trainer.open_job import TrainerJob
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
@@ -46,7 +46,7 @@ _STAGES = ["--pipeline.stages", "2", "--pipeline.microbatches", "8"]
 
 def broken_job(membership: Membership, config: Config, how: str, broken_rank: int) -> dict[str, Any]:
     """One rank of a job; the forward of one stage breaks on one of the ranks."""
-    open_job = trainer.job.open_job
+    open_job = trainer.job.open_trainer_job
     forwards = itertools.count()
 
     def breaks(*_: object) -> None:
@@ -58,7 +58,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
                 return
             os.kill(os.getpid(), getattr(signal, how))
 
-    def open_broken(config: Config, ranks: Ranks, stack: ExitStack, *more: Any) -> OpenJob:
+    def open_broken(config: Config, ranks: Ranks, stack: ExitStack, *more: Any) -> TrainerJob:
         parts = open_job(config, ranks, stack, *more)
         if ranks.rank == broken_rank:
             stages = parts.built.stages
@@ -67,7 +67,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
             module.register_forward_pre_hook(breaks)
         return parts
 
-    trainer.job.open_job = open_broken  # type: ignore[assignment] # of this process, which ends with the job
+    trainer.job.open_trainer_job = open_broken  # type: ignore[assignment] # of this process, which ends with the job
     return whole_job(membership, config)
 
 

@@ -25,7 +25,7 @@ from tests.distributed.processes import DEADLINE_S, run_ranks
 from tests.system.jobs import change
 from tests.system.streams import FailingStore
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
-from trainer.open_job import OpenJob
+from trainer.open_job import TrainerJob
 
 pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 
@@ -37,12 +37,12 @@ WITHIN_S = DEADLINE_S + 60
 
 def broken_job(membership: Membership, config: Config, how: str, broken_rank: int = 1) -> dict[str, Any]:
     """One rank of a job; one of the ranks breaks at its sixth batch."""
-    open_job = trainer.job.open_job
+    open_job = trainer.job.open_trainer_job
     batches = itertools.count()
 
-    def open_broken(config: Config, ranks: Ranks, stack: ExitStack, *more: Any) -> OpenJob:
+    def open_broken(config: Config, ranks: Ranks, stack: ExitStack, *more: Any) -> TrainerJob:
         parts = open_job(config, ranks, stack, *more)
-        prepare = parts.engine.prepare
+        prepare = parts.open.engine.prepare
 
         def breaks(batch: Batch, upload: Uploader) -> ModelInputs:
             if next(batches) == 5:
@@ -55,12 +55,12 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
             return prepare(batch, upload)
 
         if ranks.rank == broken_rank:
-            parts.engine.prepare = breaks
+            parts.open.engine.prepare = breaks
             if how == "store":
-                parts.engine.store = FailingStore(parts.store, at_read=4)
+                parts.open.engine.store = FailingStore(parts.open.store, at_read=4)
         return parts
 
-    trainer.job.open_job = open_broken  # type: ignore[assignment] # of this process, which ends with the job
+    trainer.job.open_trainer_job = open_broken  # type: ignore[assignment] # of this process, which ends with the job
     return whole_job(membership, config)
 
 

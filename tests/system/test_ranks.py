@@ -25,7 +25,7 @@ from tests.system.covering import covering
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
 from trainer.job import run_job as run_rank
-from trainer.open_job import open_job
+from trainer.open_job import open_trainer_job
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -52,10 +52,12 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
     """One rank of a job; returns its dense parameters, too."""
     torch.set_num_threads(1)
     with open_ranks(membership, timeout_s=20.0, device="cpu") as ranks, ExitStack() as stack:
-        parts = open_job(config, ranks, stack)
-        trained = parts.engine.train(parts.source.batches("train", parts.spec))
+        job = open_trainer_job(config, ranks, stack)
+        stack.enter_context(job.session)
+        engine = job.open.engine
+        trained = engine.train(job.source.batches("train", job.built.spec))
         ranks.gather(None)
-        dense = {name: value.numpy() for name, value in parts.engine.dense.model.state_dict().items()}
+        dense = {name: value.numpy() for name, value in engine.dense.model.state_dict().items()}
         return {"dense": dense, "samples": trained.progress.samples, "seed": torch.initial_seed()}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import trainer.open_job
+import bagpipe.jobs.open_job
 from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_FAILED, ChangedRowError, exit_code
@@ -44,7 +44,7 @@ def run(
         return stores[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.open_job, "open_store", open_watched)
+        patch.setattr(bagpipe.jobs.open_job, "open_store", open_watched)
         result = run_job(config, membership=membership)
     return dataclasses.asdict(result), stores[0].calls
 
