@@ -114,6 +114,6 @@ def check_same(ranks: Ranks, values: Mapping[str, Any], what: str) -> None:
 
 
 def state_shapes(model: nn.Module) -> dict[str, Any]:
-    """Dtypes and shapes of a model's state, by name; for `check_same`: gradient sums need equal ones on all ranks."""
-    state = model.state_dict()
-    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in state.items()}
+    """Dtypes and shapes of a model's tensors, by name; for `check_same`: gradient sums need equal ones on all ranks."""
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {name: [str(value.dtype).removeprefix("torch."), *value.shape] for name, value in tensors.items()}

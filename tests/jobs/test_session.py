@@ -58,25 +58,34 @@ def test_a_callers_function_sees_the_totals_after_every_batch() -> None:
     assert seen == [100 * (batch + 1) for batch in range(NUM_BATCHES)]
 
 
-@pytest.mark.parametrize("rescues", [True, False])
-def test_an_error_of_the_model_ends_the_session_as_it_is(rescues: bool) -> None:
-    job = SmallJob()
-    job.break_at(5)
-    with pytest.raises(ZeroDivisionError, match="division by zero"), job.session(rescues_rows=rescues) as session:
+def _train_rescuing(job: SmallJob, *, rescues: bool) -> None:
+    with job.session(rescues_rows=rescues) as session:
         try:
             session.train(job.batches(), 0)
         finally:
             assert isinstance(session.failure, ZeroDivisionError)
             assert session.run is None
+
+
+@pytest.mark.parametrize("rescues", [True, False])
+def test_an_error_of_the_model_ends_the_session_as_it_is(rescues: bool) -> None:
+    job = SmallJob()
+    job.break_at(5)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        _train_rescuing(job, rescues=rescues)
     assert (_stored(job) == _digests(5)[1]) is rescues
+
+
+def _leave_after_a_step(job: SmallJob) -> None:
+    with job.session() as session:
+        session.begin(job.batches(), 0).step()
+        raise KeyError("mine")
 
 
 def test_an_error_of_the_caller_releases_the_job() -> None:
     namespace = uuid.uuid4().hex
-    job = SmallJob(namespace=namespace)
-    with pytest.raises(KeyError), job.session() as session:
-        session.begin(job.batches(), 0).step()
-        raise KeyError("mine")
+    with pytest.raises(KeyError):
+        _leave_after_a_step(SmallJob(namespace=namespace))
     again = SmallJob(namespace=namespace)
     with again.session() as session:  # the one before has written no row
         result = session.train(again.batches(), 0)
@@ -84,10 +93,8 @@ def test_an_error_of_the_caller_releases_the_job() -> None:
         assert again.digests(session) == _digests()
 
 
-def test_a_checkpoint_between_two_steps_is_where_the_next_job_begins(tmp_path: Path) -> None:
-    namespace = uuid.uuid4().hex
-    job = SmallJob(namespace=namespace, folder=tmp_path)
-    with pytest.raises(ZeroDivisionError), job.session() as session:
+def _fail_after_a_checkpoint(job: SmallJob) -> None:
+    with job.session() as session:
         run = session.begin(job.batches(), 0)
         for _ in range(6):
             run.step()
@@ -96,6 +103,12 @@ def test_a_checkpoint_between_two_steps_is_where_the_next_job_begins(tmp_path: P
         with session.failing():
             while run.step() is not None:
                 pass
+
+
+def test_a_checkpoint_between_two_steps_is_where_the_next_job_begins(tmp_path: Path) -> None:
+    namespace = uuid.uuid4().hex
+    with pytest.raises(ZeroDivisionError):
+        _fail_after_a_checkpoint(SmallJob(namespace=namespace, folder=tmp_path))
     again = SmallJob(namespace=namespace, folder=tmp_path)
     with again.session() as session:
         assert session.job.checkpoints.first_batch == 6

@@ -109,3 +109,11 @@ def test_the_end_wakes_only_waits_for_later_batches() -> None:
     b.advance(0)
     threads[0].join()
     assert answers == {0: True, 1: False}
+
+
+def test_a_lane_that_waits_calls_its_check() -> None:
+    b = board()
+    b.check_while_waiting(0, lambda: b.fail(ValueError("asked")))
+    with pytest.raises(Aborted):
+        b.wait(0, 0, 1, batch=0)
+    assert str(b.error) == "asked"
