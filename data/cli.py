@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--format", default="criteo-tsv", choices=tuple(FORMATS), help="format of the input")
     convert.add_argument("--schema", default="", help="schema TOML of the input")
     convert.add_argument("--limit", type=int, default=0, help="convert only the first so many rows")
+    convert.add_argument(
+        "--dictionaries",
+        default="",
+        choices=("first", "frequency"),
+        help="first build the dictionaries that the schema names, with ids by first occurrence or by frequency",
+    )
+    convert.add_argument("--min-count", type=int, default=1, help="leave rarer strings out of the dictionaries")
     convert.add_argument("--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or skip it")
     convert.set_defaults(run=_convert)
     commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
@@ -100,13 +107,25 @@ def _convert(options: argparse.Namespace) -> str:
 
     if options.limit < 0:
         raise InputError(f"--limit must be at least 0, got {options.limit}")
-    source = open_source(
-        DataConfig(path=options.path, format=options.format, schema=options.schema, bad_rows=options.bad_rows)
-    )
+    if options.min_count < 1 or (options.min_count > 1 and not options.dictionaries):
+        raise InputError(f"--min-count must be at least 1, and needs --dictionaries, got {options.min_count}")
+    config = DataConfig(path=options.path, format=options.format, schema=options.schema, bad_rows=options.bad_rows)
+    if options.dictionaries:
+        _build_dictionaries(config, options)
+    source = open_source(config)
     _make_folder(options.out)
     start_s = time.perf_counter()
     written = write_columnar(source, options.out, options.limit)
     return _report(options.out, written.rows, written.skipped, written.num_bytes, time.perf_counter() - start_s)
+
+
+def _build_dictionaries(config: DataConfig, options: argparse.Namespace) -> None:
+    from data.dictionary_builder import build_dictionaries
+
+    source = open_source(config, needs_dictionaries=False)
+    built = build_dictionaries(source, options.dictionaries, min_count=options.min_count, limit=options.limit)
+    for path, strings in built.items():
+        sys.stderr.write(f"{path}: {strings:,} strings\n")
 
 
 def _make_folder(path: str) -> None:

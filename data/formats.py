@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,6 +50,12 @@ def _open_criteo(config: DataConfig, seed: int) -> Source:
     return CriteoSource.at(config.path, schema=schema, bad_rows=config.bad_rows)
 
 
+def _open_csv(config: DataConfig, seed: int) -> Source:
+    from data.csv import CsvSource
+
+    return CsvSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+
+
 def _open_movielens(config: DataConfig, seed: int) -> Source:
     from data.movielens import MovieLensSource, find_genres, movielens_schema
     from data.schema_file import check_keys
@@ -84,18 +91,20 @@ def _open_synthetic(config: DataConfig, seed: int) -> Source:
 FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
     "avazu-csv": _open_avazu,
     "criteo-tsv": _open_criteo,
+    "csv": _open_csv,
     "movielens": _open_movielens,
     "parquet": _open_parquet,
     "synthetic": _open_synthetic,
 }
 
 
-def open_source(config: DataConfig, seed: int = 0) -> Source:
+def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool = True) -> Source:
     """The configured source.
 
     Args:
         config: the `data` section.
         seed: of synthetic data.
+        needs_dictionaries: the dictionaries of strings that the schema names must exist.
 
     Raises:
         InputError: unknown format, missing file, or an unusable schema.
@@ -104,4 +113,11 @@ def open_source(config: DataConfig, seed: int = 0) -> Source:
     if opener is None:
         raise InputError(f"data.format must be one of {', '.join(FORMATS)}, got {config.format!r}")
     check_bad_rows(config.bad_rows)
-    return opener(config, seed)
+    source = opener(config, seed)
+    if needs_dictionaries:
+        for path in source.files:
+            if not os.path.isfile(path):
+                raise InputError(
+                    f"{path}: no such dictionary: `python -m data convert … --dictionaries frequency` builds it"
+                )
+    return source

@@ -1,8 +1,9 @@
 """The schema TOML of a data set, which names its columns, and Criteo's fixed columns.
 
-    label = "click"                              # parquet, synthetic
+    label = "click"                              # of formats whose files name their columns
     dense = ["age", "price"]
     sparse = ["user", { name = "item", table = "items", weight = "item_weight" }, "tags"]
+    # further keys: column = "…", separator = "|", buckets = "log-squared" or "log", base = 2.0
 
     [table_defaults]                             # of every table
     dim = 16
@@ -14,6 +15,11 @@
 
     [tables.tags]
     pooling = "mean"                             # sum (the default), mean or none; mean only without weights
+    strings = "hash"                             # ids are strings: hash, dictionary, or none (the default)
+    string_seed = 0                              # of the hash
+    dictionary = "tags.csv"                      # of the dictionary; default: NAME.dictionary.csv beside the schema
+
+    [csv]                                        # see data.csv
 
     [synthetic]                                  # see data.synthetic
 
@@ -35,17 +41,39 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.log_buckets import LogBuckets
+from data.string_ids import StringIds
 
-__all__ = ["SchemaFile", "check_keys", "criteo_schema", "override_tables", "parse_schema", "read_schema_file"]
+__all__ = [
+    "FeatureColumn",
+    "SchemaFile",
+    "check_keys",
+    "criteo_schema",
+    "override_tables",
+    "parse_schema",
+    "read_schema_file",
+]
 
 _TABLE_KEYS: Mapping[str, type] = {"rows": int, "hash": bool, "dim": int, "pooling": str}
-_SPARSE_KEYS: Mapping[str, type] = {"name": str, "table": str, "weight": str}
+#: Keys of a table that say how its strings become ids.
+_STRING_KEYS: Mapping[str, type] = {"strings": str, "string_seed": int, "dictionary": str}
+_STRINGS = ("none", "hash", "dictionary")
+_SPARSE_KEYS: Mapping[str, type] = {
+    "name": str,
+    "table": str,
+    "weight": str,
+    "column": str,
+    "separator": str,
+    "buckets": str,
+    "base": float,
+}
 _FILE_KEYS: Mapping[str, type] = {
     "label": str,
     "dense": list,
     "sparse": list,
     "table_defaults": dict,
     "tables": dict,
+    "csv": dict,
     "synthetic": dict,
     "movielens": dict,
 }
@@ -60,17 +88,37 @@ _TYPE_NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureColumn:
+    """The column of a feature.
+
+    Attributes:
+        name: of the column.
+        separator: between the ids of one text; empty: a scalar or a list.
+        buckets: the column holds numbers, which become ids by this rule; None: it holds ids.
+    """
+
+    name: str
+    separator: str = ""
+    buckets: LogBuckets | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFile:
     """A parsed schema TOML.
 
     Attributes:
         schema: its columns.
         weights: feature name -> name of its weight column.
-        synthetic: the `[synthetic]` section, unparsed.
+        columns: feature name -> its column, unless that is a column of ids with the feature's name.
+        strings: table name -> how its strings become ids; absent: the table's ids are integers.
+        csv, synthetic: the sections of these names, unparsed.
     """
 
     schema: DataSchema
     weights: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, FeatureColumn] = field(default_factory=dict)
+    strings: Mapping[str, StringIds] = field(default_factory=dict)
+    csv: Mapping[str, Any] = field(default_factory=dict)
     synthetic: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -112,30 +160,59 @@ def read_schema_file(path: str) -> Mapping[str, Any]:
     for name, table in value.get("tables", {}).items():
         if not isinstance(table, dict):
             raise InputError(f"{path}: tables.{name} must be a table, got {table!r}")
-        check_keys(f"{path}: tables.{name}", table, _TABLE_KEYS)
-    check_keys(f"{path}: table_defaults", value.get("table_defaults", {}), _TABLE_KEYS)
+        check_keys(f"{path}: tables.{name}", table, {**_TABLE_KEYS, **_STRING_KEYS})
+    check_keys(f"{path}: table_defaults", value.get("table_defaults", {}), {**_TABLE_KEYS, **_STRING_KEYS})
     return value
 
 
 def override_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> DataSchema:
-    """`schema` with the table overrides of a schema file (content `value`).
+    """`schema` with the table overrides of a schema file (content `value`), for a format without strings.
 
     Raises:
-        InputError: an unknown table, or a setting that it, or a feature of it, does not allow.
+        InputError: an unknown table, or a setting that it, a feature of it, or the format does not allow.
     """
-    overrides = value.get("tables", {})
+    for name, settings in (("table_defaults", value.get("table_defaults", {})), *value.get("tables", {}).items()):
+        for key in _STRING_KEYS:
+            if key in settings:
+                raise InputError(f"{path}: {name}: {key} is for columns of strings, this format has numbers only")
+    return _with_tables(path, value, schema)
+
+
+def _with_tables(path: str, value: Mapping[str, Any], schema: DataSchema) -> DataSchema:
     names = [table.name for table in schema.tables]
-    for name in overrides:
+    for name in value.get("tables", {}):
         if name not in names:
             raise InputError(f"{path}: tables.{name}: no such table, known tables: {', '.join(names)}")
-    defaults = value.get("table_defaults", {})
     try:
-        tables = [
-            dataclasses.replace(table, **{**defaults, **overrides.get(table.name, {})}) for table in schema.tables
-        ]
+        tables = [dataclasses.replace(table, **_of_table(value, table.name, _TABLE_KEYS)) for table in schema.tables]
         return dataclasses.replace(schema, tables=tuple(tables))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _of_table(value: Mapping[str, Any], name: str, keys: Mapping[str, type]) -> dict[str, Any]:
+    """The given settings of a table, the defaults included, as far as they are in `keys`."""
+    given = {**value.get("table_defaults", {}), **value.get("tables", {}).get(name, {})}
+    return {key: item for key, item in given.items() if key in keys}
+
+
+def _string_ids(path: str, value: Mapping[str, Any], table: Table) -> StringIds | None:
+    """How the strings of a table become ids; None: it has none."""
+    given = _of_table(value, table.name, _STRING_KEYS)
+    kind, seed = given.get("strings", "none"), given.get("string_seed", 0)
+    where = f"{path}: table {table.name!r}"
+    if kind not in _STRINGS:
+        raise InputError(f"{where}: strings must be one of {', '.join(_STRINGS)}, got {kind!r}")
+    if not 0 <= seed < 2**64:
+        raise InputError(f"{where}: string_seed must be from 0 to 2**64 - 1, got {seed}")
+    if kind == "none":
+        return None
+    if kind == "hash":
+        if table.rows is not None and not table.hash:
+            raise InputError(f"{where}: hashed strings are 64-bit ids: rows needs hash = true, to fold them")
+        return StringIds(seed=seed)
+    name = given.get("dictionary", f"{table.name}.dictionary.csv")
+    return StringIds(dictionary=str(Path(path).parent / name))
 
 
 def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
@@ -153,7 +230,7 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
     dense = value.get("dense", [])
     if not all(isinstance(name, str) for name in dense):
         raise InputError(f"{path}: dense must be a list of column names, got {dense!r}")
-    features, weights = [], {}
+    features, weights, columns = [], {}, {}
     for number, entry in enumerate(value["sparse"]):
         where = f"{path}: sparse[{number}]"
         item = {"name": entry} if isinstance(entry, str) else entry
@@ -167,10 +244,36 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
         )
         if "weight" in item:
             weights[item["name"]] = item["weight"]
+        column = _feature_column(where, item)
+        if column != FeatureColumn(name=item["name"]):
+            columns[item["name"]] = column
     tables = tuple(Table(name=name) for name in dict.fromkeys(feature.table for feature in features))
     try:
         schema = DataSchema(label=value["label"], dense=tuple(dense), features=tuple(features), tables=tables)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    schema = override_tables(path, value, schema)
-    return SchemaFile(schema=schema, weights=weights, synthetic=value.get("synthetic", {}))
+    schema = _with_tables(path, value, schema)
+    return SchemaFile(
+        schema=schema,
+        weights=weights,
+        columns=columns,
+        strings={table.name: ids for table in schema.tables if (ids := _string_ids(path, value, table)) is not None},
+        csv=value.get("csv", {}),
+        synthetic=value.get("synthetic", {}),
+    )
+
+
+def _feature_column(where: str, item: Mapping[str, Any]) -> FeatureColumn:
+    """The column of an entry of `sparse`."""
+    separator, rule = item.get("separator", ""), item.get("buckets", "")
+    if "separator" in item and not separator:
+        raise InputError(f'{where}: separator must be a text such as "|", got an empty one')
+    if rule and separator:
+        raise InputError(f"{where}: buckets are of one number, so they do not go together with separator")
+    if "base" in item and rule != "log":
+        raise InputError(f'{where}: base is of buckets = "log", got {rule or "none"}')
+    try:
+        buckets = LogBuckets(rule=rule, base=float(item.get("base", 2.0))) if "buckets" in item else None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return FeatureColumn(name=item.get("column", item["name"]), separator=separator, buckets=buckets)

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # Names that the code dispatches on, repeated so that a wrong one is refused without importing torch.
-DataFormat = Literal["avazu-csv", "criteo-tsv", "movielens", "parquet", "synthetic"]
+DataFormat = Literal["avazu-csv", "criteo-tsv", "csv", "movielens", "parquet", "synthetic"]
 BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Policy = Literal["belady-window", "drop-unused"]
@@ -55,7 +55,7 @@ class DataConfig:
     Attributes:
         path: file or folder; the synthetic format needs none.
         format: format of the data.
-        schema: TOML file that names the columns (parquet, synthetic) or overrides tables (other formats).
+        schema: TOML file that names the columns (csv, parquet, synthetic) or overrides tables (other formats).
         batch_size: examples in a global batch.
         limit: use only the first so many examples (before the evaluation split); 0: all.
         epochs: passes over the training examples.

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import Feature, Table
-from data.schema_file import criteo_schema, override_tables, parse_schema, read_schema_file
+from data.log_buckets import LogBuckets
+from data.schema_file import FeatureColumn, criteo_schema, override_tables, parse_schema, read_schema_file
+from data.string_ids import StringIds
 
 WHOLE = """
 label = "click"
@@ -104,3 +107,73 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str)
 def test_a_missing_file() -> None:
     with pytest.raises(InputError, match=r"cannot read schema /nowhere/x.toml: No such file"):
         read_schema_file("/nowhere/x.toml")
+
+
+def test_strings_separators_and_buckets(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        label = "y"
+        sparse = ["a", "b", { name = "c", column = "x", separator = "|" }, { name = "d", buckets = "log", base = 10 }]
+        [table_defaults]
+        strings = "hash"
+        string_seed = 7
+        [tables.b]
+        strings = "dictionary"
+        [tables.c]
+        strings = "dictionary"
+        dictionary = "/elsewhere/c.csv"
+        [tables.d]
+        strings = "none"
+        [csv]
+        delimiter = ";"
+        """,
+    )
+    found = parse_schema(path, read_schema_file(path))
+    assert found.columns == {
+        "c": FeatureColumn(name="x", separator="|"),
+        "d": FeatureColumn(name="d", buckets=LogBuckets(rule="log", base=10.0)),
+    }
+    assert found.strings == {
+        "a": StringIds(seed=7),
+        "b": StringIds(dictionary=str(tmp_path / "b.dictionary.csv")),
+        "c": StringIds(dictionary="/elsewhere/c.csv"),
+    }
+    assert found.csv == {"delimiter": ";"}
+
+
+BAD_KEYS = [
+    ('strings = "md5"', "table 'a': strings must be one of none, hash, dictionary, got 'md5'"),
+    ('strings = "hash"\nstring_seed = -1', "table 'a': string_seed must be from 0 to 2**64 - 1, got -1"),
+    ('strings = "hash"\nrows = 9', "table 'a': hashed strings are 64-bit ids: rows needs hash = true, to fold them"),
+    ("strings = true", "tables.a: strings must be a string, got True"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_KEYS)
+def test_unusable_strings_are_refused(tmp_path: Path, keys: str, message: str) -> None:
+    path = write(tmp_path, f'label = "y"\nsparse = ["a"]\n[tables.a]\n{keys}')
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_schema(path, read_schema_file(path))
+
+
+BAD_SPARSE = [
+    ('separator = ""', 'sparse[0]: separator must be a text such as "|", got an empty one'),
+    ('separator = "|", buckets = "log"', "sparse[0]: buckets are of one number, so they do not go together"),
+    ('buckets = "sqrt"', "sparse[0]: buckets must be one of log-squared, log, got 'sqrt'"),
+    ('buckets = "log", base = 1', "sparse[0]: base must be at least 1.01, got 1.0"),
+    ("base = 2", 'sparse[0]: base is of buckets = "log", got none'),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_SPARSE)
+def test_unusable_columns_are_refused(tmp_path: Path, keys: str, message: str) -> None:
+    path = write(tmp_path, f'label = "y"\nsparse = [{{ name = "a", {keys} }}]')
+    with pytest.raises(InputError, match=re.escape(message)):
+        parse_schema(path, read_schema_file(path))
+
+
+def test_formats_of_numbers_have_no_strings(tmp_path: Path) -> None:
+    path = write(tmp_path, '[tables.C1]\nstrings = "hash"')
+    with pytest.raises(InputError, match="C1: strings is for columns of strings, this format has numbers only"):
+        override_tables(path, read_schema_file(path), criteo_schema())

@@ -1,0 +1,133 @@
+"""`ColumnRules`: which columns of an Arrow table are read, and what they mean.
+
+schema TOML, or the schema inside a file ──SchemaFile──┐
+names and types of the first file's columns ───────────┴──> ColumnRules ──check──> every further file
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from bagpipe.errors import InputError
+from bagpipe.types.schema import DataSchema
+from data.schema_file import FeatureColumn, SchemaFile
+from data.string_hash import is_text
+from data.string_ids import StringIds
+
+__all__ = ["ColumnRules", "is_list"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRules:
+    """The columns of Arrow tables, and what they mean.
+
+    Attributes:
+        schema: label, dense columns, features and tables.
+        columns: the column of each feature, in the order of the features.
+        weights: (feature, weight column) pairs.
+        strings: (table, how its strings become ids) pairs; other tables have integer ids.
+        multi_hot: features with several ids in a row.
+    """
+
+    schema: DataSchema
+    columns: tuple[FeatureColumn, ...]
+    weights: tuple[tuple[str, str], ...] = ()
+    strings: tuple[tuple[str, StringIds], ...] = ()
+    multi_hot: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, path: str, found: SchemaFile, table: pa.Schema) -> ColumnRules:
+        """The rules of a schema file for tables like that of the file `path`.
+
+        Raises:
+            InputError: a column is missing or of an unsupported type.
+        """
+        features = found.schema.features
+        columns = tuple(found.columns.get(item.name, FeatureColumn(name=item.name)) for item in features)
+        multi_hot = {
+            item.name
+            for item, column in zip(features, columns, strict=True)
+            if column.separator or is_list(_column_type(path, table, column.name))
+        }
+        rules = cls(
+            schema=found.schema,
+            columns=columns,
+            weights=tuple(found.weights.items()),
+            strings=tuple(found.strings.items()),
+            multi_hot=frozenset(multi_hot),
+        )
+        rules.check(path, table)
+        return rules
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are read, each once."""
+        names = [self.schema.label, *self.schema.dense, *(column.name for column in self.columns)]
+        return tuple(dict.fromkeys([*names, *(name for _, name in self.weights)]))
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Paths of the dictionary files."""
+        return tuple(ids.dictionary for _, ids in self.strings if ids.dictionary)
+
+    def check(self, path: str, table: pa.Schema) -> None:
+        """Raise InputError unless a table has every column, in a supported type."""
+        for name in (self.schema.label, *self.schema.dense):
+            _check_number(path, name, _column_type(path, table, name))
+        strings = dict(self.strings)
+        for feature, column in zip(self.schema.features, self.columns, strict=True):
+            kind = _column_type(path, table, column.name)
+            if column.buckets is not None:
+                _check_number(path, column.name, kind)
+            elif column.separator and not is_text(kind):
+                raise InputError(
+                    f"{path}: column {column.name!r}: expected text with {column.separator!r} between ids, got {kind}"
+                )
+            elif feature.table in strings and not is_text(_element(kind)):
+                raise InputError(
+                    f"{path}: column {column.name!r}: expected strings, as table {feature.table!r} says, got {kind}"
+                )
+            elif feature.table not in strings and not column.separator and not pa.types.is_integer(_element(kind)):
+                advice = ": turn them into integers first"
+                if is_text(_element(kind)):
+                    advice = f': for ids from strings write strings = "hash" under [tables.{feature.table}]'
+                raise InputError(
+                    f"{path}: column {column.name!r}: expected integer ids (or lists of them), got {kind}{advice}"
+                )
+        for feature_name, name in self.weights:
+            self._check_weights(path, feature_name, name, _column_type(path, table, name))
+
+    def _check_weights(self, path: str, feature: str, name: str, kind: pa.DataType) -> None:
+        column = next(
+            column for item, column in zip(self.schema.features, self.columns, strict=True) if item.name == feature
+        )
+        fits = pa.types.is_floating(_element(kind)) and is_list(kind) == (feature in self.multi_hot)
+        if column.separator:
+            fits = is_text(kind)
+        if not fits:
+            raise InputError(
+                f"{path}: column {name!r}: expected floating-point weights shaped like the ids of {feature!r}, "
+                f"got {kind}"
+            )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column has several values in a row."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if is_list(kind) else kind
+
+
+def _column_type(path: str, schema: pa.Schema, name: str) -> pa.DataType:
+    if schema.get_field_index(name) < 0:
+        raise InputError(f"{path}: column {name!r} is missing, the file has: {', '.join(schema.names)}")
+    return schema.field(name).type
+
+
+def _check_number(path: str, name: str, kind: pa.DataType) -> None:
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise InputError(f"{path}: column {name!r}: expected numbers, got {kind}")

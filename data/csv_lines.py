@@ -1,0 +1,222 @@
+"""Lines of separated text as an Arrow table, and the malformed lines among them. Parsed by `pyarrow.csv`.
+
+    all lines ──typed columns──> table                                                  the usual case
+        └──refused──> all columns as texts ──> lines with another number of values, values that are no numbers
+            └──the other lines──typed columns──> table
+
+A line is malformed exactly if the parser refuses it alone. The way through texts only finds such lines fast; lines that
+it cannot explain are tried by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from data.arrow_columns import ArrowBlock
+from data.csv_layout import CsvLayout, split_line
+from data.number_parsing import quote
+
+__all__ = ["parse_lines"]
+
+_WORDS = {pa.int64(): "an integer", pa.float64(): "a number", pa.float32(): "a number"}
+
+Lines = NDArray[np.int64]
+
+
+def parse_lines(
+    text: bytes, names: tuple[str, ...], types: Mapping[str, pa.DataType], form: CsvLayout, *, stops: bool
+) -> ArrowBlock:
+    """Parse whole lines.
+
+    Args:
+        text: the lines; the last one ends too.
+        names: of all columns of a line.
+        types: of the columns to read: binary, int64, float32 or float64.
+        form: delimiter, quotes and missing values.
+        stops: explain the first malformed line, and read only the lines before it.
+    """
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
+    parser = _Parser(text=text, bounds=np.concatenate([[0], ends]), names=names, types=types, form=form)
+    lines = np.arange(ends.size)
+    strange = parser.strange_lines()
+    whole = None if strange.size else parser.table(text, ends.size)
+    if whole is not None:
+        return ArrowBlock(table=whole, num_raw_rows=ends.size)
+    bad = np.union1d(strange, parser.bad_lines(np.setdiff1d(lines, strange, assume_unique=True)))
+    good = lines[: bad[0]] if stops else np.setdiff1d(lines, bad, assume_unique=True)
+    table = parser.table(parser.text_of(good), good.size)
+    assert table is not None, "lines that are accepted one by one are refused together"
+    return ArrowBlock(
+        table=table,
+        num_raw_rows=ends.size,
+        malformed=bad[:1] if stops else bad,
+        problem=parser.explain(int(bad[0])) if stops else "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parser:
+    """Whole lines: line i is ``text[bounds[i]:bounds[i + 1]]``."""
+
+    text: bytes
+    bounds: Lines
+    names: tuple[str, ...]
+    types: Mapping[str, pa.DataType]
+    form: CsvLayout
+
+    def text_of(self, lines: Lines) -> bytes:
+        """The text of ascending lines."""
+        if not lines.size:
+            return b""
+        breaks = np.flatnonzero(np.diff(lines) != 1) + 1
+        cuts = [0, *breaks.tolist(), lines.size]
+        ranges = [(self.bounds[lines[low]], self.bounds[lines[high - 1] + 1]) for low, high in pairwise(cuts)]
+        return b"".join(self.text[low:high] for low, high in ranges)
+
+    def table(
+        self,
+        text: bytes,
+        num_lines: int,
+        types: Mapping[str, pa.DataType] | None = None,
+        handler: Callable[[Any], str] | None = None,
+    ) -> pa.Table | None:
+        """Lines as a table of the columns `types`; None if one is malformed.
+
+        A line of empty values follows the text. It is missing from the result if quotes of the last line stay open.
+        With a `handler`, which skips lines with another number of values, the result has as many rows fewer.
+        """
+        types = self.types if types is None else types
+        names = [name if name in types else f"#{number}" for number, name in enumerate(self.names)]
+        text += (self.form.delimiter * (len(names) - 1) + "\n").encode()
+        skipped = 0
+
+        def count(row: Any) -> str:
+            nonlocal skipped
+            skipped += 1
+            assert handler is not None, "set with the handler only"
+            return handler(row)
+
+        try:
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(text),
+                read_options=pyarrow.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 1),
+                parse_options=pyarrow.csv.ParseOptions(
+                    delimiter=self.form.delimiter,
+                    quote_char=self.form.quote or False,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=count if handler is not None else None,
+                ),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types=types,
+                    include_columns=list(types),
+                    null_values=["", *self.form.null],
+                    strings_can_be_null=True,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        num_rows = num_lines - skipped
+        return table.slice(0, num_rows) if table.num_rows == num_rows + 1 else None
+
+    def strange_lines(self) -> Lines:
+        """Lines with a NUL, or a carriage return that does not end them."""
+        if b"\0" not in self.text and self.text.count(b"\r") == self.text.count(b"\r\n"):
+            return np.zeros(0, np.int64)
+        buffer = np.frombuffer(self.text, np.uint8)
+        follows = np.append(buffer[1:], 0)
+        places = np.flatnonzero((buffer == 0) | ((buffer == ord("\r")) & (follows != ord("\n"))))
+        return np.unique(np.searchsorted(self.bounds[1:], places, side="right"))
+
+    def bad_lines(self, lines: Lines) -> Lines:
+        """The malformed ones of ascending lines."""
+        bad = self._bad_values(lines)
+        rest = np.setdiff1d(lines, bad, assume_unique=True)
+        if self.table(self.text_of(rest), rest.size) is None:
+            unexplained = _refused(rest.size, lambda low, high: self._accepts(rest[low:high]))
+            bad = np.union1d(bad, rest[unexplained])
+        return bad
+
+    def _accepts(self, lines: Lines) -> bool:
+        return self.table(self.text_of(lines), lines.size) is not None
+
+    def _bad_values(self, lines: Lines) -> Lines:
+        """Lines with another number of values, or with a value that is no number; none if quotes span lines."""
+        short: list[int] = []
+
+        def skip(row: Any) -> str:
+            short.append(row.number - 1)
+            return "skip"
+
+        text = self.text_of(lines).decode("latin-1").encode()  # the handler is called with UTF-8 only
+        texts = self.table(text, lines.size, dict.fromkeys(self.types, pa.binary()), skip)
+        if texts is None:
+            return np.zeros(0, np.int64)
+        regular = np.delete(lines, short)
+        bad = [lines[short]]
+        for name, kind in self.types.items():
+            if kind != pa.binary():
+                bad.append(regular[_bad_numbers(texts.column(name), kind)])
+        return np.unique(np.concatenate(bad))
+
+    def explain(self, number: int) -> str:
+        """What is wrong with a malformed line."""
+        line = self.text[self.bounds[number] : self.bounds[number + 1]]
+        content = line.rstrip(b"\r\n")
+        for byte, name in ((b"\0", "a NUL"), (b"\r", "a carriage return")):
+            if byte in content:
+                return f"expected text, got {name} at byte {content.index(byte) + 1} of the line"
+        columns = len(split_line(line.decode("latin-1"), self.form))
+        if columns != len(self.names):
+            return f"expected {len(self.names)} columns separated by {self.form.delimiter!r}, got {columns}"
+        texts = self.table(line, 1, dict.fromkeys(self.types, pa.binary()))
+        if texts is None:
+            return "expected quotes that end in the same line, got an open one"
+        for name, kind in self.types.items():
+            if self.table(line, 1, {name: kind}) is None:
+                return f"expected {_WORDS[kind]} in column {name!r}, got {quote(texts.column(name)[0].as_py())}"
+        raise AssertionError("a malformed line passes all checks")
+
+
+def _bad_numbers(column: pa.ChunkedArray, kind: pa.DataType) -> NDArray[np.bool_]:
+    """Rows of a column of texts that are neither numbers nor null. Spaces around a number are no part of it."""
+    encoded = column.combine_chunks().dictionary_encode()
+    texts = pc.ascii_trim(encoded.dictionary.cast(pa.string()), characters=" \t")
+    is_bad = np.zeros(len(texts) + 1, np.bool_)  # the last is null's
+    is_bad[_refused(len(texts), lambda low, high: _is_number(texts[low:high], kind))] = True
+    codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    found: NDArray[np.bool_] = is_bad[codes]
+    return found
+
+
+def _is_number(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether all texts are numbers."""
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refused(count: int, accepts: Callable[[int, int], bool]) -> Lines:
+    """The items of ``[0, count)`` that are refused alone, if a range is accepted just when all its items are."""
+    found = []
+    waiting = [(0, count)] if count else []
+    while waiting:
+        low, high = waiting.pop()
+        if accepts(low, high):
+            continue
+        if high == low + 1:
+            found.append(low)
+        else:
+            middle = (low + high) // 2
+            waiting += [(middle, high), (low, middle)]
+    return np.array(found, np.int64)
