@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     convert = commands.add_parser("convert", help="write any data as .arrow (fastest) or .parquet (smallest)")
     convert.add_argument("path", help="file or folder to read")
     convert.add_argument("out", help="file to write: .arrow or .parquet; read it back with --data.format parquet")
-    convert.add_argument("--format", default="criteo-tsv", choices=tuple(FORMATS), help="format of the input")
+    formats = tuple(name for name in FORMATS if name != "synthetic")
+    convert.add_argument("--format", default="", choices=formats, help="of the input (default: told from its content)")
     convert.add_argument("--schema", default="", help="schema TOML of the input")
     convert.add_argument("--limit", type=int, default=0, help="convert only the first so many rows")
     convert.add_argument(
@@ -105,11 +106,15 @@ def _synth(options: argparse.Namespace) -> str:
 def _convert(options: argparse.Namespace) -> str:
     from data.columnar_writer import write_columnar
 
+    if not options.path:
+        raise InputError("the path is empty: name a file or a folder")
     if options.limit < 0:
         raise InputError(f"--limit must be at least 0, got {options.limit}")
     if options.min_count < 1 or (options.min_count > 1 and not options.dictionaries):
         raise InputError(f"--min-count must be at least 1, and needs --dictionaries, got {options.min_count}")
-    config = DataConfig(path=options.path, format=options.format, schema=options.schema, bad_rows=options.bad_rows)
+    config = DataConfig(
+        path=options.path, format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows
+    )
     if options.dictionaries:
         _build_dictionaries(config, options)
     source = open_source(config)

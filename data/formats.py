@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
@@ -102,7 +103,7 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
     """The configured source.
 
     Args:
-        config: the `data` section.
+        config: the `data` section. A path without a format: the format is told from its content.
         seed: of synthetic data.
         needs_dictionaries: the dictionaries of strings that the schema names must exist.
 
@@ -113,6 +114,11 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
     if opener is None:
         raise InputError(f"data.format must be one of {', '.join(FORMATS)}, got {config.format!r}")
     check_bad_rows(config.bad_rows)
+    if config.format == "synthetic" and config.path:
+        config = with_format(config)
+        if config.format == "synthetic":
+            raise InputError(f"data.path {config.path}: no such file or folder")
+        opener = FORMATS[config.format]
     source = opener(config, seed)
     if needs_dictionaries:
         for path in source.files:

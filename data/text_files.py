@@ -115,7 +115,7 @@ def first_line(file: str) -> bytes:
             raise InputError(f"{file}: the file is empty, expected lines of text")
         if is_gzip(file):
             text = read_text(next(_gzip_blocks(file, _HEADER_BYTES)))
-            return text[: text.index(b"\n") + 1]
+            return text[: (text.find(b"\n") + 1) or len(text)]
         with open(file, "rb") as stream:
             line = stream.readline(MAX_LINE_BYTES + 1)
     except OSError as error:

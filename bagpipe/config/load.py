@@ -4,8 +4,9 @@
     --config FILE.toml ──> values with "FILE:LINE" ┐
     --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> check_config ──> Config
 
-Every problem is one `InputError` line: the location (file and line, or flag), what was expected and what came.
-Imports neither torch nor numpy.
+A `data.path` without a format gets that of its content before the checks (`data_format`). Every problem is one
+`InputError` line: the location (file and line, or flag), what was expected and what came. Imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import bagpipe
+from bagpipe.config.data_format import with_format
 from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
@@ -91,6 +93,7 @@ def parse_config(
         key = keys[path]
         sections.setdefault(key.section, {})[key.name] = convert(key, item)
     config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
+    config = dataclasses.replace(config, data=with_format(config.data))
     check_config(config, subjects={path: item.subject for path, item in given.items()})
     values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
     return CommandLine(config=config, options=values)

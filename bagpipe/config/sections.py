@@ -54,7 +54,7 @@ class DataConfig:
 
     Attributes:
         path: file or folder; the synthetic format needs none.
-        format: format of the data.
+        format: format of the data; if a path is given without one, it is told from the path's content.
         schema: TOML file that names the columns (csv, parquet, synthetic) or overrides tables (other formats).
         batch_size: examples in a global batch.
         limit: use only the first so many examples (before the evaluation split); 0: all.
