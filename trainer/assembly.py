@@ -84,14 +84,14 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
     """
     torch.manual_seed(config.run.seed)
     model = build_model(data, config.model)
-    converted = convert(model, data, device=torch.device(config.run.device), dtype=config.run.dtype)
-    rows = RowSchema(
-        tables=converted.row_tables,
-        optimizer=config.optim.rows,
-        dtype=config.row_dtype,
-        seed=config.run.seed,
-        rounding=config.row_rounding,
+    converted = convert(
+        model,
+        data,
+        device=torch.device(config.run.device),
+        dtype=config.run.dtype,
+        row_dtype=None if config.cache.dtype == "run" else config.cache.dtype,
     )
+    rows = converted.row_schema(optimizer=config.optim.rows, seed=config.run.seed, rounding=config.cache.rounding)
     stages = stage_model(converted.model, data, config, world_size)
     dense = (
         dense_executor(converted.model, data, config, world_size)

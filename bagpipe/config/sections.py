@@ -101,8 +101,9 @@ class CacheConfig:
     Attributes:
         rows: rows per rank; 0 is direct mode: fetch a batch's rows, train, write all back.
         prefetch_depth: batches fetched from the store ahead of the one being trained.
-        dtype: dtype of the rows' weights in the cache and the store; run: the same as run.dtype. float16 and bfloat16
-            halve the weights, keep optimizer state in float32, and need run.dtype float32.
+        dtype: dtype of the rows' weights in the cache and the store; run: the same as run.dtype, or a table's own by
+            its data_type in a model.factory. float16 and bfloat16 halve the weights, keep optimizer state in float32,
+            and need run.dtype float32.
         rounding: how an updated weight is rounded to float16 or bfloat16; stochastic: up or down with probabilities
             that keep the mean; nearest: loses updates too small to change a weight.
     """

@@ -7,7 +7,9 @@
                                                      ↑
                               RowCache.begin(batch) ─┘
 
-`model_tables` reads the tables of a torchrec model, and `torchrec_collections` replaces its collections; `plain_bags`
+`model_tables` and `table_configs` read the tables of a torchrec model, and `torchrec_collections` replaces its
+collections; `plain_bags`
 needs torch alone; `cached_lookup` is common to both. `materialise` initialises the dense parameters of a model that was
-built on the meta device. `table_optimizers` keeps the row optimizers of tables while these are numbered.
+built on the meta device. `table_optimizers` and `table_dtypes` keep the row optimizers and dtypes of tables while
+these are numbered.
 """

@@ -20,6 +20,7 @@ from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, buil
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.upload import Uploader
 from bagpipe.embedding.cached_lookup import CachedLookup, Column, JaggedInput
+from bagpipe.embedding.table_dtypes import RowDtypes, TableDtypes
 from bagpipe.embedding.table_optimizers import TableOptimizers
 from bagpipe.optim import RowOptimizers
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
@@ -108,27 +109,43 @@ class CachedBags(nn.Module):
             the default of `RowTable.init_bound`.
         embedding_dim: dimension of tables that have none in the schema.
         optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
+        row_dtype: of the rows, for all tables or by table name, else float32; None: one for all, the row schema's.
 
     Attributes:
-        row_tables: cached tables by table number, grouped by pooling, dimension and optimizer; for `RowSchema.tables`.
+        row_tables: cached tables by table number, grouped by pooling, dimension, optimizer and dtype; for
+            `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
         layout: table groups; for `Engine`.
         dims: dimension of each feature's vector, in schema order.
         optimizers: row optimizers as given, by table number; none were given: empty.
         optimizer: row optimizer of the tables that name none, for `RowSchema.optimizer`; none were given: None.
+        dtype: of the rows of the tables that name none, for `RowSchema.dtype`; none was given: None.
     """
 
-    def __init__(self, schema: DataSchema, embedding_dim: int, optimizers: RowOptimizers | None = None) -> None:
+    def __init__(
+        self,
+        schema: DataSchema,
+        embedding_dim: int,
+        optimizers: RowOptimizers | None = None,
+        row_dtype: RowDtypes | None = None,
+    ) -> None:
         super().__init__()
         weighted = any(feature.weighted for feature in schema.features)
         updates = TableOptimizers.of(optimizers, [table.name for table in schema.tables])
-        groups: dict[tuple[Pooling, int, str | None], list[Table]] = {}
+        dtypes = TableDtypes.of(row_dtype, {table.name: "float32" for table in schema.tables}, compute="float32")
+        groups: dict[tuple[Pooling, int, str | None, str | None], list[Table]] = {}
         for table in schema.tables:
-            key = _POOLINGS[table.pooling], table.dim or embedding_dim, updates.name(table.name)
+            key = (
+                _POOLINGS[table.pooling],
+                table.dim or embedding_dim,
+                updates.name(table.name),
+                dtypes.name(table.name),
+            )
             groups.setdefault(key, []).append(table)
-        members = [(pooling, dim, table) for (pooling, dim, _), tables in groups.items() for table in tables]
+        members = [(pooling, dim, table) for (pooling, dim, *_), tables in groups.items() for table in tables]
         table_names = [table.name for _, _, table in members]
-        self.row_tables = updates.named(_row_table(table, dim) for _, dim, table in members)
+        self.row_tables = dtypes.named(updates.named(_row_table(table, dim) for _, dim, table in members))
+        self.dtype = None if row_dtype is None else dtypes.shared
         self.optimizers, self.optimizer = updates.ordered(table_names), updates.shared
         self.features = tuple(
             FeatureRef(feature=position, table=number)

@@ -5,18 +5,17 @@
         ──bind(cache)──> forward(KeyedJaggedTensor) reads the rows of the batch begun in the cache
 
 The forward contracts are torchrec's: the same keys in the same order, ``feature@table`` where tables share a feature.
-Differences: ids must be those of the batch, which the plan covers; results have the job's dtype; and there is no
+Differences: ids must be those of the batch, which the plan covers; results have the dtype of the dense part, also where
+`data_type` makes the rows of a table FP16 or BF16; and there is no
 ``embedding_bags.<table>.weight``, because rows are not parameters. The cache updates them and the store keeps them.
 They appear neither in ``parameters()`` nor in ``state_dict()``.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -26,16 +25,18 @@ from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, buil
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.embedding.cached_lookup import CachedLookup, Column
 from bagpipe.embedding.materialise import materialise
+from bagpipe.embedding.table_configs import dtype_of, row_table
+from bagpipe.embedding.table_dtypes import RowDtypes, TableDtypes
 from bagpipe.embedding.table_optimizers import TableOptimizers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.optim import RowOptimizer, RowOptimizers
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.types.schema import DataSchema, RowTable
+from bagpipe.types.schema import DataSchema, RowSchema, RowTable
 
 with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
-    from torchrec.modules.embedding_configs import DataType, PoolingType
+    from torchrec.modules.embedding_configs import PoolingType
     from torchrec.modules.embedding_modules import (
         EmbeddingBagCollection,
         EmbeddingBagCollectionInterface,
@@ -45,15 +46,12 @@ with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a C
     )
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-__all__ = ["UNBOUNDED_INIT_BOUND", "CachedEmbeddingBagCollection", "CachedEmbeddingCollection", "Converted", "convert"]
+__all__ = ["CachedEmbeddingBagCollection", "CachedEmbeddingCollection", "Converted", "convert"]
 
 #: A torchrec collection or table config: torchrec has no type information.
 Untyped: TypeAlias = Any
 
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
-
-#: Initial bound of a table without a vocabulary, where torchrec's sqrt(1 / num_embeddings) is meaningless.
-UNBOUNDED_INIT_BOUND = 0.01
 
 _POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
 
@@ -165,6 +163,7 @@ class Converted:
         lookups: one per collection.
         optimizers: row optimizers as given, by table number; none were given: empty.
         optimizer: row optimizer of the tables that name none, for `RowSchema.optimizer`; none were given: None.
+        dtype: of the rows of the tables that name none, for `RowSchema.dtype`.
     """
 
     model: nn.Module
@@ -174,6 +173,19 @@ class Converted:
     lookups: tuple[CachedLookup, ...]
     optimizers: tuple[RowOptimizer, ...] = ()
     optimizer: str | None = None
+    dtype: str = "float32"
+
+    def row_schema(self, *, optimizer: str = "sgd", seed: int, rounding: str) -> RowSchema:
+        """The schema of the rows.
+
+        Args:
+            optimizer: if none were given.
+            seed: of the initial values and of rounding.
+            rounding: of half rows, if there are any.
+        """
+        shared = optimizer if self.optimizer is None else self.optimizer
+        schema = RowSchema(tables=self.row_tables, optimizer=shared, dtype=self.dtype, seed=seed)
+        return replace(schema, rounding=rounding) if schema.has_half_rows else schema
 
     def bind(self, cache: RowCache) -> None:
         """Make the collections read from `cache`.
@@ -202,42 +214,49 @@ def convert(
     dtype: str = "float32",
     optimizers: RowOptimizers | None = None,
     table_rows: Mapping[str, int | None] | None = None,
+    row_dtype: RowDtypes | None = None,
 ) -> Converted:
     """Make a torchrec model, usually built on the meta device, read its embedding rows from a cache.
 
     Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, at any depth; existing table values are
     dropped. Other parameters on the meta device are allocated and reset: seed torch's generator before.
 
-    Tables are numbered collection by collection, grouped by pooling, dimension and row optimizer: by its name, so that
-    another learning rate changes no number.
+    Tables are numbered collection by collection, grouped by pooling, dimension, row dtype and row optimizer: by its
+    name, so that another learning rate changes no number.
 
     Args:
         model: the model, modified in place.
         schema: schema of the data; table configs refer to its feature names. A table whose data has no vocabulary
             (``rows = None``) is unbounded, regardless of `num_embeddings`.
         device: device of the dense part.
-        dtype: ``float32`` or ``float64``, for the dense part and the rows.
+        dtype: ``float32`` or ``float64``, for the dense part, and for the rows of tables whose `data_type` is FP32.
         optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
         table_rows: rows of each table, by name, None for an unbounded one. None: as the data's vocabularies say.
+        row_dtype: dtype of the rows, for all tables or by table name, over their `data_type`.
 
     Raises:
         InputError: the model has no collection, a table name is used twice, the data lacks a feature, a table is
-            smaller than its vocabulary, or a table setting is not supported; or `optimizers` does not fit the tables.
+            smaller than its vocabulary, or a table setting is not supported; or `optimizers` or `row_dtype` does
+            not fit the tables.
     """
     where = torch.device(device)
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
     collections: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
     if not collections:
         raise InputError(f"expected a model with torchrec embedding collections, {type(model).__name__} has none")
-    names = [config.name for module in collections for config in _configs(module)]
+    configs = [config for module in collections for config in _configs(module)]
+    names = [config.name for config in configs]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"table names must be unique over all collections, {name!r} appears more than once")
     updates = TableOptimizers.of(optimizers, names)
-    members = [member for number, module in enumerate(collections) for member in _members(number, module, updates)]
+    dtypes = TableDtypes.of(row_dtype, {config.name: dtype_of(config) or dtype for config in configs}, compute=dtype)
+    members = [
+        member for number, module in enumerate(collections) for member in _members(number, module, updates, dtypes)
+    ]
     names = [member.config.name for member in members]
     feature_numbers = {feature.name: number for number, feature in enumerate(schema.features)}
-    tables = updates.named(_row_table(member.config, schema, table_rows) for member in members)
+    tables = dtypes.named(updates.named(row_table(member.config, schema, table_rows) for member in members))
     features = tuple(
         FeatureRef(feature=feature_numbers[name], table=number)
         for number, member in enumerate(members)
@@ -268,6 +287,7 @@ def convert(
         lookups=tuple(lookups),
         optimizers=updates.ordered(names),
         optimizer=updates.shared,
+        dtype=dtypes.shared,
     )
 
 
@@ -298,9 +318,9 @@ def _replacement(module: Untyped, cached_lookup: CachedLookup, device: torch.dev
     return new
 
 
-def _members(number: int, module: Untyped, updates: TableOptimizers) -> list[_Member]:
-    """The tables of a collection, grouped by pooling, dimension and row optimizer, otherwise in order."""
-    groups: dict[tuple[Pooling, int, str | None], list[_Member]] = {}
+def _members(number: int, module: Untyped, updates: TableOptimizers, dtypes: TableDtypes) -> list[_Member]:
+    """The tables of a collection, grouped by pooling, dimension, row optimizer and dtype, otherwise in order."""
+    groups: dict[tuple[Pooling, int, str | None, str | None], list[_Member]] = {}
     pooled = isinstance(module, EmbeddingBagCollection)
     weighted = bool(pooled and module.is_weighted())
     for config in _configs(module):
@@ -308,51 +328,9 @@ def _members(number: int, module: Untyped, updates: TableOptimizers) -> list[_Me
         if weighted and pooling != "sum":
             raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {pooling}")
         lookup = TableLookup(collection=number, pooling=pooling, weighted=weighted)
-        key = pooling, config.embedding_dim, updates.name(config.name)
+        key = pooling, config.embedding_dim, updates.name(config.name), dtypes.name(config.name)
         groups.setdefault(key, []).append(_Member(config=config, lookup=lookup))
     return [member for group in groups.values() for member in group]
-
-
-def _row_table(config: Untyped, schema: DataSchema, table_rows: Mapping[str, int | None] | None) -> RowTable:
-    known = {feature.name: feature for feature in schema.features}
-    unknown = [name for name in config.feature_names if name not in known]
-    if unknown:
-        raise InputError(f"table {config.name!r} reads feature {unknown[0]!r}, the data has {list(known)}")
-    if config.data_type != DataType.FP32:
-        raise InputError(
-            f"table {config.name!r}: data_type must be FP32 (run.dtype sets the dtype), got {config.data_type}"
-        )
-    vocabularies = [schema.table(known[name].table).rows for name in config.feature_names]
-    if table_rows is not None:
-        rows = table_rows[config.name]
-    else:
-        rows = None if None in vocabularies else max((size for size in vocabularies if size is not None), default=0)
-    if rows is not None and config.num_embeddings < rows:
-        raise InputError(
-            f"table {config.name!r}: num_embeddings must be at least the data's {rows}, got {config.num_embeddings}"
-        )
-    return RowTable(
-        name=config.name, dim=config.embedding_dim, rows=rows, init_bound=_init_bound(config, bounded=rows is not None)
-    )
-
-
-def _init_bound(config: Untyped, *, bounded: bool) -> float:
-    """Bound of the uniform initial weights in ``[-bound, bound)``; other initialisers are errors."""
-    default_init = isinstance(config.init_fn, functools.partial) and config.init_fn.func is nn.init.uniform_
-    if config.init_fn is not None and not default_init:
-        raise InputError(
-            f"table {config.name!r}: init_fn is not supported, since initial rows are a pure function of "
-            "(seed, table, id, column); expected weight_init_max or nothing"
-        )
-    low, high = config.weight_init_min, config.weight_init_max
-    if (high is not None and high <= 0) or (low is not None and (high is None or low != -high)):
-        raise InputError(
-            f"table {config.name!r}: expected weight_init_max above 0 and weight_init_min = -weight_init_max, "
-            f"or neither, got {high} and {low}"
-        )
-    if high is not None:
-        return float(high)
-    return math.sqrt(1 / config.num_embeddings) if bounded else UNBOUNDED_INIT_BOUND
 
 
 def _columns(

@@ -65,7 +65,7 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
     defaults = {key: value for key, value in facts.defaults.items() if key in facts.settings}
     pairs: tuple[tuple[str, object, object], ...] = (
         ("", {**defaults, **checkpoint.settings}, dict(facts.settings)),
-        ("rows", dict(checkpoint.row_schema), facts.row_schema),
+        ("rows", _spelled_out(checkpoint.row_schema), _spelled_out(facts.row_schema)),
     )
     for path, theirs, ours in pairs:
         found = first_difference(theirs, ours, path)
@@ -119,6 +119,14 @@ def _note_other_arithmetic(checkpoint: Manifest, facts: JobFacts) -> None:
                 f"has {found.second}: results are no longer bit-identical to those of an uninterrupted run"
             )
             return
+
+
+def _spelled_out(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """A row schema's JSON with what it leaves out, so that a difference has two values; tables before rounding."""
+    shared = {field: rows.get(field) for field in ("optimizer", "dtype")}
+    tables = [{**shared, **table} for table in rows.get("tables", ())]
+    others = {key: value for key, value in rows.items() if key not in ("tables", "rounding")}
+    return {**others, "tables": tables, "rounding": rows.get("rounding", "nearest")}
 
 
 def _json_round_trip(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,13 +94,13 @@ class SchemaRecord:
         theirs, ours = _parse_schema(stored.get("schema", ""), label), self.schema.to_json()
         yield "optimizer", theirs.get("optimizer"), ours["optimizer"]
         yield "dtype", theirs.get("dtype"), ours["dtype"]
-        yield "rounding", theirs.get("rounding"), ours.get("rounding")
         yield "seed", theirs.get("seed"), ours["seed"]
         their_tables, our_tables = _tables(theirs), _tables(ours)
         yield "tables", [table.get("name") for table in their_tables], [table["name"] for table in our_tables]
         for their_table, our_table in zip(their_tables, our_tables, strict=True):
             for field, value in our_table.items():
                 yield f"table {our_table['name']!r} {field}", their_table.get(field), value
+        yield "rounding", theirs.get("rounding", "nearest"), ours.get("rounding", "nearest")
         yield "schema digest", stored.get("digest"), self.schema.digest()
 
 

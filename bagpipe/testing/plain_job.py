@@ -8,7 +8,7 @@ For tests and measurements on machines with few packages. All parts except the m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
+from bagpipe.embedding.table_dtypes import RowDtypes
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
 from bagpipe.models.plain_dlrm import PlainDLRM
@@ -35,7 +36,7 @@ from bagpipe.training.engine import Engine, EngineSettings, OnBatch
 from bagpipe.training.progress import RunResult
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.types.batch import Batch
-from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema
+from bagpipe.types.schema import DataSchema, RowSchema
 
 __all__ = ["PlainJob", "PlainSettings", "plan_rank_batches"]
 
@@ -54,7 +55,7 @@ class PlainSettings:
         rows, rows_lr, eps: row optimizer of all tables. The dense optimizer is SGD with `dense_lr`.
         optimizers: row optimizers by table name, in place of `rows`, `rows_lr` and `eps`.
         dtype: of the computation.
-        row_dtype: of row weights, as cache.dtype; half rows are rounded stochastically.
+        row_dtype: of row weights, as cache.dtype, or by table name, else float32. Half rows are rounded stochastically.
         kernels: as run.kernels.
         seed: of the initial values of dense parameters and rows.
     """
@@ -74,7 +75,7 @@ class PlainSettings:
     optimizers: RowOptimizers | None = None
     dense_lr: float = 0.1
     dtype: str = "float32"
-    row_dtype: str = "run"
+    row_dtype: RowDtypes = "run"
     kernels: str = "auto"
     seed: int = 0
 
@@ -115,7 +116,9 @@ class PlainJob:
     ) -> None:
         device = torch.device(settings.device)
         torch.manual_seed(settings.seed)
-        bags = CachedBags(settings.schema, settings.dim, settings.optimizers)
+        row_dtype = settings.dtype if settings.row_dtype == "run" else settings.row_dtype
+        by_table = None if isinstance(row_dtype, str) else row_dtype
+        bags = CachedBags(settings.schema, settings.dim, settings.optimizers, by_table)
         model = PlainDLRM(
             bags,
             num_dense=max(1, len(settings.schema.dense)),
@@ -126,14 +129,13 @@ class PlainJob:
         )
         # Created on the host and moved, so that initial values are the same on every device.
         self.model = model.to(device, TORCH_DTYPE[settings.dtype])
-        row_dtype = settings.dtype if settings.row_dtype == "run" else settings.row_dtype
-        self.rows = RowSchema(
+        rows = RowSchema(
             tables=bags.row_tables,
             optimizer=settings.rows if bags.optimizer is None else bags.optimizer,
-            dtype=row_dtype,
+            dtype=row_dtype if isinstance(row_dtype, str) else bags.dtype or "float32",
             seed=settings.seed,
-            rounding="stochastic" if ROW_TYPES[row_dtype].is_half else "nearest",
         )
+        self.rows = replace(rows, rounding="stochastic") if rows.has_half_rows else rows
         self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead)
         self.cache = RowCache(
             self.rows,

@@ -33,7 +33,6 @@ ARGUMENTS: Mapping[str, str] = {
     "oracle.policy": "the eviction policy",
     "run.device": "device",
     "run.dir": "folder",
-    "run.dtype": "row_dtype",
     "run.kernels": "the choice of kernels",
     "run.loss_scale": "a loss scale",
     "run.nonfinite": "nonfinite",

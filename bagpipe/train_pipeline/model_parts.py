@@ -30,7 +30,7 @@ from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.grad_scaler import UserScaler, user_scaler
 from bagpipe.train_pipeline.optimizer import dense_optimizer
 from bagpipe.train_pipeline.options import Options
-from bagpipe.types.schema import ROW_TYPES, RowSchema
+from bagpipe.types.schema import RowSchema
 
 __all__ = ["ModelParts", "dtype_of", "model_parts"]
 
@@ -118,20 +118,21 @@ def model_parts(
     if held and options.existing == "rows-only":
         raise InputError('import_weights=True would replace the rows that existing="rows-only" trains on: choose one')
     weights = {id(parameter) for parameter in embedding_parameters(model)}
-    converted = convert(model, schema, device=device, dtype=dtype, optimizers=optimizers, table_rows=sizes)
-    row_schema = RowSchema(
-        tables=converted.row_tables,
-        optimizer=converted.optimizer or "sgd",
-        dtype=options.row_dtype,
-        seed=options.seed,
-        rounding=options.rounding if ROW_TYPES[options.row_dtype].is_half else "nearest",
+    converted = convert(
+        model,
+        schema,
+        device=device,
+        dtype=dtype,
+        optimizers=optimizers,
+        table_rows=sizes,
+        row_dtype=options.row_dtype,
     )
     made = dense_optimizer(optimizer, converted.model, weights)
     precision = Precision(device_type=device.type, loss_scale=LossScale() if scaler is None else scaler.read())
     names = [table.name for table in converted.row_tables]
     return ModelParts(
         converted=converted,
-        rows=row_schema,
+        rows=converted.row_schema(seed=options.seed, rounding=options.rounding),
         features=tuple(feature.name for feature in schema.features),
         optimizer=made,
         executor=LossExecutor(converted.model, precision),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bagpipe.embedding.table_dtypes import RowDtypes
 from bagpipe.errors import InputError
-from bagpipe.types.schema import ROW_TYPES
 
 __all__ = ["Options"]
 
@@ -32,7 +32,7 @@ class Options:
     uneven: Literal["stop", "join"]
     unbounded: Collection[str]
     seed: int
-    row_dtype: str
+    row_dtype: RowDtypes | None
     rounding: Literal["stochastic", "nearest"]
     nonfinite: Literal["stop", "skip"]
     accumulate: int
@@ -67,7 +67,6 @@ class Options:
             ("existing", ("refuse", "rows-only", "reset")),
             ("planner", ("process", "inline")),
             ("uneven", ("stop", "join")),
-            ("row_dtype", tuple(ROW_TYPES)),
             ("rounding", ("stochastic", "nearest")),
             ("nonfinite", ("stop", "skip")),
             ("durability", ("memory", "everysec", "always")),
@@ -83,7 +82,8 @@ class Options:
         own = ("store", "sparse", "planner", "checkpoint_dir")  # a folder or a server can have several names
         common = {name: value for name, value in values.items() if name not in own}
         is_given = {"has store": self.store is not None, "has checkpoint_dir": bool(self.checkpoint_dir)}
-        return {**common, "unbounded": sorted(self.unbounded), **is_given}
+        row_dtype = dict(self.row_dtype) if isinstance(self.row_dtype, Mapping) else self.row_dtype
+        return {**common, "unbounded": sorted(self.unbounded), "row_dtype": row_dtype, **is_given}
 
     def in_folder(self, folder: str, *, is_open: bool) -> Options:
         """These options with checkpoints in a folder.

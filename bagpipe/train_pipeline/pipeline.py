@@ -68,7 +68,8 @@ class TrainPipeline(RowLoading):
         uneven: if the iterator of a rank ends early, all ranks stop there, or that rank joins with empty batches.
         unbounded: names of tables that take any 64-bit id, whatever their `num_embeddings`; ``"*"``: all.
         seed: of the initial rows.
-        row_dtype: of the rows' weights; None: the dtype of the dense parameters.
+        row_dtype: of the rows' weights, for all tables or by table name. None, or a table that is not named: that of
+            its config's `data_type`; FP32 is the dtype of the dense parameters.
         rounding: of updated weights to float16 or bfloat16.
         nonfinite: a batch whose loss or gradient is not finite raises (stop), or is left out (skip).
         grad_scaler: scales losses before their backward, by powers of two; gradients are unscaled before hooks and
@@ -110,7 +111,7 @@ class TrainPipeline(RowLoading):
         uneven: Literal["stop", "join"] = "stop",
         unbounded: Collection[str] = (),
         seed: int = 0,
-        row_dtype: str | None = None,
+        row_dtype: str | Mapping[str, str] | None = None,
         rounding: Literal["stochastic", "nearest"] = "stochastic",
         nonfinite: Literal["stop", "skip"] = "stop",
         grad_scaler: GradScaler | None = None,
@@ -142,7 +143,7 @@ class TrainPipeline(RowLoading):
             uneven=uneven,
             unbounded=(unbounded,) if isinstance(unbounded, str) else tuple(unbounded),
             seed=seed,
-            row_dtype=dtype if row_dtype is None else row_dtype,
+            row_dtype=row_dtype,
             rounding=rounding,
             nonfinite=nonfinite,
             accumulate=accumulate,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.embedding.torchrec_collections import (
-    UNBOUNDED_INIT_BOUND,
     CachedEmbeddingBagCollection,
     CachedEmbeddingCollection,
     Converted,
@@ -318,28 +317,6 @@ def test_training_steps_equal_plain_modules() -> None:
         )
 
 
-def test_initial_bounds() -> None:
-    schema = DataSchema(
-        label="y",
-        dense=(),
-        features=(Feature(name="f0", table="a"), Feature(name="f1", table="b"), Feature(name="f2", table="c")),
-        tables=(Table(name="a"), Table(name="b", rows=9), Table(name="c", rows=4)),
-    )
-    configs = [
-        bag("unbounded", 4, ["f0"]),
-        EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="given", feature_names=["f1"], weight_init_max=0.3),
-        bag("bounded", 4, ["f1", "f2"]),
-        bag("one of them unbounded", 4, ["f2", "f0"]),
-    ]
-    converted = convert(EmbeddingBagCollection(configs, device=META), schema)
-    assert [(t.name, t.rows, t.init_bound) for t in converted.row_tables] == [
-        ("unbounded", None, UNBOUNDED_INIT_BOUND),
-        ("given", 9, 0.3),
-        ("bounded", 9, 1 / 3),
-        ("one of them unbounded", None, UNBOUNDED_INIT_BOUND),
-    ]
-
-
 def _two_collections() -> nn.Module:
     return nn.ModuleList([EmbeddingBagCollection([bag("a", 4, [name])], device=META) for name in ("f0", "f1")])
 
@@ -356,7 +333,7 @@ def _with(**changes: object) -> Callable[[], nn.Module]:
         (_two_collections, "table names must be unique over all collections, 'a' appears more than once"),
         (_with(feature_names=["nope"]), r"table 'a' reads feature 'nope', the data has \['f0', 'f1', 'f2', 'f3'\]"),
         (_with(num_embeddings=6), "num_embeddings must be at least the data's 7, got 6"),
-        (_with(data_type=DataType.FP16), "data_type must be FP32"),
+        (_with(data_type=DataType.INT8), "data_type must be one of FP32, FP16, BF16, got INT8"),
         (_with(init_fn=nn.init.zeros_), "init_fn is not supported"),
         (_with(weight_init_min=-1.0, weight_init_max=2.0), r"expected weight_init_max above 0 .* got 2\.0 and -1\.0"),
         (

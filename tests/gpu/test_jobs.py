@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,9 +66,9 @@ def test_initial_rows_are_equal_on_every_device(device: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-@pytest.mark.parametrize("row_dtype", ["float16", "bfloat16"])
-def test_cached_equals_direct_with_half_rows(device: str, row_dtype: str, kernels: str) -> None:
-    """Stochastic rounding draws from row id and step, not from slots."""
+@pytest.mark.parametrize("row_dtype", ["float16", "bfloat16", {"C1": "float16", "C3": "bfloat16"}])
+def test_cached_equals_direct_with_half_rows(device: str, row_dtype: Any, kernels: str) -> None:
+    """Stochastic rounding draws from row id and step, not from slots. Tables of several dtypes share the slots."""
     digests = {
         run_plain(
             "multi-hot", device=device, rows="adagrad", cache_rows=rows, dim=16, row_dtype=row_dtype, kernels=kernels

@@ -86,3 +86,13 @@ def test_settings_without_a_default_are_compared() -> None:
     with pytest.raises(InputError, match=r"the checkpoint at step 8 was made with dropout .*, this job has 0\.5: use"):
         compare(trained(), facts)
     compare(trained(), dataclasses.replace(facts, defaults={"dropout": 0.5, "another": 1}))
+
+
+def test_other_rows_are_named_by_what_differs() -> None:
+    """Fields that a schema leaves out are compared as what they stand for."""
+    half = dataclasses.replace(FACTS.rows.tables[0], dtype="float16")
+    rows = dataclasses.replace(FACTS.rows, tables=(half, *FACTS.rows.tables[1:]), rounding="stochastic")
+    with pytest.raises(InputError, match=r"rows\.tables\[0\]\.dtype 'float32', this job has 'float16'"):
+        compare(trained(), dataclasses.replace(FACTS, rows=rows))
+    same = dataclasses.replace(FACTS.rows.tables[0], dtype=FACTS.rows.dtype, optimizer=FACTS.rows.optimizer)
+    compare(trained(), dataclasses.replace(FACTS, rows=dataclasses.replace(FACTS.rows, tables=(same,))))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -30,6 +30,7 @@ __all__ = [
     "build",
     "counted",
     "dies_once",
+    "halves",
     "normalised",
     "padded",
     "refuses",
@@ -95,6 +96,18 @@ def padded(values: Tensor, lengths: Tensor) -> Tensor:
 def build(schema: DataSchema, config: ModelConfig) -> nn.Module:
     """The factory: builds `Mixed`."""
     return Mixed(config.embedding_dim)
+
+
+def halves(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    """The factory's model; its tables have three data types."""
+    model = Mixed(config.embedding_dim)
+    types = {"goods": DataType.BF16, "also_user": DataType.FP16, "history": DataType.FP16}
+    for collection in (model.weighted, model.means):
+        for table in collection.embedding_bag_configs():
+            table.data_type = types.get(table.name, DataType.FP32)
+    for table in model.sequence.embedding_configs():
+        table.data_type = types[table.name]
+    return model
 
 
 def returns_no_module(schema: DataSchema, config: ModelConfig) -> str:

@@ -34,6 +34,7 @@ from tests.system.rank_threads import RankOrderSum
 
 __all__ = [
     "CACHE_ROWS",
+    "DIM",
     "NAMES",
     "NUM_BATCHES",
     "ROWS",
@@ -204,8 +205,12 @@ def train_ranks(
     *,
     check: Callable[[PlainJob], None],
     parts: Callable[[], Sequence[LoopPart]] = tuple,
+    **more: Any,
 ) -> None:
-    """Train with ranks in threads, then check the job of each. `parts` makes further parts of a rank's loop."""
+    """Train with ranks in threads, then check the job of each.
+
+    `parts` makes further parts of a rank's loop; `more` are settings of the jobs.
+    """
     name, peers = f"optimizers-{uuid.uuid4().hex}", local_peers(world_size)
     sums: list[RankOrderSum] = []
     barrier = threading.Barrier(world_size, timeout=60)
@@ -214,7 +219,7 @@ def train_ranks(
         jobs = [
             stack.enter_context(
                 PlainJob(
-                    settings_for(rows, cache_rows=CACHE_ROWS),
+                    settings_for(rows, **{"cache_rows": CACHE_ROWS, **more}),
                     make_store=lambda schema: MemoryStore(schema, name=name, num_buckets=8),
                 )
             )

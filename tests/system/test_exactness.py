@@ -217,3 +217,15 @@ def test_a_second_job_continues_from_the_stored_rows(clicks: MakeConfig, redis_s
         assert first.embedding_digest != second.embedding_digest
         ends.append((first.digests, second.digests))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_tables_with_data_types_of_their_own(optimizer: str, clicks: MakeConfig) -> None:
+    """By the model's configs; `cache.dtype` comes before them."""
+    config = change(clicks("everything", "factory", optimizer), model__factory="tests.system.factory:halves")
+    direct = run_job(change(config, cache__rows=0))
+    cached = run_job(change(config, cache__rows=largest_batch(config)))
+    assert cached.digests == direct.digests
+    assert {rows.dtype.str for _, rows in direct.rows.values()} == {"<f4", "<u2"}
+    alike = run_job(change(config, cache__rows=0, cache__dtype="float16"))
+    assert {rows.dtype.str for _, rows in alike.rows.values()} == {"<u2"}

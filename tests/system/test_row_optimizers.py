@@ -16,6 +16,7 @@ from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
 from tests.system.optimizer_jobs import (
     CACHE_ROWS,
+    DIM,
     NAMES,
     NUM_BATCHES,
     batches,
@@ -61,15 +62,49 @@ def test_two_ranks_equal_torch_s_optimizers(rows: dict[str, RowOptimizer], seed:
     train_ranks(rows, data, 2, check=lambda job: same_as(expected, job))
 
 
-@settings(max_examples=8)
-@given(rows=by_table, dtype=st.sampled_from(["float16", "bfloat16"]))
-def test_cached_half_rows_have_the_bits_of_direct_ones(rows: dict[str, RowOptimizer], dtype: str) -> None:
+half_types = st.sampled_from(["float16", "bfloat16"])
+dtypes_by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from(["float32", "float16", "bfloat16"])))
+
+
+@settings(max_examples=16)
+@given(rows=by_table, dtype=half_types | dtypes_by_table)
+def test_cached_half_rows_have_the_bits_of_direct_ones(
+    rows: dict[str, RowOptimizer], dtype: str | dict[str, str]
+) -> None:
+    """Of all tables, or beside rows of other dtypes."""
     ends = set()
     for cache_rows in (0, CACHE_ROWS):
         with PlainJob(settings_for(rows, dtype="float32", row_dtype=dtype, cache_rows=cache_rows)) as job:
             job.train(batches())
             ends.add(job.digests())
     assert len(ends) == 1
+
+
+@settings(max_examples=8)
+@given(rows=by_table, dtype=dtypes_by_table, seed=st.integers(0, 1000))
+def test_cached_rows_of_several_dtypes_on_two_ranks_have_the_bits_of_direct_ones(
+    rows: dict[str, RowOptimizer], dtype: dict[str, str], seed: int
+) -> None:
+    ends: set[object] = set()
+    for cache_rows in (0, CACHE_ROWS):
+        train_ranks(
+            rows,
+            batches(seed),
+            2,
+            check=lambda job: ends.add(job.digests()),
+            dtype="float32",
+            row_dtype=dtype,
+            cache_rows=cache_rows,
+        )
+    assert len(ends) == 1
+
+
+def test_a_table_in_halves_is_the_only_one_whose_record_is_shorter() -> None:
+    rows = {"*": Adam(0.1)}
+    with PlainJob(settings_for(rows, dtype="float32", row_dtype={"c": "bfloat16"})) as job:
+        job.train(batches())
+        sizes = {table.name: job.rows.row_bytes(number) for number, table in enumerate(job.rows.tables)}
+    assert sizes == {name: 12 * DIM - (2 * DIM if name == "c" else 0) for name in NAMES}
 
 
 # ---- rates -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bagpipe.config.keys import config_keys
 from bagpipe.errors import InputError, JobError, StoreError
 from bagpipe.train_pipeline.error_texts import ARGUMENTS, PHRASES, in_arguments, text_in_arguments
 from bagpipe.train_pipeline.options import Options
-from tests.train_pipeline.small import ROWS, Small, batches, pipeline, progress_all
+from tests.train_pipeline.small import ROWS, batches, pipeline, progress_all
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,11 +139,8 @@ def test_errors_of_rows_evaluation_and_construction() -> None:
         bad[0]["ids"].values()[0] = ROWS
         with pytest.raises(InputError, match="table 't_f0': expected ids in"):
             list(trained.evaluate(bad))
-    model = Small()
-    for config in model.bags.embedding_bag_configs():
-        config.data_type = type(config.data_type).FP16
-    with pytest.raises(InputError, match=r"row_dtype sets the dtype"):
-        pipeline(model)
+    with pytest.raises(InputError, match=r"^row_dtype of table 't_f0' must be one of float32"):
+        pipeline(row_dtype={"t_f0": "int8"})
 
 
 def test_a_checkpoint_folder_of_another_model(tmp_path: Path) -> None:
