@@ -2,11 +2,11 @@
 
 config ─> cacher process ──schema──> models ─> convert ──> bagpipe.jobs: JobSession ──steps, rows──> trained model
                  └──────────────planned batches────────────┘ └── store
-after training: metrics (AUC, NE) ─> digests ─> result JSON
+after training: metrics (AUC, NE, …) ─> digests ─> result JSON
 
 cli, process       the program and its process            job, open_job        one job: run it, open its parts
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices, settings: from configuration to objects
-progress, metrics, totals, result                         progress bar, AUC, sums over ranks, the JSON
+progress, metrics, ranking, totals, result                progress bar, AUC, sums over ranks, the JSON
 export             a checkpoint for serving
 """

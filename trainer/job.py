@@ -26,7 +26,7 @@ from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
-from trainer.metrics import METRIC_NAMES, BinaryMetrics, Quality
+from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out
 from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.progress import ProgressReporter
 from trainer.result import Result
@@ -158,8 +158,7 @@ def _evaluate(job: TrainerJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
     evaluated = job.open.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
     own_error = evaluated.input_error
     for text in filter(None, ranks.gather(None if own_error is None else str(own_error))):
-        quality = Quality(left_out=dict.fromkeys(METRIC_NAMES, text))
-        return _Evaluation(quality=quality, error=own_error or InputError(text))
+        return _Evaluation(quality=left_out(text), error=own_error or InputError(text))
     if evaluated.report.stopped:
         return _Evaluation(quality=Quality(), stopped=True)
     if ranks.peers is not None:
@@ -176,8 +175,7 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluat
     if ranks.is_first:
         sums = RowSums(changes[0].num_buckets)
         found = {
-            "auc": evaluation.quality.auc,
-            "ne": evaluation.quality.ne,
+            **{name: getattr(evaluation.quality, name) for name in METRICS},
             "metrics_left_out": dict(evaluation.quality.left_out),
             "embedding_digest": embedding_digest(store, sums),
         }

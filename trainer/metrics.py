@@ -1,7 +1,8 @@
-"""Quality of held-out predictions: AUC and normalised entropy, both of the logits.
+"""Metrics of held-out predictions, by name, of their logits and labels.
 
-    every rank: add(logits, labels) per batch ──gathered──> rank 0: all examples ──quality──> values and reasons
+    every rank: add(logits, labels) per batch ──gathered──> rank 0: Scores of all examples ──METRICS──> Quality
 
+Names and formulas are those of torchrec.metrics. A new metric is an entry of `METRICS` and a field of `Quality`.
 Rule of this file: *a metric never ends a finished job*. One without a value is left out, with the reason.
 """
 
@@ -10,18 +11,133 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["METRIC_NAMES", "BinaryMetrics", "Quality", "UndefinedMetric"]
+from bagpipe.errors import InputError
+from trainer.ranking import Areas, areas_by_group
 
-#: Names for people, by field of `Quality`.
-METRIC_NAMES: Mapping[str, str] = {"auc": "AUC", "ne": "NE"}
+__all__ = ["METRICS", "BinaryMetrics", "Metric", "Quality", "Scores", "UndefinedMetric", "left_out", "metric_of"]
 
 
 class UndefinedMetric(ValueError):
     """A metric is not defined for these examples; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """Scored examples; at least one, with finite logits.
+
+    Attributes:
+        logits, labels: float64 ``[n]``.
+        groups: int64 ``[n]``, the group of each example; None: they have none.
+    """
+
+    logits: NDArray[np.float64]
+    labels: NDArray[np.float64]
+    groups: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as in torchrec.metrics; the field of `Quality` and of the result.
+        title: its name for people.
+        compute: its value; raises `UndefinedMetric`.
+        higher_is_better: the direction of better models; None: neither (the best value is in between).
+        needs_groups: it is computed of examples with groups only.
+    """
+
+    name: str
+    title: str
+    compute: Callable[[Scores], float]
+    higher_is_better: bool | None
+    needs_groups: bool = False
+
+
+def area(scores: Scores) -> float:
+    """Area under the ROC curve, ties counting half. Of logits: a sigmoid keeps their order but rounds confident ones to
+    the same score.
+
+    Raises:
+        UndefinedMetric: only one class, or a label that is no class (soft labels).
+    """
+    _check_hard(scores)
+    _check_both_classes(scores)
+    return float(areas_by_group(scores.logits, scores.labels == 1).areas()[0])
+
+
+def grouped_area(scores: Scores) -> float:
+    """Mean of the groups' areas, weighted by their numbers of examples (Zhou et al. 2018, "Deep Interest Network"). A
+    group with one class is left out. (torchrec's ``gauc`` gives all groups the same weight.)
+
+    Raises:
+        UndefinedMetric: no group has both classes, or soft labels.
+    """
+    areas = group_areas(scores)
+    if not areas.has_both.any():
+        raise UndefinedMetric(f"it needs a group with both classes, and none of {len(areas.groups)} groups has them")
+    return float(np.average(areas.areas(), weights=areas.examples[areas.has_both]))
+
+
+def group_areas(scores: Scores) -> Areas:
+    """The areas of the groups. Raises UndefinedMetric: soft labels."""
+    _check_hard(scores)
+    return areas_by_group(scores.logits, scores.labels == 1, scores.groups)
+
+
+def log_loss(scores: Scores) -> float:
+    """Mean binary cross entropy, in nats. Defined for soft labels and one class too."""
+    return float(np.mean(np.logaddexp(0, scores.logits) - scores.logits * scores.labels))
+
+
+def normalised_entropy(scores: Scores) -> float:
+    """Log loss divided by the entropy of the mean label (He et al. 2014, "Practical Lessons from Predicting Clicks on
+    Ads at Facebook"). Defined for soft labels too.
+
+    Raises:
+        UndefinedMetric: only one class.
+    """
+    _check_both_classes(scores)
+    rate = float(scores.labels.mean())
+    return log_loss(scores) / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+
+
+def calibration(scores: Scores) -> float:
+    """Mean predicted probability divided by the mean label; 1 is best. Defined for soft labels too.
+
+    Raises:
+        UndefinedMetric: all labels are 0.
+    """
+    if not scores.labels.any():
+        raise UndefinedMetric(f"it needs a mean label above 0, and all {len(scores.labels)} held-out labels are 0")
+    return float(torch.from_numpy(scores.logits).sigmoid().mean()) / float(scores.labels.mean())
+
+
+#: By name, in the order of reports.
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(name="auc", title="AUC", compute=area, higher_is_better=True),
+        Metric(name="ne", title="NE", compute=normalised_entropy, higher_is_better=False),
+        Metric(name="logloss", title="log loss", compute=log_loss, higher_is_better=False),
+        Metric(name="calibration", title="calibration", compute=calibration, higher_is_better=None),
+        Metric(name="gauc", title="GAUC", compute=grouped_area, higher_is_better=True, needs_groups=True),
+    )
+}
+
+
+def metric_of(name: str) -> Metric:
+    """The metric with a name. Raises InputError: there is none."""
+    if name not in METRICS:
+        raise InputError(f"metric {name!r} is unknown, the metrics are {', '.join(METRICS)}")
+    return METRICS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +147,34 @@ class Quality:
     Attributes:
         auc: area under the ROC curve.
         ne: normalised entropy.
-        left_out: why a metric has no value, by its field; empty if none was asked for.
+        logloss: mean binary cross entropy, in nats.
+        calibration: mean predicted probability / mean label.
+        gauc: mean of the groups' areas, weighted by their examples; None without groups.
+        left_out: why a metric has no value, by its name; empty if none was asked for.
     """
 
     auc: float | None = None
     ne: float | None = None
+    logloss: float | None = None
+    calibration: float | None = None
+    gauc: float | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, float]:
+        """The metrics that have a value, by name."""
+        found = {name: getattr(self, name) for name in METRICS}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def left_out(reason: str, *, has_groups: bool = False) -> Quality:
+    """All metrics left out for the same reason."""
+    return Quality(left_out={name: reason for name, metric in METRICS.items() if has_groups >= metric.needs_groups})
 
 
 class BinaryMetrics:
-    """Collects logits and labels on the host, 12 or 16 B per example. Both metrics need the scores of all examples."""
+    """Collects logits and labels on the host, 8 B per example in float32 and 16 B in float64; on rank 0 all ranks' in
+    float64, 16 B per example. All metrics are exact: they need the scores of all examples.
+    """
 
     def __init__(self) -> None:
         self._logits: list[Tensor] = []
@@ -55,73 +189,59 @@ class BinaryMetrics:
     def gathered(self, collect: Callable[[Tensor], Tensor]) -> BinaryMetrics:
         """Metrics over the examples of all ranks. `collect` concatenates the ranks' 1-D tensors (`Ranks.collect`)."""
         together = BinaryMetrics()
-        empty = torch.empty(0)
-        logits, labels = torch.cat([empty, *self._logits]).double(), torch.cat([empty, *self._labels]).double()
-        together.add(collect(logits), collect(labels))
+        together.add(collect(_joined(self._logits)), collect(_joined(self._labels)))
         return together
 
     def quality(self) -> Quality:
         """All metrics. Raises nothing: a metric that cannot be computed is left out with the reason."""
-        values: dict[str, float] = {}
-        left_out: dict[str, str] = {}
-        for name, compute in (("auc", self.auc), ("ne", self.normalised_entropy)):
+        try:
+            scores = self._scores()
+        except UndefinedMetric as error:
+            return left_out(str(error))
+        values: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
+        for name, metric in METRICS.items():
+            if metric.needs_groups and scores.groups is None:
+                continue
             try:
-                values[name] = compute()
+                values[name] = metric.compute(scores)
             except UndefinedMetric as error:
-                left_out[name] = str(error)
-            except Exception as error:  # such as no scikit-learn, or no memory
-                left_out[name] = f"it failed with {type(error).__name__}: {' '.join(str(error).split())}"
-        return Quality(**values, left_out=left_out)
+                reasons[name] = str(error)
+            except Exception as error:  # such as no memory
+                reasons[name] = f"it failed with {type(error).__name__}: {' '.join(str(error).split())}"
+        return Quality(**values, left_out=reasons)
 
-    def auc(self) -> float:
-        """Area under the ROC curve. Computed from logits: a sigmoid keeps their order but rounds confident ones to the
-        same score.
-
-        Raises:
-            UndefinedMetric: no examples, a logit is not finite, only one class, or a label that is no class (soft
-                labels).
-        """
-        from sklearn.metrics import roc_auc_score
-
-        logits, labels = self._scored()
-        num_soft = int(((labels != 0) & (labels != 1)).sum())
-        if num_soft:
-            raise UndefinedMetric(
-                f"it needs labels 0 and 1, and {num_soft} of {len(labels)} held-out labels are neither"
-            )
-        _check_both_classes(labels)
-        return float(roc_auc_score(labels.numpy(), logits.numpy()))
-
-    def normalised_entropy(self) -> float:
-        """Log loss divided by the entropy of the mean label (He et al. 2014, "Practical Lessons from Predicting Clicks
-        on Ads at Facebook"). Defined for soft labels too.
-
-        Raises:
-            UndefinedMetric: no examples, a logit is not finite, or only one class.
-        """
-        logits, labels = self._scored()
-        _check_both_classes(labels)
-        log_loss = float(torch.nn.functional.binary_cross_entropy_with_logits(logits, labels))
-        rate = float(labels.mean())
-        return log_loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-
-    def _scored(self) -> tuple[Tensor, Tensor]:
-        """All logits and labels ``[n]``, float64.
+    def _scores(self) -> Scores:
+        """All examples.
 
         Raises:
             UndefinedMetric: there are none, or a logit is not finite.
         """
-        logits = torch.cat([torch.empty(0), *self._logits]).double()
-        labels = torch.cat([torch.empty(0), *self._labels]).double()
+        logits, labels = _joined(self._logits).numpy(), _joined(self._labels).numpy()
         if not len(labels):
             raise UndefinedMetric("there are no held-out examples")
-        num_bad = int((~logits.isfinite()).sum())
+        num_bad = int((~np.isfinite(logits)).sum())
         if num_bad:
             raise UndefinedMetric(f"{num_bad} of {len(logits)} held-out scores are not finite")
-        return logits, labels
+        return Scores(logits=logits, labels=labels)
 
 
-def _check_both_classes(labels: Tensor) -> None:
-    """Raises UndefinedMetric if all labels ``[n]`` are 0, or all are 1."""
-    if labels.min() == labels.max() and float(labels[0]) in (0.0, 1.0):
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All parts ``[n]`` as one tensor, float64."""
+    return torch.cat([torch.empty(0), *parts]).double()
+
+
+def _check_hard(scores: Scores) -> None:
+    """Raises UndefinedMetric if a label is neither 0 nor 1."""
+    num_soft = int(((scores.labels != 0) & (scores.labels != 1)).sum())
+    if num_soft:
+        raise UndefinedMetric(
+            f"it needs labels 0 and 1, and {num_soft} of {len(scores.labels)} held-out labels are neither"
+        )
+
+
+def _check_both_classes(scores: Scores) -> None:
+    """Raises UndefinedMetric if all labels are 0, or all are 1."""
+    labels = scores.labels
+    if labels.min() == labels.max() and labels[0] in (0.0, 1.0):
         raise UndefinedMetric(f"it needs two classes, and all {len(labels)} held-out labels are {labels[0]:g}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagpipe.util.outputs import write_json
-from trainer.metrics import METRIC_NAMES
+from trainer.metrics import METRICS
 
 __all__ = ["Result"]
 
@@ -21,7 +21,7 @@ class Result:
         seconds: wall time of training in this process, including the final write-back.
         samples_per_s: examples trained in this process / seconds.
         loss: mean training loss of the whole job; None without steps or if it is not finite.
-        auc, ne: AUC and normalised entropy of the held-out examples; None without a value.
+        auc, ne, logloss, calibration, gauc: of the held-out examples (`trainer.metrics.Quality`); None without a value.
         metrics_left_out: why a metric of the held-out examples has no value, by its field; empty without evaluation.
         rows_unique: unique rows, summed over batches.
         rows_fetched: rows read from the store. rows_written: rows written to it.
@@ -47,6 +47,9 @@ class Result:
     loss: float | None
     auc: float | None
     ne: float | None
+    logloss: float | None
+    calibration: float | None
+    gauc: float | None
     metrics_left_out: Mapping[str, str]
     rows_unique: int
     rows_fetched: int
@@ -72,11 +75,10 @@ class Result:
 
     def lines(self) -> list[str]:
         """Text lines for the terminal."""
-        auc = "n/a" if self.auc is None else f"{self.auc:.5f}"
-        ne = "n/a" if self.ne is None else f"{self.ne:.5f}"
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
-        notes = [f"{METRIC_NAMES[name]} is left out: {reason}" for name, reason in self.metrics_left_out.items()]
+        metrics = [f"{METRICS[name].title} {self._text(name)}" for name in METRICS if self._is_shown(name)]
+        notes = _left_out_lines(self.metrics_left_out)
         if self.stopped:
             notes.append("the run was interrupted: training or evaluation may be incomplete")
         if self.resumed_from is not None:
@@ -96,10 +98,28 @@ class Result:
             notes.append(f"{self.skipped_rows} malformed rows were skipped")
         return [
             f"{self.steps} steps, {self.samples} samples in {self.seconds:.2f} s ({self.samples_per_s:.0f} samples/s)",
-            f"loss {loss}   AUC {auc}   NE {ne}   step p50 {p50}",
+            "   ".join([f"loss {loss}", *metrics, f"step p50 {p50}"]),
             f"rows: {self.rows_unique} used, {self.hit_rate:.1%} from the cache, {self.rows_fetched} fetched, "
             f"{self.rows_written} written   exposed {self.exposed_embedding_s:.2f} s",
             f"dense digest     {self.dense_digest}",
             f"embedding digest {self.embedding_digest}",
             *notes,
         ]
+
+    def _text(self, metric: str) -> str:
+        value = getattr(self, metric)
+        return "n/a" if value is None else f"{value:.5f}"
+
+    def _is_shown(self, metric: str) -> bool:
+        """Metrics of groups are shown if they were asked for."""
+        return not METRICS[metric].needs_groups or getattr(self, metric) is not None or metric in self.metrics_left_out
+
+
+def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """One line per reason."""
+    lines = []
+    for reason in dict.fromkeys(left_out.values()):
+        titles = [METRICS[name].title for name, why in left_out.items() if why == reason]
+        words = ", ".join(titles[:-1]) + " and " + titles[-1] if len(titles) > 1 else titles[0]
+        lines.append(f"{words} {'are' if len(titles) > 1 else 'is'} left out: {reason}")
+    return lines

@@ -30,7 +30,7 @@ def sample() -> tuple[DataSchema, tuple[Batch, ...], tuple[Batch, ...]]:
 
 
 def area_under_curve(logits: Tensor, labels: Tensor) -> float:
-    """By ranks, ties counting half (Mann and Whitney), since the program's metric needs scikit-learn."""
+    """By ranks, ties counting half (Mann and Whitney)."""
     scores, positive = logits.double().numpy(), labels.numpy() > 0.5
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]

@@ -67,6 +67,9 @@ def test_every_field_of_the_result(tmp_path: Path) -> None:
     assert 0 < result["hit_rate"] < 1
     assert 0 < result["auc"] < 1
     assert 0 < result["ne"] < 2
+    assert 0 < result["logloss"] < 1
+    assert 0.5 < result["calibration"] < 2
+    assert result["gauc"] is None
     assert result["metrics_left_out"] == {}
     assert 0 <= result["exposed_embedding_s"] <= result["seconds"]
     assert result["rows_fetched"] <= result["rows_unique"]

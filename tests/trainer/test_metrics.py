@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import log_loss, roc_auc_score
+from torchrec.metrics.auc import compute_auc
+from torchrec.metrics.calibration import compute_calibration, get_calibration_states
+from torchrec.metrics.gauc import compute_gauc_3d, compute_window_auc
+from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 
-from trainer.metrics import BinaryMetrics, Quality, UndefinedMetric
+from bagpipe.errors import InputError
+from trainer.metrics import METRICS, BinaryMetrics, Quality, Scores, UndefinedMetric, left_out, metric_of
+
+#: Metrics of examples without groups.
+UNGROUPED = [name for name, metric in METRICS.items() if not metric.needs_groups]
 
 
 def metrics_of(logits: list[float], labels: list[float]) -> BinaryMetrics:
@@ -16,75 +26,180 @@ def metrics_of(logits: list[float], labels: list[float]) -> BinaryMetrics:
     return metrics
 
 
-def test_metrics_are_those_of_scikit_learn() -> None:
+def cases(kind: str) -> Iterator[Scores]:
+    """250 random cases: with ties or without, hard or soft labels, one class, and groups of which some are empty."""
+    rng = np.random.default_rng([*kind.encode()])
+    for _ in range(250):
+        size = int(rng.integers(1, 80))
+        logits = rng.normal(size=size) * float(rng.choice([0.1, 1, 5]))
+        if kind == "ties":
+            logits = np.round(logits)
+        labels = rng.random(size) if kind == "soft" else (rng.random(size) < rng.random()).astype(np.float64)
+        if kind == "one class":
+            labels[:] = rng.integers(2)
+        yield Scores(logits=logits, labels=labels, groups=rng.integers(0, int(rng.integers(1, 12)), size) * 3)
+
+
+def value(name: str, scores: Scores) -> float | None:
+    try:
+        return metric_of(name).compute(scores)
+    except UndefinedMetric:
+        return None
+
+
+def mean_area(scores: Scores) -> float | None:
+    """GAUC by scikit-learn and a loop over groups."""
+    assert scores.groups is not None
+    areas, sizes = [], []
+    for group in set(scores.groups.tolist()):
+        chosen = scores.groups == group
+        if len(set(scores.labels[chosen].tolist())) == 2:
+            areas.append(roc_auc_score(scores.labels[chosen], scores.logits[chosen]))
+            sizes.append(chosen.sum())
+    return float(np.average(areas, weights=sizes)) if areas else None
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "soft", "one class"])
+def test_metrics_are_those_of_scikit_learn(kind: str) -> None:
+    for scores in cases(kind):
+        labels, predictions = scores.labels, 1 / (1 + np.exp(-scores.logits))
+        is_hard, has_both = kind != "soft", 0 < labels.mean() < 1
+        area = float(roc_auc_score(labels, scores.logits)) if is_hard and has_both else None
+        assert value("auc", scores) == (None if area is None else pytest.approx(area, abs=1e-9))
+        group_area = mean_area(scores) if is_hard else None
+        assert value("gauc", scores) == (None if group_area is None else pytest.approx(group_area, abs=1e-9))
+        # Both classes as weighted examples: scikit-learn's loss takes no soft labels.
+        loss = log_loss(
+            np.repeat([0, 1], len(labels)), np.tile(predictions, 2), sample_weight=np.append(1 - labels, labels)
+        )
+        assert value("logloss", scores) == pytest.approx(loss, abs=1e-9)
+        rate = labels.mean()
+        entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if has_both else 0
+        assert value("ne", scores) == (pytest.approx(loss / entropy, rel=1e-9) if has_both else None)
+        expected = pytest.approx(predictions.mean() / rate, rel=1e-9) if rate else None
+        assert value("calibration", scores) == expected
+
+
+@pytest.mark.parametrize("kind", ["distinct", "soft", "one class"])
+def test_metrics_are_those_of_torchrec(kind: str) -> None:
+    """Without ties, whose order torchrec leaves open; where torchrec has a value by convention, ours has none."""
+    eta = 1e-12
+    for scores in cases(kind):
+        labels = torch.from_numpy(scores.labels).reshape(1, -1)
+        predictions, weights = torch.from_numpy(scores.logits).sigmoid().reshape(1, -1), torch.ones_like(labels)
+        num, both = labels.shape[1], 0 < scores.labels.mean() < 1
+        area = value("auc", scores)
+        if kind != "soft" and both:
+            assert area == pytest.approx(float(compute_auc(1, [predictions], [labels], [weights])), abs=1e-9)
+        states = get_ne_states(labels, predictions, weights, eta)
+        loss_sum, positives, negatives = (states[name] for name in ("cross_entropy_sum", "pos_labels", "neg_labels"))
+        # torchrec's losses are in bits.
+        loss = float(compute_logloss(loss_sum, positives, negatives.clone(), eta)) * math.log(2)
+        assert value("logloss", scores) == pytest.approx(loss, rel=1e-9, abs=1e-9)
+        if both:
+            ne = float(compute_ne(loss_sum, torch.tensor([num]), positives, negatives, eta))
+            assert value("ne", scores) == pytest.approx(ne, rel=1e-9)
+        if scores.labels.any():
+            ratio = compute_calibration(*get_calibration_states(labels, predictions, weights).values())
+            assert value("calibration", scores) == pytest.approx(float(ratio), rel=1e-9)
+
+
+def test_the_area_by_groups_of_one_size_is_that_of_torchrec() -> None:
     rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=300), (rng.random(300) < 0.2).astype(np.float64)
+    for _ in range(250):
+        num_groups, size = int(rng.integers(1, 9)), int(rng.integers(2, 12))
+        logits, labels = rng.normal(size=(num_groups, size)), rng.integers(0, 2, (num_groups, size)).astype(np.float64)
+        scores = Scores(
+            logits=logits.reshape(-1), labels=labels.reshape(-1), groups=np.repeat(np.arange(num_groups), size)
+        )
+        tensors = (torch.from_numpy(array)[None] for array in (logits, labels, np.ones_like(labels)))
+        found = compute_gauc_3d(*tensors)
+        if not found["num_samples"].any():
+            assert value("gauc", scores) is None
+            continue
+        expected = float(compute_window_auc(found["auc_sum"], found["num_samples"])["gauc"])
+        assert value("gauc", scores) == pytest.approx(expected, abs=2e-9)
+
+
+def test_examples_come_batch_by_batch() -> None:
+    scores = next(cases("distinct"))
     metrics = BinaryMetrics()
-    for part in np.array_split(np.arange(300), 7):
-        metrics.add(torch.from_numpy(logits[part]), torch.from_numpy(labels[part]))
-    scores = 1 / (1 + np.exp(-logits))
-    rate = labels.mean()
-    entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-    assert metrics.auc() == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-    assert metrics.normalised_entropy() == pytest.approx(log_loss(labels, scores) / entropy, rel=1e-12)
-    assert metrics.quality() == Quality(auc=metrics.auc(), ne=metrics.normalised_entropy())
+    for part in np.array_split(np.arange(len(scores.labels)), 7):
+        metrics.add(torch.from_numpy(scores.logits[part]), torch.from_numpy(scores.labels[part]))
+    quality = metrics.quality()
+    assert quality.values() == {name: value(name, scores) for name in UNGROUPED}
+    assert quality.left_out == {}
+
+
+def test_every_metric_is_a_field_and_says_which_direction_is_better() -> None:
+    assert {field.name for field in dataclasses.fields(Quality)} == {*METRICS, "left_out"}
+    assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
+        "auc": True, "ne": False, "logloss": False, "calibration": None, "gauc": True,
+    }  # fmt: skip
+    assert all(metric_of(name).name == name for name in METRICS)
+    with pytest.raises(InputError, match="metric 'f1' is unknown, the metrics are auc, ne, logloss, calibration, gauc"):
+        metric_of("f1")
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_metrics_of_one_class_are_left_out(label: float) -> None:
+def test_metrics_that_need_two_classes_are_left_out(label: float) -> None:
     reason = f"it needs two classes, and all 2 held-out labels are {label:g}"
     quality = metrics_of([0.5, -0.5], [label, label]).quality()
-    assert quality == Quality(left_out={"auc": reason, "ne": reason})
+    expected = {"auc": reason, "ne": reason}
+    if not label:
+        expected["calibration"] = "it needs a mean label above 0, and all 2 held-out labels are 0"
+    assert quality.left_out == expected
+    assert set(quality.values()) == set(UNGROUPED) - set(expected)
 
 
 def test_metrics_of_no_examples_are_left_out() -> None:
     for metrics in (BinaryMetrics(), metrics_of([], [])):
-        reason = "there are no held-out examples"
-        assert metrics.quality() == Quality(left_out={"auc": reason, "ne": reason})
+        assert metrics.quality() == left_out("there are no held-out examples")
+    assert set(left_out("why").left_out) == set(UNGROUPED)
+    assert set(left_out("why", has_groups=True).left_out) == set(METRICS)
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
 def test_metrics_of_scores_that_are_not_finite_are_left_out(logit: float) -> None:
-    reason = "1 of 3 held-out scores are not finite"
     quality = metrics_of([0.0, 1.0, logit], [0.0, 1.0, 1.0]).quality()
-    assert quality == Quality(left_out={"auc": reason, "ne": reason})
+    assert quality == left_out("1 of 3 held-out scores are not finite")
 
 
 def test_soft_labels_have_an_entropy_but_no_area() -> None:
-    logits, labels = [0.3, -1.0, 2.0, 0.0], [0.25, 0.0, 1.0, 0.5]
-    quality = metrics_of(logits, labels).quality()
-    assert quality.auc is None
+    quality = metrics_of([0.3, -1.0, 2.0, 0.0], [0.25, 0.0, 1.0, 0.5]).quality()
     assert quality.left_out == {"auc": "it needs labels 0 and 1, and 2 of 4 held-out labels are neither"}
-    losses = [math.log1p(math.exp(x)) - x * y for x, y in zip(logits, labels, strict=True)]
-    rate = sum(labels) / 4
-    entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-    assert quality.ne == pytest.approx(sum(losses) / 4 / entropy, rel=1e-7)
+    assert set(quality.values()) == set(UNGROUPED) - {"auc"}
 
 
 def test_equal_soft_labels_have_an_entropy() -> None:
     """The log loss of the best constant score is the entropy of the mean label."""
     quality = metrics_of([0.0] * 3, [0.5] * 3).quality()
-    assert quality.ne == pytest.approx(1.0, rel=1e-12)
+    assert (quality.ne, quality.calibration) == (pytest.approx(1.0, rel=1e-12), 1.0)
     assert set(quality.left_out) == {"auc"}
 
 
-def test_a_metric_that_fails_is_left_out_and_the_others_are_computed() -> None:
-    class Broken(BinaryMetrics):
-        def auc(self) -> float:
-            raise RuntimeError("two\nlines")
+def test_groups_without_both_classes_have_no_area() -> None:
+    scores = Scores(logits=np.arange(3.0), labels=np.array([0.0, 1.0, 1.0]), groups=np.array([0, 1, 1]))
+    with pytest.raises(UndefinedMetric, match="it needs a group with both classes, and none of 2 groups has them"):
+        metric_of("gauc").compute(scores)
 
-    metrics = Broken()
-    metrics.add(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-    quality = metrics.quality()
+
+def test_a_metric_that_fails_is_left_out_and_the_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(scores: Scores) -> float:
+        raise RuntimeError("two\nlines")
+
+    broken = dataclasses.replace(METRICS["auc"], compute=fail)
+    monkeypatch.setattr("trainer.metrics.METRICS", {**METRICS, "auc": broken})
+    quality = metrics_of([0.0, 1.0], [0.0, 1.0]).quality()
     assert quality.left_out == {"auc": "it failed with RuntimeError: two lines"}
-    assert quality.ne == metrics.normalised_entropy()
+    assert set(quality.values()) == set(UNGROUPED) - {"auc"}
 
 
 def test_confident_scores_keep_their_order() -> None:
     """A float32 sigmoid would round all of these scores to one."""
-    metrics = metrics_of([30.0, 40.0, 50.0, 60.0], [0.0, 0.0, 1.0, 1.0])
-    assert metrics.auc() == 1.0
-    assert math.isfinite(metrics.normalised_entropy())
+    quality = metrics_of([30.0, 40.0, 50.0, 60.0], [0.0, 0.0, 1.0, 1.0]).quality()
+    assert quality.auc == 1.0
+    assert quality.logloss == pytest.approx(17.5)
 
 
 def test_scores_are_copied() -> None:
@@ -93,9 +208,4 @@ def test_scores_are_copied() -> None:
     metrics.add(logits, labels)
     logits.zero_()
     labels.zero_()
-    assert metrics.auc() == 1.0
-
-
-def test_an_undefined_metric_says_why() -> None:
-    with pytest.raises(UndefinedMetric, match="it needs two classes"):
-        metrics_of([0.0], [1.0]).auc()
+    assert metrics.quality().auc == 1.0

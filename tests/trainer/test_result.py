@@ -8,6 +8,7 @@ from trainer.result import Result
 
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, metrics_left_out={"ne": "why"},
+    logloss=0.6, calibration=1.25, gauc=None,
     rows_unique=9, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
     dense_digest="d", embedding_digest="e", peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
@@ -25,7 +26,9 @@ def test_the_summary_of_a_result() -> None:
     assert "interrupted" not in text
     assert "the run was interrupted" in "\n".join(dataclasses.replace(RESULT, stopped=True).lines())
     assert "AUC 0.50000" in text
+    assert "AUC 0.50000   NE n/a   log loss 0.60000   calibration 1.25000   step p50" in text
     assert "NE is left out: why" in text
+    assert "GAUC" not in text
     assert "2 malformed rows were skipped" in text
     assert "training started from another job's rows" in text
     assert "3 batches were skipped: a loss or gradient was not finite (loss scale at the end: 2048)" in text

@@ -30,7 +30,7 @@ from tests.harness.zygote import Zygote
 __all__ = ["PRELOADED", "Reference", "Run", "Verdict", "draw_job", "make_reference"]
 
 #: Imported by every start of the job.
-PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.store.redis.store", "sklearn.metrics")
+PRELOADED = ("trainer.cli", "trainer.job", "torchrec", "cacher.cli", "bagpipe.store.redis.store")
 
 #: Starts before a job counts as stuck: each fault can cost two, and a network fault takes time.
 MAX_STARTS = 12

@@ -24,7 +24,6 @@ PRELOADED = (
     "grpc.experimental",
     "bagpipe.store.redis.store",
     "bagpipe.store.memory.store",
-    "sklearn.metrics",
     "pyarrow.parquet",
     "data.parquet",
     "tests.harness.fuzz.capacity",
