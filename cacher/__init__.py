@@ -3,8 +3,12 @@
 data.loader ──Batch──> oracle.planner ──CachePlan──> planning.PlannedData ──RankBatch──> service ──gRPC──> trainer
                                                                    (embedded: one daemon for one job)
 
+jobs that bring their own batches: ids ──> plan_service ──> plan_stream: a planner thread ──plans──> trainer
+
 server, security   listener, limits, authentication       service, requests   one stream per rank, checked input
 jobs, run          ranks and runs of every job            planning            plans of one run
-identity           hashes of files and code               embedded            the daemon of one job
-cli, process       the daemon's process                   logs, counters, metrics   JSON lines, totals, Prometheus
+plan_service, plan_stream, plan_requests                  planners of batches that trainers bring; checked input
+calls, admission   first messages, errors; number of jobs embedded            the daemon of one job
+identity           hashes of files and code               cli, process        the daemon's process
+logs, counters, metrics   JSON lines, totals, Prometheus
 """

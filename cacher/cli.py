@@ -1,6 +1,7 @@
 """`python -m cacher --config FILE --listen unix:PATH|HOST:PORT [--SECTION.KEY VALUE …]`: the daemon's process.
 
-    flags and file ─> open data ─> listen ─> serve … SIGTERM, SIGINT: drain ─> exit 0      second signal: exit now
+    flags and file ─> open data (not with --plan-only) ─> listen ─> serve … SIGTERM, SIGINT: drain ─> exit 0
+                                                                            second signal: exit now
 
 An embedded daemon (`embedded`) writes its address or an error to `--ready-fd`, and exits when its standard input
 closes.
@@ -41,6 +42,10 @@ _OPTIONS = (
     Option(flag="--tls-cert", help="the listener's certificate (PEM)"),
     Option(flag="--tls-key", help="its private key (PEM)"),
     Option(flag="--tls-client-ca", help="certificate authority of the trainers (PEM); others are refused"),
+    Option(flag="--plan-only", help="open no data: only plan for jobs that bring their own batches", is_switch=True),
+    Option(
+        flag="--plan-gib", help="memory of each planner of such a job, its window included", metavar="GIB", default="32"
+    ),
     Option(flag="--max-jobs", help="most concurrent jobs", metavar="N", default="8"),
     Option(flag="--grace-s", help="how long to wait for a lost rank", metavar="S", default="120"),
     Option(flag="--hello-timeout-s", help="longest silence of a new connection", metavar="S", default="10"),
@@ -85,15 +90,15 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
     )
     limits = Limits(
         max_jobs=int(_positive(options, "max-jobs")),
+        plan_bytes=round(_positive(options, "plan-gib") * 2**30),
         grace_s=_positive(options, "grace-s"),
         hello_timeout_s=_positive(options, "hello-timeout-s"),
         drain_timeout_s=_positive(options, "drain-timeout-s"),
     )
     start_logging(options["log-level"])
     configure_process()
-    server = CacherServer(
-        PlannedData(config.data, config.run.seed), settings_of(config), listen, access=access, limits=limits
-    )
+    data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
+    server = CacherServer(data, settings_of(config), listen, access=access, limits=limits)
     asyncio.run(_serve(server, metrics, parent))
     return EXIT_DONE
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import first_difference
 from bagpipe.errors import InputError, JobError
+from cacher.admission import Admission
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase
 from cacher.requests import PhaseRequest, check_hello, parse_start
@@ -96,27 +97,30 @@ class Jobs:
     """All jobs of a daemon.
 
     Args:
-        data: of all jobs.
+        data: of all jobs; None: there are none.
         settings: the configuration every trainer must share, see `bagpipe.client.agreement`.
-        max_jobs: most concurrent jobs.
+        admission: of the daemon.
         grace_s: how long to wait for a lost rank.
         counters: totals for the metrics.
     """
 
     def __init__(
-        self, data: PlannedData, settings: Mapping[str, Any], *, max_jobs: int, grace_s: float, counters: Counters
+        self,
+        data: PlannedData | None,
+        settings: Mapping[str, Any],
+        *,
+        admission: Admission,
+        grace_s: float,
+        counters: Counters,
     ) -> None:
         self._data = data
         self._settings = settings
-        self._max_jobs = max_jobs
+        self._admission = admission
         self._grace_s = grace_s
         self._counters = counters
         self._jobs: dict[str, Job] = {}
         self._ending: list[Run] = []
         self._failed: dict[str, str] = {}  # reasons by job id
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._is_draining = False
 
     def enter(self, hello: pb.Hello, stream: Stream) -> Member:
         """Add a rank to a new or known job, or replace its stream.
@@ -125,7 +129,7 @@ class Jobs:
             InputError: it does not match the cacher's configuration or the job's other ranks.
             JobError: no room for another job, or this job has failed.
         """
-        check_hello(hello, self._settings, self._data.schema)
+        check_hello(hello, self._settings, self._known_data.schema)
         if hello.job_id in self._failed:
             raise JobError(f"the job was given up: {self._failed[hello.job_id]}")
         job = self._jobs.get(hello.job_id)
@@ -159,7 +163,7 @@ class Jobs:
             JobError: too many concurrent runs.
         """
         job = member.job
-        request = parse_start(start, settings=self._settings, schema=self._data.schema, world_size=job.world_size)
+        request = parse_start(start, settings=self._settings, schema=self._known_data.schema, world_size=job.world_size)
         if start.ended:
             member.run = max(member.run, start.run + 1)
             self._leave_runs(member, below=member.run)
@@ -201,14 +205,6 @@ class Jobs:
         member.giving_up = loop.call_later(self._grace_s, self._give_up, member)
         _LOG.info("rank lost", extra={"job": member.job.job_id, "rank": member.rank, "grace_s": self._grace_s})
 
-    def drain(self) -> None:
-        """Refuse new jobs."""
-        self._is_draining = True
-
-    async def wait_empty(self) -> None:
-        """Wait until all jobs have ended."""
-        await self._empty.wait()
-
     def stop(self) -> list[Run]:
         """End all jobs. Returns the runs whose threads are alive."""
         for job in list(self._jobs.values()):
@@ -220,19 +216,20 @@ class Jobs:
         """Job id, run number and run of all current runs."""
         return [(job.job_id, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
 
+    @property
+    def _known_data(self) -> PlannedData:
+        assert self._data is not None, "a daemon without data has no jobs"
+        return self._data
+
     def counts(self) -> tuple[int, int]:
         """Number of jobs and of connected ranks. From any thread."""
         members = [member for job in list(self._jobs.values()) for member in list(job.members.values())]
         return len(self._jobs), sum(member.stream is not None for member in members)
 
     def _add(self, hello: pb.Hello) -> Job:
-        if self._is_draining:
-            raise JobError("the cacher is shutting down and takes no new jobs")
-        if len(self._jobs) >= self._max_jobs:
-            raise JobError(f"the cacher serves {len(self._jobs)} jobs already, at most {self._max_jobs}")
+        self._admission.enter()
         job = Job(job_id=hello.job_id, world_size=hello.world_size)
         self._jobs[job.job_id] = job
-        self._empty.clear()
         _LOG.info("job started", extra={"job": job.job_id, "world_size": job.world_size})
         return job
 
@@ -268,7 +265,7 @@ class Jobs:
         return run
 
     def _phase_of(self, request: PhaseRequest) -> Callable[[], PlannedPhase]:
-        return lambda: self._data.phase(
+        return lambda: self._known_data.phase(
             request.phase,
             request.spec,
             max_steps=request.max_steps,
@@ -300,8 +297,7 @@ class Jobs:
             job.runs.clear()
             del self._jobs[job.job_id]
             _LOG.info("job ended", extra={"job": job.job_id})
-            if not self._jobs:
-                self._empty.set()
+            self._admission.leave()
 
     def _give_up(self, member: Member) -> None:
         """A lost rank did not reconnect: the job fails, and its other ranks get the error."""

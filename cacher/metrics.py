@@ -71,6 +71,7 @@ class _DaemonCollector(Collector):
         for name, text, value in (
             ("jobs", "Jobs served", now.jobs),
             ("ranks", "Ranks connected", now.ranks),
+            ("planners", "Planners of jobs that bring their own batches", now.planners),
             ("silent_streams", "Streams without a Hello yet", now.silent),
         ):
             yield GaugeMetricFamily(f"bagpipe_cacher_{name}", text, value=value)

@@ -20,14 +20,25 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["MAX_CREDITS", "MAX_RANKS", "MAX_SLOT_BYTES", "PhaseRequest", "check_hello", "parse_start"]
+__all__ = [
+    "BYTES_PER_SLOT",
+    "MAX_CREDITS",
+    "MAX_RANKS",
+    "MAX_SLOT_BYTES",
+    "PhaseRequest",
+    "check_hello",
+    "check_name",
+    "check_protocol",
+    "json_object",
+    "parse_start",
+]
 
 #: Larger requests are errors or attacks: these bound what the cacher allocates for a job.
 MAX_RANKS = 1024
 MAX_CREDITS = 1024
 #: Memory for the slots of all ranks that a planner can use, and for one slot: 22 B in arrays, 40 B queued.
 MAX_SLOT_BYTES = 32 << 30
-_BYTES_PER_SLOT = 64
+BYTES_PER_SLOT = 64
 _MAX_NAME_LENGTH = 200
 
 
@@ -57,22 +68,20 @@ def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema
         InputError: another protocol, settings or schema, naming both values; a rank, world size, name or number of
             credits out of range.
     """
-    if hello.protocol != PROTOCOL_VERSION:
-        raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {hello.protocol}")
-    for name, value in (("job id", hello.job_id), ("instance", hello.instance)):
-        if not 0 < len(value) <= _MAX_NAME_LENGTH or not value.isprintable():
-            raise InputError(f"{name}: expected 1 to {_MAX_NAME_LENGTH} printable characters, got {value[:50]!r}")
+    check_protocol(hello.protocol)
+    check_name("job id", hello.job_id)
+    check_name("instance", hello.instance)
     if not 1 <= hello.world_size <= MAX_RANKS:
         raise InputError(f"world size: expected 1 to {MAX_RANKS}, got {hello.world_size}")
     if hello.rank >= hello.world_size:
         raise InputError(f"rank: expected 0 to {hello.world_size - 1}, got {hello.rank}")
     if not 1 <= hello.credits <= MAX_CREDITS:
         raise InputError(f"credits: expected 1 to {MAX_CREDITS}, got {hello.credits}")
-    found = first_difference(settings, _object(hello.settings, "settings"))
+    found = first_difference(settings, json_object(hello.settings, "settings"))
     if found is not None:
         raise InputError(f"{found.path}: the cacher has {found.first}, the trainer {found.second}")
     if hello.schema:
-        found = first_difference(_plain(schema.to_json()), _object(hello.schema, "schema"))
+        found = first_difference(_plain(schema.to_json()), json_object(hello.schema, "schema"))
         if found is not None:
             raise InputError(f"data schema, {found.path}: the cacher has {found.first}, the trainer {found.second}")
 
@@ -90,13 +99,13 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
             f"expected first batch and watermark up to the next batch, "
             f"got {start.first_batch}, {start.watermark} and {start.next_batch}"
         )
-    slot_bytes = settings["cache.rows"] * world_size * _BYTES_PER_SLOT
+    slot_bytes = settings["cache.rows"] * world_size * BYTES_PER_SLOT
     if slot_bytes > MAX_SLOT_BYTES:
         raise InputError(
             f"cache.rows = {settings['cache.rows']} on each of {world_size} ranks may take the planner "
             f"{slot_bytes >> 30} GiB, at most {MAX_SLOT_BYTES >> 30} are allowed: lower cache.rows"
         )
-    value = _object(start.spec, "oracle spec")
+    value = json_object(start.spec, "oracle spec")
     expected = _expected_spec(value, settings, schema, world_size)
     found = first_difference(expected, value)
     if found is not None:
@@ -111,7 +120,7 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
     )
     check_shares(spec)
     phase: Phase = "train" if start.phase == "train" else "eval"
-    reader_state = _object(start.reader_state, "reader_state") if start.reader_state else None
+    reader_state = json_object(start.reader_state, "reader_state") if start.reader_state else None
     return PhaseRequest(
         phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch, reader_state=reader_state
     )
@@ -159,7 +168,20 @@ def _example_shares(value: object, world_size: int) -> list[int]:
     return value
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def check_name(what: str, name: str) -> None:
+    """Raise InputError unless a name has 1 to 200 printable characters."""
+    if not 0 < len(name) <= _MAX_NAME_LENGTH or not name.isprintable():
+        raise InputError(f"{what}: expected 1 to {_MAX_NAME_LENGTH} printable characters, got {name[:50]!r}")
+
+
+def check_protocol(protocol: int) -> None:
+    """Raise InputError unless a trainer speaks this cacher's version."""
+    if protocol != PROTOCOL_VERSION:
+        raise InputError(f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer {protocol}")
+
+
+def json_object(text: str | bytearray, what: str) -> dict[str, Any]:
+    """The JSON object in a text. InputError if there is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """`CacherServer`: the daemon's network side in one event loop: listener, limits, health check, shutdown.
 
-listen ─> gRPC core (limits, keepalive, TLS) ─> secret ─> CacherService ─> Jobs ─> Run threads
+listen ─> gRPC core (limits, keepalive, TLS) ─> secret ─> TrainService ─> Jobs ─> Run threads
+                                                         └> PlanService ─> PlanStream threads
 drain: NOT_SERVING, no new jobs ─> last job ends, or timeout ─> exit: streams and threads end
 """
 
@@ -18,19 +19,26 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES
 from bagpipe.errors import InputError
+from cacher.admission import Admission
+from cacher.calls import Calls
 from cacher.counters import Counters, Totals
 from cacher.jobs import Jobs
+from cacher.plan_service import PlanService
 from cacher.planning import PlannedData
+from cacher.requests import MAX_SLOT_BYTES
 from cacher.run import RunStatistics
 from cacher.security import Access, SecretInterceptor, check_access, read_secret, server_credentials
-from cacher.service import SERVICE_NAME, CacherService
+from cacher.service import TrainService
 
 __all__ = ["CacherServer", "Limits", "Snapshot"]
 
 _LOG = logging.getLogger("cacher")
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Cacher"].full_name
 
 _MS = 1000
 _MAX_METADATA_BYTES = 16 << 10
@@ -46,6 +54,7 @@ class Limits:
 
     Attributes:
         max_jobs: most concurrent jobs.
+        plan_bytes: memory that each planner of a job with batches of its own may take, its window included.
         hello_timeout_s: longest silence at the start of a connection or stream.
         grace_s: how long to wait for a rank whose connection broke.
         drain_timeout_s: how long jobs can go on after SIGTERM.
@@ -56,6 +65,7 @@ class Limits:
     """
 
     max_jobs: int = 8
+    plan_bytes: int = MAX_SLOT_BYTES
     hello_timeout_s: float = 10.0
     grace_s: float = 120.0
     drain_timeout_s: float = 3600.0
@@ -71,6 +81,7 @@ class Snapshot:
     Attributes:
         totals: since it started.
         jobs, ranks: served, connected.
+        planners: of jobs with batches of their own.
         silent: streams without a Hello.
         runs: job id, run number and state of every run.
     """
@@ -78,6 +89,7 @@ class Snapshot:
     totals: Totals
     jobs: int
     ranks: int
+    planners: int
     silent: int
     runs: tuple[tuple[str, int, RunStatistics], ...]
 
@@ -86,7 +98,7 @@ class CacherServer:
     """Serves inside an ``async with`` block.
 
     Args:
-        data: planned for all jobs.
+        data: planned for all jobs that bring no batches; None: there are no such jobs.
         settings: configuration that every trainer must share.
         listen: address; port 0 is any.
         access: secret and TLS files.
@@ -99,7 +111,7 @@ class CacherServer:
 
     def __init__(
         self,
-        data: PlannedData,
+        data: PlannedData | None,
         settings: Mapping[str, Any],
         listen: Address,
         *,
@@ -109,12 +121,13 @@ class CacherServer:
         self.address = listen
         self.counters = Counters()
         self._limits = Limits() if limits is None else limits
+        self._admission = Admission(self._limits.max_jobs)
         self.jobs = Jobs(
-            data, settings, max_jobs=self._limits.max_jobs, grace_s=self._limits.grace_s, counters=self.counters
+            data, settings, admission=self._admission, grace_s=self._limits.grace_s, counters=self.counters
         )
-        self._service = CacherService(
-            self.jobs, data.schema, data.identity, self.counters, hello_timeout_s=self._limits.hello_timeout_s
-        )
+        self._calls = Calls(self.counters, hello_timeout_s=self._limits.hello_timeout_s)
+        self._training = TrainService(self.jobs, data, self._calls, self.counters)
+        self._planning = PlanService(self._admission, self._calls, self.counters, max_bytes=self._limits.plan_bytes)
         self._access = Access() if access is None else access
         self._health = health.aio.HealthServicer()
         self._server: Any = None
@@ -131,7 +144,7 @@ class CacherServer:
         if self._access.secret_file:
             interceptors.append(SecretInterceptor(read_secret(self._access.secret_file), self.counters))
         self._server = grpc.aio.server(interceptors=interceptors, options=self._options())
-        self._server.add_generic_rpc_handlers((self._service.handlers(),))
+        self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.address = self._bind(credentials)
         await self._server.start()
@@ -144,27 +157,39 @@ class CacherServer:
         """End all streams and threads."""
         runs = self.jobs.stop()
         await self._server.stop(grace=self._limits.stop_grace_s)
-        for run in runs:
-            await asyncio.to_thread(run.join, _JOIN_TIMEOUT_S)
+        joins = [*(run.join for run in runs), *(stream.join for stream in self._planning.ending())]
+        for join in joins:
+            await asyncio.to_thread(join, _JOIN_TIMEOUT_S)
         if self.address.path:
             with suppress(OSError):
                 os.unlink(self.address.path)
 
     async def drain(self) -> None:
         """Refuse new jobs. Wait for the current ones, `drain_timeout_s` at most."""
-        self.jobs.drain()
+        self._admission.drain()
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.drain_timeout_s):
-                await self.jobs.wait_empty()
+                await self._admission.wait_empty()
                 _LOG.info("drained")
 
     def snapshot(self) -> Snapshot:
         """The current state. On the loop's thread only."""
-        jobs, ranks = self.jobs.counts()
         runs = tuple((job, number, run.statistics()) for job, number, run in self.jobs.runs())
         return Snapshot(
-            totals=self.counters.totals(), jobs=jobs, ranks=ranks, silent=self._service.num_silent, runs=runs
+            totals=self.counters.totals(),
+            jobs=self._admission.num_jobs,
+            ranks=self.jobs.counts()[1],
+            planners=self._planning.num_streams,
+            silent=self._calls.num_silent,
+            runs=runs,
+        )
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        """The service's methods. Messages pass as bytes: sent ones are serialised already."""
+        methods = {"Train": self._training.train, "Plan": self._planning.plan}
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME, {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
         )
 
     async def _say(self, status: int) -> None:

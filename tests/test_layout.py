@@ -69,6 +69,8 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/testing/store_conformance.py": "tests/store/test_conformance.py",
     "bagpipe/client/cacher_pb2.py": "tests/tools/test_make_protos.py",
     "bagpipe/client/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",
+    "cacher/admission.py": "tests/cacher/test_plan_service.py",
+    "cacher/calls.py": "tests/cacher/test_hostile_peers.py",
     "cacher/cli.py": "tests/cacher/test_server.py",
     "cacher/counters.py": "tests/cacher/test_metrics.py",
     "cacher/jobs.py": "tests/cacher/test_service.py",

@@ -9,8 +9,10 @@
                                    <──────────────────   End | Error
       Leave                        ──────────────────>   the rank is done; without it the cacher waits for the rank
 
+The same daemon plans for jobs that bring their own batches, over `Plan` streams: `bagpipe.lookahead.remote`.
+
 remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
-message: a RankBatch as the cacher sends it.  address: where a cacher listens.
+message: a RankBatch as the cacher sends it.  address: where a cacher listens.  access: which cacher a program uses.
 agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
 """
 

@@ -50,12 +50,13 @@ class Address:
         return f"grpcs://{self.target}" if self.tls else self.target
 
 
-def parse_address(text: str, *, subject: str = "cacher.url") -> Address:
+def parse_address(text: str, *, subject: str = "cacher.url", others: str = "") -> Address:
     """Parse an address.
 
     Args:
         text: one of the forms above.
         subject: name of the setting in errors.
+        others: what else the setting can be, for errors: ``"process, "``.
 
     Raises:
         InputError: unknown form, port out of range, or path too long for a socket.
@@ -71,5 +72,7 @@ def parse_address(text: str, *, subject: str = "cacher.url") -> Address:
         return Address(path=path)
     match = re.fullmatch(r"(?:(grpcs?)://)?(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:
-        raise InputError(f"{subject} must be unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got {text!r}")
+        raise InputError(
+            f"{subject} must be {others}unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got {text!r}"
+        )
     return Address(host=match[2].strip("[]"), port=int(match[3]), tls=match[1] == "grpcs")

@@ -17,6 +17,8 @@ from bagpipe.config.sections import Config
 
 __all__ = [
     "MAX_CACHER_MESSAGE_BYTES",
+    "MAX_IDS_BYTES",
+    "MAX_PLAN_BYTES",
     "MAX_TRAINER_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "SECRET_METADATA",
@@ -31,6 +33,11 @@ PROTOCOL_VERSION = 7
 #: Requests hold numbers and a configuration. A batch of 65,536 x 200 ids takes about 320 MB.
 MAX_TRAINER_MESSAGE_BYTES = 1 << 20
 MAX_CACHER_MESSAGE_BYTES = 1 << 30
+
+#: Frames of a `Plan` stream, which cross in pieces: the ids of a batch, and one rank's plan of it. A plan takes 8 B per
+#: id and 63 B per distinct one.
+MAX_IDS_BYTES = 1 << 28
+MAX_PLAN_BYTES = 1 << 30
 
 #: Metadata key of the shared secret.
 SECRET_METADATA = "x-bagpipe-secret"

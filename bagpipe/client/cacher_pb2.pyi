@@ -118,3 +118,45 @@ class Error(_message.Message):
     kind: str
     message: str
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("hello", "piece")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    hello: PlanHello
+    piece: Piece
+    def __init__(self, hello: _Optional[_Union[PlanHello, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class PlanReply(_message.Message):
+    __slots__ = ("welcome", "piece", "error")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    welcome: PlanWelcome
+    piece: Piece
+    error: Error
+    def __init__(self, welcome: _Optional[_Union[PlanWelcome, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class PlanHello(_message.Message):
+    __slots__ = ("protocol", "job_id")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job_id: str
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class PlanWelcome(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("kind", "run", "num_bytes", "data")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    run: int
+    num_bytes: int
+    data: bytes
+    def __init__(self, kind: _Optional[int] = ..., run: _Optional[int] = ..., num_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -39,6 +39,11 @@ class CacherStub:
                 request_serializer=bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.SerializeToString,
                 response_deserializer=bagpipe_dot_client_dot_cacher__pb2.CacherMessage.FromString,
                 _registered_method=True)
+        self.Plan = channel.stream_stream(
+                '/bagpipe.v1.Cacher/Plan',
+                request_serializer=bagpipe_dot_client_dot_cacher__pb2.PlanRequest.SerializeToString,
+                response_deserializer=bagpipe_dot_client_dot_cacher__pb2.PlanReply.FromString,
+                _registered_method=True)
 
 
 class CacherServicer:
@@ -51,6 +56,14 @@ class CacherServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request_iterator, context):
+        """One stream per planner of batches that the training process brings. It holds the planner's state: one that breaks ends
+        the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacherServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_CacherServicer_to_server(servicer, server):
                     servicer.Train,
                     request_deserializer=bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.FromString,
                     response_serializer=bagpipe_dot_client_dot_cacher__pb2.CacherMessage.SerializeToString,
+            ),
+            'Plan': grpc.stream_stream_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=bagpipe_dot_client_dot_cacher__pb2.PlanRequest.FromString,
+                    response_serializer=bagpipe_dot_client_dot_cacher__pb2.PlanReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class Cacher:
             '/bagpipe.v1.Cacher/Train',
             bagpipe_dot_client_dot_cacher__pb2.TrainerMessage.SerializeToString,
             bagpipe_dot_client_dot_cacher__pb2.CacherMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/bagpipe.v1.Cacher/Plan',
+            bagpipe_dot_client_dot_cacher__pb2.PlanRequest.SerializeToString,
+            bagpipe_dot_client_dot_cacher__pb2.PlanReply.FromString,
             options,
             channel_credentials,
             insecure,

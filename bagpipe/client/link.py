@@ -1,4 +1,4 @@
-"""`Link`: one gRPC connection to a cacher with one `Train` call.
+"""`Stream`: one gRPC connection to a cacher with one call. `Link`: that of a `Train` call.
 
     put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused ─> InputError, JobError
 
@@ -23,7 +23,7 @@ from bagpipe.client.cacher_pb2_grpc import CacherStub
 from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
 
-__all__ = ["Credentials", "Link", "LinkLost"]
+__all__ = ["Credentials", "Link", "LinkLost", "Stream"]
 
 _KEEPALIVE_MS = 20_000
 _FINAL = {
@@ -65,28 +65,33 @@ class Credentials:
         if not secret and config.secret_file:
             secret = _read("cacher.secret_file", config.secret_file).decode(errors="replace").strip()
         tls = {
-            name: _read(f"cacher.{name}", path) if path else None
-            for name, path in (("tls_ca", config.tls_ca), ("tls_cert", config.tls_cert), ("tls_key", config.tls_key))
+            key.removeprefix("cacher."): _read(key, path) if path else None
+            for key, path in (
+                ("cacher.tls_ca", config.tls_ca),
+                ("cacher.tls_cert", config.tls_cert),
+                ("cacher.tls_key", config.tls_key),
+            )
         }
         if (tls["tls_cert"] is None) != (tls["tls_key"] is None):
             raise InputError("cacher.tls_cert and cacher.tls_key go together")
         return cls(secret=secret, **tls)
 
 
-class Link:
-    """Context manager. One thread reads `messages`; any thread can `put`.
+class Stream:
+    """One connection with one call. Context manager. One thread reads `messages`.
 
     Args:
         address: of the cacher.
         credentials: authenticate the trainer.
+        method: of the service.
+        requests: read by a thread of gRPC, as fast as the cacher takes them. Must end once the stream is cancelled.
     """
 
-    def __init__(self, address: Address, credentials: Credentials) -> None:
+    def __init__(self, address: Address, credentials: Credentials, method: str, requests: Iterator[Any]) -> None:
         self._address = address
-        self._requests: queue.SimpleQueue[pb.TrainerMessage | None] = queue.SimpleQueue()
         self._channel = _open_channel(address, credentials)
         metadata = [(SECRET_METADATA, credentials.secret)] if credentials.secret else []
-        self._call: Any = CacherStub(self._channel).Train(iter(self._requests.get, None), metadata=metadata)
+        self._call: Any = getattr(CacherStub(self._channel), method)(requests, metadata=metadata)
 
     def __enter__(self) -> Self:
         return self
@@ -97,20 +102,11 @@ class Link:
         self.cancel()
         self._channel.close()
 
-    def put(self, **kind: Any) -> None:
-        """Send a request: ``put(ack=pb.Ack(…))``. Never blocks. A lost link drops the request."""
-        self._requests.put(pb.TrainerMessage(**kind))
-
-    def finish(self) -> None:
-        """End the requests."""
-        self._requests.put(None)
-
     def cancel(self) -> None:
-        """Cancel the call. A thread in `messages` gets LinkLost."""
-        self._requests.put(None)
+        """Cancel the call. A thread in `messages` gets LinkLost. From any thread."""
         self._call.cancel()
 
-    def messages(self) -> Iterator[pb.CacherMessage]:
+    def messages(self) -> Iterator[Any]:
         """The cacher's messages until it ends the stream.
 
         Raises:
@@ -133,6 +129,32 @@ class Link:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
             return JobError(f"the cacher at {self._address} sent too large a message: {details}")
         return LinkLost(details or code.name)
+
+
+class Link(Stream):
+    """A `Train` stream. One thread reads `messages`; any thread can `put`.
+
+    Args:
+        address: of the cacher.
+        credentials: authenticate the trainer.
+    """
+
+    def __init__(self, address: Address, credentials: Credentials) -> None:
+        self._requests: queue.SimpleQueue[pb.TrainerMessage | None] = queue.SimpleQueue()
+        super().__init__(address, credentials, "Train", iter(self._requests.get, None))
+
+    def put(self, **kind: Any) -> None:
+        """Send a request: ``put(ack=pb.Ack(…))``. Never blocks. A lost link drops the request."""
+        self._requests.put(pb.TrainerMessage(**kind))
+
+    def finish(self) -> None:
+        """End the requests."""
+        self._requests.put(None)
+
+    def cancel(self) -> None:
+        """See `Stream`."""
+        self._requests.put(None)
+        super().cancel()
 
 
 def _open_channel(address: Address, credentials: Credentials) -> grpc.Channel:

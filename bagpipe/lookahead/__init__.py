@@ -7,8 +7,9 @@
     planning         order of batches, and of errors; capacity
     planner_process  `PlannerProcess`: in a process without torch (`child`), ids and plans by shared memory
                      (`link`: bytes; `frames`, `ids`: what they are; `protocol`: who says what when)
+    remote           `RemotePlanner`: in a running cacher, over gRPC (`stream_link`; `pieces`: frames that fit messages)
     ranked           `RankedPlanner`: ranks bring their own batches, rank 0 plans for all (`transport`)
-    select           `select_planner`: one of these, by name
+    select           `select_planner`: one of these, by name or address
 
-A cacher (`bagpipe.client`) reads files instead, and plans for many jobs.
+A cacher (`bagpipe.client`) can also read files itself, and send batches with their plans.
 """

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagpipe.client.codec import decode_rank_batch, encode_rank_batch
+from bagpipe.client.codec import CodecError, decode_rank_batch, encode_rank_batch
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
@@ -55,9 +55,16 @@ def encode_error(error: InputError) -> bytes:
 
 
 def decode_error(data: bytearray) -> InputError:
-    """The error in a frame. A subclass without a name here is an InputError."""
-    name, message = json.loads(data)
-    return _ERRORS.get(name, InputError)(message)
+    """The error in a frame. A subclass without a name here is an InputError.
+
+    Raises:
+        CodecError: the frame holds none.
+    """
+    try:
+        name, message = json.loads(data)
+        return _ERRORS.get(name, InputError)(message)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CodecError(f"malformed error: {error}") from None
 
 
 def encode_part(part: RankBatch) -> list[bytes | memoryview]:

@@ -80,7 +80,7 @@ def _train_by_pipeline(planner: str) -> Callable[[Config, Sample, Task, OnStep],
             lookahead=config.oracle.lookahead,
             cache_rows=config.cache.rows,
             prefetch_depth=config.cache.prefetch_depth,
-            planner=planner,  # type: ignore[arg-type]
+            planner=planner,
         ) as pipeline:
             for _ in pipeline.train(loader):
                 assert pipeline.loss is not None, "a batch is trained"

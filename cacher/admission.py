@@ -1,0 +1,56 @@
+"""`Admission`: how many jobs a daemon serves at a time, and whether it takes new ones. For the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bagpipe.errors import JobError
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Counts jobs: those that get batches from the cacher's data, and those that bring their own.
+
+    Args:
+        max_jobs: most concurrent jobs.
+    """
+
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
+        self._num_jobs = 0
+        self._is_draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs served now."""
+        return self._num_jobs
+
+    def enter(self) -> None:
+        """Admit a job.
+
+        Raises:
+            JobError: no room, or the daemon is shutting down.
+        """
+        if self._is_draining:
+            raise JobError("the cacher is shutting down and takes no new jobs")
+        if self._num_jobs >= self._max_jobs:
+            raise JobError(f"the cacher serves {self._num_jobs} jobs already, at most {self._max_jobs}")
+        self._num_jobs += 1
+        self._empty.clear()
+
+    def leave(self) -> None:
+        """A job has ended."""
+        self._num_jobs -= 1
+        if not self._num_jobs:
+            self._empty.set()
+
+    def drain(self) -> None:
+        """Refuse new jobs."""
+        self._is_draining = True
+
+    async def wait_empty(self) -> None:
+        """Wait until all jobs have ended."""
+        await self._empty.wait()

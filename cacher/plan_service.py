@@ -1,0 +1,145 @@
+"""`PlanService`: one `Plan` call per planner of a job that brings its own batches.
+
+    PlanHello ─> admission ─> PlanWelcome      pieces ──FrameJoiner──> PlanStream (planner thread) ──> pieces
+
+Requests are untrusted. The state of a planner is that of its stream: when the stream ends, the planner does. The
+streams of one process are one job, which ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.agreement import MAX_IDS_BYTES
+from bagpipe.client.codec import CodecError
+from bagpipe.errors import JobError
+from bagpipe.lookahead.pieces import FrameJoiner
+from cacher.admission import Admission
+from cacher.calls import Calls, ProtocolError, kind_of, receive
+from cacher.counters import Counters
+from cacher.plan_requests import CheckedIntake
+from cacher.plan_stream import PlanStream
+from cacher.requests import check_name, check_protocol
+
+__all__ = ["MAX_STREAMS_OF_JOB", "PlanService"]
+
+_LOG = logging.getLogger("cacher")
+
+#: A job has one stream for training and one for evaluation. Those that are ending count too.
+MAX_STREAMS_OF_JOB = 8
+#: Planner threads of streams that have ended, of all jobs.
+_MAX_ENDING = 16
+
+
+class PlanService:
+    """The `Plan` method of the `bagpipe.v1.Cacher` service.
+
+    Args:
+        admission: of the daemon.
+        calls: of the service.
+        counters: totals for the metrics.
+        max_bytes: memory that each planner and its window may take.
+    """
+
+    def __init__(self, admission: Admission, calls: Calls, counters: Counters, *, max_bytes: int) -> None:
+        self._admission = admission
+        self._calls = calls
+        self._counters = counters
+        self._max_bytes = max_bytes
+        self._streams: dict[str, int] = {}  # by job
+        self._ending: list[PlanStream] = []
+
+    @property
+    def num_streams(self) -> int:
+        """Planners at work."""
+        return sum(self._streams.values())
+
+    def ending(self) -> list[PlanStream]:
+        """Streams that have ended, whose threads have not."""
+        self._ending = [stream for stream in self._ending if not stream.join(0)]
+        return self._ending
+
+    async def plan(self, requests: object, context: Any) -> None:
+        """Serve one call."""
+        await self._calls.answer(context, self._serve(context), lambda error: pb.PlanReply(error=error))
+
+    async def _serve(self, context: Any) -> None:
+        hello = (await self._calls.first(context, pb.PlanRequest)).hello
+        check_protocol(hello.protocol)
+        check_name("job id", hello.job_id)
+        self._enter(hello.job_id)
+        intake = partial(CheckedIntake, max_bytes=self._max_bytes, counters=self._counters)
+        stream = PlanStream(f"cacher-plans-{hello.job_id[:8]}", intake, self._counters)
+        try:
+            stream.start()
+            self._counters.add(streams=1)
+            await context.write(pb.PlanReply(welcome=pb.PlanWelcome()).SerializeToString())
+            await _move(stream, context)
+        finally:
+            stream.close()
+            self._ending.append(stream)
+            self._leave(hello.job_id)
+        if isinstance(stream.error, CodecError):
+            raise ProtocolError(str(stream.error))
+        if stream.error is not None:
+            raise stream.error
+
+    def _enter(self, job: str) -> None:
+        if len(self.ending()) >= _MAX_ENDING:
+            raise JobError(f"the cacher is still ending {len(self._ending)} planners, at most {_MAX_ENDING}")
+        num_streams = self._streams.get(job, 0)
+        if num_streams >= MAX_STREAMS_OF_JOB:
+            raise JobError(f"the job has {num_streams} planners already, at most {MAX_STREAMS_OF_JOB}")
+        if not num_streams:
+            self._admission.enter()
+            _LOG.info("plan job started", extra={"job": job})
+        self._streams[job] = num_streams + 1
+
+    def _leave(self, job: str) -> None:
+        self._streams[job] -= 1
+        if not self._streams[job]:
+            del self._streams[job]
+            self._admission.leave()
+            _LOG.info("plan job ended", extra={"job": job})
+
+
+async def _move(stream: PlanStream, context: Any) -> None:
+    """Move frames both ways until the trainer leaves, or the planner ends."""
+    reader, sender = asyncio.create_task(_read(stream, context)), asyncio.create_task(_send(stream, context))
+    try:
+        done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (reader, sender):
+            task.cancel()
+        # The tasks end before the call: writing to an ended call is an error.
+        await asyncio.gather(reader, sender, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _read(stream: PlanStream, context: Any) -> None:
+    joiner = FrameJoiner(MAX_IDS_BYTES)
+    while (message := await receive(context, pb.PlanRequest)) is not None:
+        if message.WhichOneof("kind") != "piece":
+            raise ProtocolError(f"expected a piece of a frame, got {kind_of(message)}")
+        try:
+            frame = joiner.add(message.piece)
+        except CodecError as error:
+            raise ProtocolError(str(error)) from None
+        while frame is not None and not stream.put(frame):
+            await stream.has_room.wait()
+
+
+async def _send(stream: PlanStream, context: Any) -> None:
+    while True:
+        message, has_ended = stream.take()
+        if has_ended:
+            return
+        if message is None:
+            await stream.has_message.wait()
+        else:
+            await context.write(message)
