@@ -20,9 +20,9 @@ from bagpipe.errors import CapacityError, InputError, JobError, PeerError, Store
 __version__ = "0.1.0"
 
 #: Public names that are imported on first use, and their modules.
-_ON_FIRST_USE = {"TrainPipeline": "bagpipe.train_pipeline.pipeline"}
+_ON_FIRST_USE = {"Cacher": "bagpipe.client.access", "TrainPipeline": "bagpipe.train_pipeline.pipeline"}
 
-__all__ = ["CapacityError", "InputError", "JobError", "PeerError", "StoreError", "TrainPipeline", "optim"]
+__all__ = ["Cacher", "CapacityError", "InputError", "JobError", "PeerError", "StoreError", "TrainPipeline", "optim"]
 
 
 def __getattr__(name: str) -> Any:

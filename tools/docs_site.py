@@ -32,7 +32,12 @@ ROOMS = sorted(path.parent.name for path in (ROOT / "bagpipe").glob("*/__init__.
 
 #: Page of the public names, and where they are.
 PUBLIC = "api/bagpipe.md"
-NAMES = ("bagpipe.train_pipeline.pipeline.TrainPipeline", "bagpipe.optim", "bagpipe.errors")
+NAMES = (
+    "bagpipe.train_pipeline.pipeline.TrainPipeline",
+    "bagpipe.client.access.Cacher",
+    "bagpipe.optim",
+    "bagpipe.errors",
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -24,6 +24,11 @@ _Class = TypeVar("_Class", bound=type)
 ARGUMENTS: Mapping[str, str] = {
     "cache.rows": "cache_rows",
     "cacher.assign": "the assignment of examples",
+    "cacher.secret_file": "secret_file of the cacher",
+    "cacher.tls_ca": "tls_ca of the cacher",
+    "cacher.tls_cert": "tls_cert of the cacher",
+    "cacher.tls_key": "tls_key of the cacher",
+    "cacher.url": "planner",
     "checkpoint.dir": "checkpoint_dir",
     "checkpoint.resume": "resume",
     "checkpoint.take_over": "take_over",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bagpipe.embedding.table_dtypes import RowDtypes
 from bagpipe.errors import InputError
+from bagpipe.lookahead.select import PlannerChoice, check_planner
 
 __all__ = ["Options"]
 
@@ -28,7 +29,7 @@ class Options:
     lookahead: int
     cache_rows: int
     prefetch_depth: int
-    planner: Literal["process", "inline"]
+    planner: PlannerChoice
     uneven: Literal["stop", "join"]
     unbounded: Collection[str]
     seed: int
@@ -65,7 +66,6 @@ class Options:
                 raise InputError(f"{name} must be a number of seconds above 0, got {value!r}")
         for name, known in (
             ("existing", ("refuse", "rows-only", "reset")),
-            ("planner", ("process", "inline")),
             ("uneven", ("stop", "join")),
             ("rounding", ("stochastic", "nearest")),
             ("nonfinite", ("stop", "skip")),
@@ -73,6 +73,7 @@ class Options:
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        check_planner(self.planner)
         if self.checkpoint_every and not self.checkpoint_dir:
             raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from bagpipe.client.access import Cacher
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.optim import RowOptimizers
@@ -64,7 +65,7 @@ class TrainPipeline(RowLoading):
         lookahead: batches that the planner sees; as many are read ahead of the iterator, and held.
         cache_rows: rows in the cache of each rank. 0: no cache, every batch reads and writes all its rows.
         prefetch_depth: batches whose rows are fetched ahead.
-        planner: ``process``: in a process of its own; ``inline``: in a thread of this one, for debugging.
+        planner: ``process``, of its own; ``inline``, for debugging; or a cacher: its address, or a `bagpipe.Cacher`.
         uneven: if the iterator of a rank ends early, all ranks stop there, or that rank joins with empty batches.
         unbounded: names of tables that take any 64-bit id, whatever their `num_embeddings`; ``"*"``: all.
         seed: of the initial rows.
@@ -107,7 +108,7 @@ class TrainPipeline(RowLoading):
         lookahead: int = 64,
         cache_rows: int = 100_000,
         prefetch_depth: int = 4,
-        planner: Literal["process", "inline"] = "process",
+        planner: Literal["process", "inline"] | str | Cacher = "process",
         uneven: Literal["stop", "join"] = "stop",
         unbounded: Collection[str] = (),
         seed: int = 0,
