@@ -25,16 +25,18 @@ from bagpipe.models.torchrec_models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
+from bagpipe.rates import Schedule
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
+from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, precision_of
 from trainer.inputs import InputMaker
-from trainer.optimizers import dense_optimizer
+from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
 __all__ = [
@@ -174,6 +176,9 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     """The optional parts of the training loop; after the ranks' models have been made equal."""
     optim = built.config.optim
     parts: list[LoopPart] = []
+    schedule, rows = rate_schedule(optim), rows_rate_schedule(optim)
+    if (schedule, rows) != (Schedule(), Schedule()):
+        parts.append(LearningRates(dense, schedule=schedule, rows=rows))
     if optim.ema_decay:
         parts.append(WeightAverage(dense, optim.ema_decay, evaluates=optim.ema_evaluate))
     return tuple(parts)
@@ -195,7 +200,7 @@ def build_engine(
     *,
     cache: RowCache | None = None,
     dense: DensePart | None = None,
-    parts: Sequence[LoopPart] = (),
+    parts: Sequence[LoopPart] | None = None,
     trace: Trace | None = None,
     peers: Peers | None = None,
     claim: Callable[[], bool] | None = None,
@@ -209,15 +214,16 @@ def build_engine(
         built: the model.
         store: open store.
         cache, dense: from `build_cache` and `build_dense`; default: for a job of one rank.
-        parts: from `build_parts`.
+        parts: from `build_parts`, the default.
         trace, peers, claim, recorder, known, wake: see `Engine`.
     """
     config = built.config
+    dense = build_dense(built) if dense is None else dense
     return Engine(
         layout=built.converted.layout,
         cache=build_cache(built) if cache is None else cache,
         store=store,
-        dense=build_dense(built) if dense is None else dense,
+        dense=dense,
         prepare=InputMaker(built.data),
         settings=engine_settings(config),
         trace=trace,
@@ -226,5 +232,5 @@ def build_engine(
         recorder=recorder,
         known=known,
         wake=wake,
-        parts=parts,
+        parts=build_parts(built, dense) if parts is None else parts,
     )

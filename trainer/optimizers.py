@@ -1,4 +1,4 @@
-"""Dense optimizers by name. Row optimizers are in `bagpipe.kernels.row_optimizer`."""
+"""Dense optimizers by name, and schedules of learning rates. Row optimizers are in `bagpipe.kernels.row_optimizer`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
-from bagpipe.config.sections import OptimConfig
+from bagpipe.config.optim_section import OptimConfig
 from bagpipe.errors import InputError
+from bagpipe.rates import Constant, Cosine, Exponential, Polynomial, Schedule, Shape, StepDecay
 
-__all__ = ["DENSE_OPTIMIZERS", "dense_optimizer"]
+__all__ = ["DENSE_OPTIMIZERS", "RATE_SHAPES", "dense_optimizer", "rate_schedule", "rows_rate_schedule"]
 
 DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, config: torch.optim.SGD(parameters, lr=config.dense_lr),
@@ -24,3 +25,41 @@ def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     if config.dense not in DENSE_OPTIMIZERS:
         raise InputError(f"optim.dense must be one of {', '.join(DENSE_OPTIMIZERS)}, got {config.dense!r}")
     return DENSE_OPTIMIZERS[config.dense](list(parameters), config)
+
+
+RATE_SHAPES: Mapping[str, Callable[[OptimConfig], Shape]] = {
+    "constant": lambda config: Constant(),
+    "step": lambda config: StepDecay(
+        factor=config.schedule_factor,
+        every=config.schedule_every,
+        milestones=config.schedule_milestones,
+        floor=config.schedule_floor,
+    ),
+    "exponential": lambda config: Exponential(
+        factor=config.schedule_factor, every=config.schedule_every, floor=config.schedule_floor
+    ),
+    "cosine": lambda config: Cosine(length=config.schedule_length, floor=config.schedule_floor),
+    "polynomial": lambda config: Polynomial(
+        length=config.schedule_length, power=config.schedule_power, floor=config.schedule_floor
+    ),
+}
+
+
+def rate_schedule(config: OptimConfig) -> Schedule:
+    """Schedule of the dense learning rate."""
+    return _schedule(config, config.schedule, config.warmup_steps)
+
+
+def rows_rate_schedule(config: OptimConfig) -> Schedule:
+    """Schedule of the rows' learning rate."""
+    is_same = config.rows_schedule == "same"
+    return _schedule(config, config.row_shape, config.warmup_steps if is_same else config.rows_warmup_steps)
+
+
+def _schedule(config: OptimConfig, shape: str, warmup_steps: int) -> Schedule:
+    return Schedule(
+        shape=RATE_SHAPES[shape](config),
+        warmup_steps=warmup_steps,
+        warmup_start=config.warmup_start,
+        by_epoch=config.schedule_unit == "epoch",
+    )

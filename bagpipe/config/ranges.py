@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ABOVE_0", "POWER_OF_TWO", "WIDTHS", "Range", "at_least", "matching", "one_of"]
+__all__ = [
+    "ABOVE_0",
+    "ASCENDING",
+    "FROM_0_TO_1",
+    "POWER_OF_TWO",
+    "WIDTHS",
+    "Range",
+    "at_least",
+    "matching",
+    "one_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +47,9 @@ def matching(pattern: str, words: str) -> Range:
 
 
 ABOVE_0 = Range("more than 0", lambda value: value > 0)
+FROM_0_TO_1 = Range("from 0 to 1", lambda value: 0 <= value <= 1)
+ASCENDING = Range(
+    "ascending numbers of at least 1", lambda value: list(value) == sorted(value) and min(value, default=1) >= 1
+)
 WIDTHS = Range("widths of at least 1", lambda value: all(width >= 1 for width in value))
 POWER_OF_TWO = Range("a power of two from 1 to 65536", lambda value: value in {2**exponent for exponent in range(17)})

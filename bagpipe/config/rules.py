@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagpipe.config.keys import config_keys
+from bagpipe.config.optim_rules import OPTIM_PROBLEMS
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import chain
@@ -74,12 +75,6 @@ def _chunks_problem(config: Config) -> str | None:
     if config.pipeline.schedule != "none" or config.pipeline.chunks == 0:
         return None
     return f"{config.pipeline.chunks} needs pipeline.schedule, the name of a schedule, got none"
-
-
-def _average_problem(config: Config) -> str | None:
-    if not config.optim.ema_evaluate or config.optim.ema_decay:
-        return None
-    return "needs optim.ema_decay above 0, got 0"
 
 
 def _nonfinite_problem(config: Config) -> str | None:
@@ -149,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule("pipeline.stages", _stages_problem),
     Rule("pipeline.chunks", _chunks_problem),
     Rule("pipeline.schedule", _schedule_problem),
-    Rule("optim.ema_evaluate", _average_problem),
+    *(Rule(path, problem) for path, problem in OPTIM_PROBLEMS.items()),
     Rule("run.nonfinite", _nonfinite_problem),
     Rule("run.autocast", _autocast_problem),
     Rule("run.loss_scale_growth_interval", _growth_problem),

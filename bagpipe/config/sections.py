@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from bagpipe.config.optim_section import DenseOptimizer, OptimConfig
 from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, WIDTHS, Range, at_least, matching
-from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype, RowOptimizer
+from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
 __all__ = [
     "Assignment",
@@ -41,7 +42,6 @@ Policy = Literal["belady-window", "drop-unused"]
 Durability = Literal["memory", "everysec", "always"]
 Assignment = Literal["contiguous", "locality"]
 Model = Literal["dlrm", "dcnv2", "deepfm", "wide-deep", "towers"]
-DenseOptimizer = Literal["sgd", "adagrad", "adam"]
 RunDtype = Literal["float32", "float64"]
 NonFinite = Literal["stop", "skip"]
 Kernels = Literal["auto", "torch", "triton"]
@@ -195,29 +195,6 @@ class ModelConfig:
     bottom_mlp: Annotated[tuple[int, ...], WIDTHS] = (64, 32)
     top_mlp: Annotated[tuple[int, ...], WIDTHS] = (128, 64)
     factory: Annotated[str, matching(r"|[\w.]+:[\w.]+", 'empty or "module:function"')] = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """Optimizers.
-
-    Attributes:
-        rows: row optimizer.
-        rows_lr: its learning rate.
-        dense: dense optimizer.
-        dense_lr: its learning rate.
-        eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
-        ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
-        ema_evaluate: evaluate with the averaged weights; needs ema_decay.
-    """
-
-    rows: RowOptimizer = "adagrad"
-    rows_lr: Annotated[float, ABOVE_0] = 0.02
-    dense: DenseOptimizer = "adagrad"
-    dense_lr: Annotated[float, ABOVE_0] = 0.02
-    eps: Annotated[float, at_least(0)] = 1e-8
-    ema_decay: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.0
-    ema_evaluate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

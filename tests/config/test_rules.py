@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from bagpipe.config.keys import config_keys
+from bagpipe.config.optim_section import RateShape
 from bagpipe.config.rules import RULES, check_config
 from bagpipe.config.sections import (
     BadRows,
@@ -55,6 +56,7 @@ def test_names_are_those_the_code_dispatches_on():
     assert set(get_args(DataFormat)) == set(formats.FORMATS)
     assert set(get_args(Model)) == set(models.MODELS)
     assert set(get_args(DenseOptimizer)) == set(optimizers.DENSE_OPTIMIZERS)
+    assert get_args(RateShape) == tuple(optimizers.RATE_SHAPES)
     assert get_args(BadRows) == BAD_ROWS
     assert (*get_args(RowOptimizer), FROZEN) == tuple(OPTIMIZER_STATE_WIDTH)
     assert get_args(RowDtype) == tuple(ROW_TYPES)

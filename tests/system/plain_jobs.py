@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -57,8 +59,8 @@ def plain_tables(built: BuiltModel, batches: list[PlainBatch], dtype: str) -> li
     return sorted(tables, key=lambda table: names.index(table.features[0]))  # in the order the model reads them
 
 
-def plain_job(config: Config) -> Trained:
-    """The plain loop over the job's training batches. Its tables include the held-out ids."""
+def plain_job(config: Config, **more: Any) -> Trained:
+    """The plain loop over the training batches; `more`: as in `plain_training`. Its tables include held-out ids."""
     built = build_training_model(config, open_source(config.data, config.run.seed).schema)
     batches = [plain_batch(batch, built.data) for batch in all_batches(config)]
     held_out = [plain_batch(batch, built.data) for batch in all_batches(config, "eval")]
@@ -76,6 +78,7 @@ def plain_job(config: Config) -> Trained:
         dense=config.optim.dense,
         dense_lr=config.optim.dense_lr,
         eps=config.optim.eps,
+        **more,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tests.system.factory import Towers, padded
 
-__all__ = ["PLAIN_MODELS", "PlainBatch", "PlainTable", "PlainTables", "plain_training", "row_state"]
+__all__ = ["PLAIN_MODELS", "MakeScheduler", "PlainBatch", "PlainTable", "PlainTables", "plain_training", "row_state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -231,6 +231,9 @@ _ROW_STATE: Mapping[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
 }
 
+#: Makes the scheduler of an optimizer's learning rate.
+MakeScheduler: TypeAlias = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trained:
@@ -257,11 +260,13 @@ def plain_training(
     dense: str,
     dense_lr: float,
     eps: float,
+    schedulers: Sequence[MakeScheduler | None] = (None, None),
 ) -> Trained:
     """Train on all batches in order, on the mean loss of each.
 
     Args:
         dense_parameters: initial values of all parameters except the tables, by name.
+        schedulers: of the learning rates of rows and dense part, stepped after every batch.
     """
     sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
     plain = PlainTables(tables, sparse=sparse)
@@ -277,6 +282,7 @@ def plain_training(
         row_optimizer(table_parameters, lr=rows_lr, eps=eps),
         _DENSE_OPTIMIZERS[dense](list(others.values()), lr=dense_lr, eps=eps),
     )
+    followers = [make(optimizer) for make, optimizer in zip(schedulers, optimizers, strict=True) if make is not None]
     losses = []
     for batch in batches:
         plain.batch = batch
@@ -287,6 +293,8 @@ def plain_training(
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             optimizer.step()
+        for follower in followers:
+            follower.step()
         losses.append(loss.item())
     return Trained(model=model, tables=plain, rows=optimizers[0], dense=optimizers[1], losses=tuple(losses))
 

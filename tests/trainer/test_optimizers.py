@@ -5,7 +5,8 @@ import torch
 
 from bagpipe.config.sections import OptimConfig
 from bagpipe.errors import InputError
-from trainer.optimizers import dense_optimizer
+from bagpipe.rates import Cosine, Exponential, Schedule, StepDecay
+from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam")])
@@ -20,3 +21,20 @@ def test_dense_optimizers(name: str, kind: str) -> None:
 def test_an_unknown_dense_optimizer_is_refused() -> None:
     with pytest.raises(InputError, match=r"optim.dense must be one of sgd"):
         dense_optimizer([], OptimConfig(dense="lion"))
+
+
+def test_schedules_of_the_configuration() -> None:
+    assert (rate_schedule(OptimConfig()), rows_rate_schedule(OptimConfig())) == (Schedule(), Schedule())
+    both = OptimConfig(schedule="cosine", schedule_length=9, schedule_floor=0.1, warmup_steps=3, warmup_start=0.2)
+    expected = Schedule(shape=Cosine(length=9, floor=0.1), warmup_steps=3, warmup_start=0.2)
+    assert (rate_schedule(both), rows_rate_schedule(both)) == (expected, expected)
+    own = OptimConfig(
+        schedule="step",
+        schedule_every=2,
+        schedule_unit="epoch",
+        warmup_steps=3,
+        rows_schedule="exponential",
+        rows_warmup_steps=1,
+    )
+    assert rate_schedule(own) == Schedule(shape=StepDecay(factor=0.1, every=2), warmup_steps=3, by_epoch=True)
+    assert rows_rate_schedule(own) == Schedule(shape=Exponential(factor=0.1, every=2), warmup_steps=1, by_epoch=True)

@@ -51,7 +51,7 @@ def test_averages_follow_torchs_rule_and_evaluation_uses_them(clicks: MakeConfig
         engine.evaluate(data.batches("eval", built.eval_spec), lambda logits, _: scores.append(logits))
         assert all(torch.equal(value, weights[name]) for name, value in dense.model.named_parameters())
         plain: list[torch.Tensor] = []
-        other = build_engine(built, store, cache=engine.cache, dense=dense)
+        other = build_engine(built, store, cache=engine.cache, dense=dense, parts=())
         other.evaluate(data.batches("eval", built.eval_spec), lambda logits, _: plain.append(logits))
         with average.swapped_in():
             averaged: list[torch.Tensor] = []

@@ -15,14 +15,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim import lr_scheduler
 
 from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import Config
+from bagpipe.rates import Schedule
 from bagpipe.util.program import run_program
 from data.formats import open_source
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
-from tests.system.reference import PlainTable, Trained, plain_training, row_state
+from tests.system.reference import MakeScheduler, PlainTable, Trained, plain_training, row_state
 from trainer.assembly import build_training_model
+from trainer.optimizers import rate_schedule, rows_rate_schedule
 
 __all__ = ["main"]
 
@@ -51,7 +54,9 @@ def _compare(argv: Sequence[str]) -> int:
 
 def _train(config: Config) -> Trained:
     built = build_training_model(config, open_source(config.data, config.run.seed).schema)
-    batches = [plain_batch(batch, built.data) for batch in all_batches(config)][: config.run.steps or None]
+    read = all_batches(config)[: config.run.steps or None]
+    batches = [plain_batch(batch, built.data) for batch in read]
+    epochs = [batch.reader_state["epoch"] if batch.reader_state else 0 for batch in read]
     model, optim = config.model, config.optim
     return plain_training(
         "factory" if model.factory else model.name,
@@ -66,7 +71,14 @@ def _train(config: Config) -> Trained:
         dense=optim.dense,
         dense_lr=optim.dense_lr,
         eps=optim.eps,
+        schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],
     )
+
+
+def _scheduler(schedule: Schedule, epochs: Sequence[int]) -> MakeScheduler:
+    """Follows a schedule in torch's way, over batches of these epochs."""
+    factors = [schedule.factor(step, epoch) for step, epoch in enumerate(epochs)]
+    return lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: [*factors, 0.0][step])
 
 
 def _pairs(

@@ -74,6 +74,22 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "optim.ema_evaluate": _even("optim.ema_evaluate"),
     },
     {
+        "optim.schedule": _even("optim.schedule"),
+        "optim.rows_schedule": _even("optim.rows_schedule", same=3),
+        "optim.schedule_unit": _even("optim.schedule_unit"),
+        "optim.schedule_length": {"0": 3, "3": 1, "20": 1},
+        "optim.schedule_every": {"0": 3, "1": 1, "5": 1},
+        "optim.schedule_milestones": {"": 5, "2,7": 1},
+        "optim.schedule_factor": {"0.1": 3, "0.7": 2},
+        "optim.schedule_power": {"1": 3, "2": 2},
+        "optim.schedule_floor": {"0": 3, "0.05": 2},
+    },
+    {
+        "optim.warmup_steps": {"0": 2, "1": 1, "6": 1},
+        "optim.warmup_start": {"0": 2, "0.3": 1},
+        "optim.rows_warmup_steps": {"0": 4, "4": 1},
+    },
+    {
         "model.embedding_dim": {"1": 1, "3": 1, "4": 3, "8": 1, "16": 0.5},
         "model.bottom_mlp": {"6": 3, "8,5": 1, "20,12": 0.5},
         "model.top_mlp": {"5": 3, "7,4": 1, "40,9": 0.5},

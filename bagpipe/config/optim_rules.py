@@ -1,0 +1,84 @@
+"""Checks of the `optim` keys that depend on each other, for `bagpipe.config.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bagpipe.config.optim_section import OptimConfig
+from bagpipe.config.sections import Config
+
+__all__ = ["OPTIM_PROBLEMS"]
+
+#: Key -> the shapes that use it.
+_USERS: Mapping[str, tuple[str, ...]] = {
+    "schedule_length": ("cosine", "polynomial"),
+    "schedule_every": ("step", "exponential"),
+    "schedule_milestones": ("step",),
+    "schedule_factor": ("step", "exponential"),
+    "schedule_power": ("polynomial",),
+    "schedule_floor": ("step", "exponential", "cosine", "polynomial"),
+    "schedule_unit": ("step", "exponential", "cosine", "polynomial"),
+}
+
+
+def _shape_problem(optim: OptimConfig, shape: str) -> str | None:
+    """What a shape needs, as the end of the message."""
+    if shape in _USERS["schedule_length"] and not optim.schedule_length:
+        return f"{shape} needs optim.schedule_length, the steps or epochs to its end, got 0"
+    if shape == "exponential" and not optim.schedule_every:
+        return "exponential needs optim.schedule_every above 0, got 0"
+    if shape == "step" and bool(optim.schedule_every) == bool(optim.schedule_milestones):
+        got = "both" if optim.schedule_every else "neither"
+        return f"step needs optim.schedule_every or optim.schedule_milestones, got {got}"
+    return None
+
+
+def _schedule_problem(config: Config) -> str | None:
+    return _shape_problem(config.optim, config.optim.schedule)
+
+
+def _rows_schedule_problem(config: Config) -> str | None:
+    return _shape_problem(config.optim, config.optim.row_shape)
+
+
+def _unused_problem(name: str) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        optim = config.optim
+        value = getattr(optim, name)
+        if value == getattr(OptimConfig, name) or {optim.schedule, optim.row_shape} & set(_USERS[name]):
+            return None
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        return f"{shown} needs optim.schedule {' or '.join(_USERS[name])}, got {optim.schedule}"
+
+    return problem
+
+
+def _warmup_start_problem(config: Config) -> str | None:
+    optim = config.optim
+    if not optim.warmup_start or optim.warmup_steps or optim.rows_warmup_steps:
+        return None
+    return f"{optim.warmup_start:g} needs optim.warmup_steps above 0, got 0"
+
+
+def _rows_warmup_problem(config: Config) -> str | None:
+    optim = config.optim
+    if not optim.rows_warmup_steps or optim.rows_schedule != "same":
+        return None
+    return f"{optim.rows_warmup_steps} needs optim.rows_schedule, a schedule of the rows' own, got same"
+
+
+def _average_problem(config: Config) -> str | None:
+    if not config.optim.ema_evaluate or config.optim.ema_decay:
+        return None
+    return "needs optim.ema_decay above 0, got 0"
+
+
+#: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
+OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
+    "optim.schedule": _schedule_problem,
+    "optim.rows_schedule": _rows_schedule_problem,
+    **{f"optim.{name}": _unused_problem(name) for name in _USERS},
+    "optim.warmup_start": _warmup_start_problem,
+    "optim.rows_warmup_steps": _rows_warmup_problem,
+    "optim.ema_evaluate": _average_problem,
+}

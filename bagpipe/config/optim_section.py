@@ -1,0 +1,69 @@
+"""`OptimConfig`: the keys of optimizers and learning rates, a section of `bagpipe.config.sections`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bagpipe.config.ranges import ABOVE_0, ASCENDING, FROM_0_TO_1, Range, at_least
+from bagpipe.types.schema import RowOptimizer
+
+__all__ = ["DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
+
+DenseOptimizer = Literal["sgd", "adagrad", "adam"]
+RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial"]
+RateUnit = Literal["step", "epoch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimizers.
+
+    Attributes:
+        rows: row optimizer.
+        rows_lr: its learning rate.
+        dense: dense optimizer.
+        dense_lr: its learning rate.
+        eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
+        schedule: factor of the dense learning rate, after the warm-up: constant; step (drops, by schedule_factor);
+            exponential (the same without steps); cosine or polynomial, over schedule_length, to schedule_floor.
+        schedule_unit: whether the schedule counts steps after the warm-up, or epochs.
+        schedule_length: of cosine and polynomial, in units.
+        schedule_every: units between two drops of step; units in which exponential falls by schedule_factor.
+        schedule_milestones: units at which step drops, in place of schedule_every.
+        schedule_factor: of one drop.
+        schedule_power: of polynomial; 1: a straight line.
+        schedule_floor: last factor of cosine and polynomial, least factor of step and exponential.
+        warmup_steps: steps over which the learning rate rises linearly, before the schedule; 0: none.
+        warmup_start: factor of the learning rate at the first of them.
+        rows_schedule: schedule of the rows' learning rate: same (and the same warm-up), or one of its own with the
+            numbers of schedule_* and rows_warmup_steps.
+        rows_warmup_steps: warmup_steps of a schedule of its own.
+        ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
+        ema_evaluate: evaluate with the averaged weights; needs ema_decay.
+    """
+
+    rows: RowOptimizer = "adagrad"
+    rows_lr: Annotated[float, ABOVE_0] = 0.02
+    dense: DenseOptimizer = "adagrad"
+    dense_lr: Annotated[float, ABOVE_0] = 0.02
+    eps: Annotated[float, at_least(0)] = 1e-8
+    schedule: RateShape = "constant"
+    schedule_unit: RateUnit = "step"
+    schedule_length: Annotated[int, at_least(0)] = 0
+    schedule_every: Annotated[int, at_least(0)] = 0
+    schedule_milestones: Annotated[tuple[int, ...], ASCENDING] = ()
+    schedule_factor: Annotated[float, FROM_0_TO_1] = 0.1  # torch's StepLR
+    schedule_power: Annotated[float, ABOVE_0] = 1.0
+    schedule_floor: Annotated[float, FROM_0_TO_1] = 0.0
+    warmup_steps: Annotated[int, at_least(0)] = 0
+    warmup_start: Annotated[float, FROM_0_TO_1] = 0.0
+    rows_schedule: Literal["same"] | RateShape = "same"
+    rows_warmup_steps: Annotated[int, at_least(0)] = 0
+    ema_decay: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.0
+    ema_evaluate: bool = False
+
+    @property
+    def row_shape(self) -> RateShape:
+        """Shape of the rows' schedule."""
+        return self.schedule if self.rows_schedule == "same" else self.rows_schedule

@@ -1,0 +1,84 @@
+"""`LearningRates`: the learning rates of every batch follow schedules (`bagpipe.rates`).
+
+    lookup of b       rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
+    before OPT of b   rate of the dense optimizer * factor of b ──> its parameter groups             lane of the chunk
+
+A factor depends on the number of the batch and on its epoch alone. So it is the same with and without a cache, on every
+rank, in every stage, and after a resume. It keeps nothing in checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from bagpipe.errors import InputError
+from bagpipe.kernels.interface import RowStep
+from bagpipe.rates import Schedule
+from bagpipe.schedule.ir.loop_builder import Point
+from bagpipe.schedule.ir.program import OpKey
+from bagpipe.training.dense import DensePart
+from bagpipe.training.part import Hook, LoopPart, LoopRun
+
+__all__ = ["LearningRates"]
+
+
+class LearningRates(LoopPart):
+    """Schedules of one model's learning rates.
+
+    Args:
+        dense: the dense part; its optimizers have the rates that the factors multiply.
+        schedule: of the dense optimizers.
+        rows: of the row optimizers.
+
+    Raises:
+        InputError: in a lane: a schedule follows epochs, and a batch does not say in which epoch it is.
+    """
+
+    def __init__(self, dense: DensePart, *, schedule: Schedule, rows: Schedule) -> None:
+        self._dense = dense
+        self._schedule = schedule
+        self._rows = rows
+        self._rates = {
+            name: [group["lr"] for group in chunk.optimizer.param_groups]
+            for name, chunk in dense.chunks.items()
+            if chunk.optimizer is not None
+        }
+        self._run: LoopRun
+
+    def hooks(self) -> Iterable[Hook]:
+        # This part is listed after the one that sets the settings of the updates, so its hook comes later.
+        yield Hook(at=Point.LOOKUP, when="before", call=self._scale_rows)
+        yield Hook(at=Point.STEP, when="before", call=self._set_dense)
+
+    def start(self, run: LoopRun) -> None:
+        self._run = run
+
+    def _scale_rows(self, key: OpKey, b: int) -> None:
+        batch, factor = self._run.in_flight[b], self._factor(self._rows, b)
+        steps = batch.row_steps
+        scaled = [
+            dataclasses.replace(step, lr=step.lr * factor)
+            for step in ([steps] if isinstance(steps, RowStep) else steps)
+        ]
+        batch.row_steps = scaled[0] if isinstance(steps, RowStep) else tuple(scaled)
+
+    def _set_dense(self, key: OpKey, b: int) -> None:
+        chunk = self._dense.chunk_of(key)
+        if chunk is None or chunk.optimizer is None:
+            return
+        factor = self._factor(self._schedule, b)
+        for group, rate in zip(chunk.optimizer.param_groups, self._rates[chunk.name], strict=True):
+            group["lr"] = rate * factor
+
+    def _factor(self, schedule: Schedule, b: int) -> float:
+        return schedule.factor(b, self._epoch(b) if schedule.by_epoch else 0)
+
+    def _epoch(self, b: int) -> int:
+        state = self._run.in_flight[b].rank_batch.batch.reader_state
+        epoch = None if state is None else state.get("epoch")
+        if not isinstance(epoch, int):
+            raise InputError(
+                f"batch {b}: expected its epoch in the state of the reader, for a schedule by epochs; got {state}"
+            )
+        return epoch

@@ -1,0 +1,86 @@
+"""Optimizer keys that depend on each other: one line each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bagpipe.config.optim_section import OptimConfig
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config
+from bagpipe.errors import InputError
+
+
+def optim(**values: Any) -> Config:
+    return dataclasses.replace(Config(), optim=OptimConfig(**values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedule": "cosine", "schedule_length": 9, "schedule_floor": 0.1, "warmup_steps": 3, "warmup_start": 0.1},
+        {"schedule": "step", "schedule_every": 3, "schedule_factor": 0.5, "schedule_unit": "epoch"},
+        {"schedule": "step", "schedule_milestones": (3, 3, 9)},
+        {"rows_schedule": "exponential", "schedule_every": 100, "rows_warmup_steps": 5, "warmup_start": 0.5},
+        {"schedule": "cosine", "schedule_length": 9, "rows_schedule": "polynomial", "schedule_power": 2.0},
+    ],
+)
+def test_consistent_keys_pass(values: dict[str, Any]) -> None:
+    check_config(optim(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"schedule": "linear"},
+            "optim.schedule must be one of constant, step, exponential, cosine, polynomial, got 'linear'",
+        ),
+        (
+            {"rows_schedule": "linear"},
+            "optim.rows_schedule must be one of same, constant, step, exponential, cosine, polynomial, got 'linear'",
+        ),
+        (
+            {"schedule": "cosine"},
+            "optim.schedule cosine needs optim.schedule_length, the steps or epochs to its end, got 0",
+        ),
+        (
+            {"rows_schedule": "polynomial"},
+            "optim.rows_schedule polynomial needs optim.schedule_length, the steps or epochs to its end, got 0",
+        ),
+        ({"schedule": "exponential"}, "optim.schedule exponential needs optim.schedule_every above 0, got 0"),
+        (
+            {"schedule": "step"},
+            "optim.schedule step needs optim.schedule_every or optim.schedule_milestones, got neither",
+        ),
+        (
+            {"schedule": "step", "schedule_every": 2, "schedule_milestones": (1,)},
+            "optim.schedule step needs optim.schedule_every or optim.schedule_milestones, got both",
+        ),
+        (
+            {"schedule_length": 10},
+            "optim.schedule_length 10 needs optim.schedule cosine or polynomial, got constant",
+        ),
+        (
+            {"schedule": "cosine", "schedule_length": 9, "schedule_milestones": (2, 4)},
+            "optim.schedule_milestones 2,4 needs optim.schedule step, got cosine",
+        ),
+        (
+            {"schedule": "step", "schedule_milestones": (4, 2)},
+            "optim.schedule_milestones must be ascending numbers of at least 1, got (4, 2)",
+        ),
+        ({"schedule_floor": 1.5}, "optim.schedule_floor must be from 0 to 1, got 1.5"),
+        ({"warmup_start": 0.5}, "optim.warmup_start 0.5 needs optim.warmup_steps above 0, got 0"),
+        (
+            {"rows_warmup_steps": 5},
+            "optim.rows_warmup_steps 5 needs optim.rows_schedule, a schedule of the rows' own, got same",
+        ),
+        ({"ema_evaluate": True}, "optim.ema_evaluate needs optim.ema_decay above 0, got 0"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check_config(optim(**values))
+    assert str(refused.value) == line

@@ -1,0 +1,143 @@
+"""Jobs with the settings of `optim` that a plain loop has too: equal to it, to direct mode, on ranks and in stages."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from bagpipe.config.sections import Config
+from bagpipe.store.server.embedded import EmbeddedServer
+from tests.system.jobs import JobOutcome, change, largest_batch, run_job
+from tests.system.plain_jobs import plain_job
+from tests.system.programs import run_forked
+from tests.system.rank_threads import run_ranks
+from tests.system.reference import MakeScheduler
+from tests.system.resumed import JOB, Resumed, digests
+from tests.system.staging import assert_equal_numbers, run_staged, staged
+from tests.system.test_exactness import MakeConfig
+from tests.system.test_plain_loop import assert_same
+
+
+@pytest.fixture(autouse=True)
+def _checked_sparse_tensors() -> Iterator[None]:
+    """Silences torch's one-time warning about sparse tensor checks that are neither on nor off."""
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        yield
+
+
+def check_ranks(config: Config, alone: JobOutcome) -> None:
+    together = run_ranks(config, 2)
+    for name, (ids, rows) in alone.rows.items():
+        assert together.rows[name][0].tolist() == ids.tolist()
+        np.testing.assert_allclose(together.rows[name][1], rows, rtol=1e-12, atol=1e-12)
+    for name, value in alone.dense.items():
+        torch.testing.assert_close(together.dense[name], value, rtol=1e-12, atol=1e-12)
+
+
+def check(config: Config, **plain: Any) -> JobOutcome:
+    """Direct mode equals the plain loop; a cache changes no bit; two ranks change the order of sums only."""
+    direct = run_job(change(config, cache__rows=0))
+    assert_same(direct, plain_job(config, **plain), config)
+    cached = run_job(change(config, cache__rows=largest_batch(config), oracle__lookahead=8))
+    assert (cached.digests, cached.losses) == (direct.digests, direct.losses)
+    check_ranks(change(config, cache__rows=150), direct)
+    return direct
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+
+def warmed_up(make: MakeScheduler, steps: int, start: float) -> MakeScheduler:
+    def both(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        ramp = lr_scheduler.LinearLR(optimizer, start_factor=start, total_iters=steps)
+        return lr_scheduler.SequentialLR(optimizer, [ramp, make(optimizer)], [steps])
+
+    return both
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.CosineAnnealingLR(optimizer, 40)
+
+
+#: 26 batches. Keys, and the schedulers of rows and dense part.
+SCHEDULES: dict[str, tuple[dict[str, object], tuple[MakeScheduler | None, MakeScheduler | None]]] = {
+    "warm-up and cosine": (
+        {"schedule": "cosine", "schedule_length": 40, "warmup_steps": 5, "warmup_start": 0.1},
+        (warmed_up(cosine, 5, 0.1), warmed_up(cosine, 5, 0.1)),
+    ),
+    "rows constant": (
+        {"schedule": "cosine", "schedule_length": 40, "rows_schedule": "constant"},
+        (None, cosine),
+    ),
+    "rows of their own": (
+        {"rows_schedule": "step", "rows_warmup_steps": 4, "schedule_milestones": (3, 9), "warmup_start": 0.5},
+        (warmed_up(lambda o: lr_scheduler.MultiStepLR(o, [3, 9]), 4, 0.5), None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "dense"), [("sgd", "adam"), ("adam", "sgd"), ("adagrad", "adagrad")])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_equal_torch_in_a_plain_loop(name: str, optimizer: str, dense: str, clicks: MakeConfig) -> None:
+    keys, schedulers = SCHEDULES[name]
+    config = change(clicks("sum", "dlrm", optimizer), run__dtype="float64", optim__dense=dense)
+    config = change(config, **{f"optim__{key}": value for key, value in keys.items()})
+    scheduled = check(config, schedulers=schedulers)
+    assert scheduled.digests != run_job(change(clicks("sum", "dlrm", optimizer), run__dtype="float64")).digests
+
+
+def test_a_schedule_by_epochs_equals_torch_in_a_plain_loop(clicks: MakeConfig) -> None:
+    config = change(
+        clicks(epochs=3, limit=100),
+        run__dtype="float64",
+        optim__schedule="exponential",
+        optim__schedule_every=1,
+        optim__schedule_factor=0.25,
+        optim__schedule_unit="epoch",
+    )
+
+    def by_epoch(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        return lr_scheduler.StepLR(optimizer, 9, gamma=0.25)  # batches of an epoch
+
+    check(config, schedulers=(by_epoch, by_epoch))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stages_follow_the_schedule(world_size: int, clicks: MakeConfig) -> None:
+    config = change(
+        clicks("mixed", "deepfm", limit=120),
+        run__dtype="float64",
+        optim__schedule="polynomial",
+        optim__schedule_length=8,
+        optim__warmup_steps=3,
+    )
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
+
+
+# ---- killed and resumed ----------------------------------------------------------------------------------------------
+
+#: Flags of jobs that are killed after their second checkpoint.
+RESUMED = {
+    "schedule": ["--optim.schedule=cosine", "--optim.schedule_length=20", "--optim.warmup_steps=7"],
+}
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+@pytest.mark.parametrize("flags", RESUMED.values(), ids=RESUMED)
+def test_a_killed_job_resumes(flags: Sequence[str], server: EmbeddedServer, tmp_path: Path) -> None:
+    done = run_forked([*JOB, *flags, "--result", str(tmp_path / "uninterrupted.json")], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *flags])
+    assert job.run(dies_at="after-commit:2").code == -signal.SIGKILL
+    done = job.run()
+    assert (done.code, done.err) == (0, "")
+    assert digests(job.result) == digests(tmp_path / "uninterrupted.json")
+    assert job.resumed_from() == 10
