@@ -31,7 +31,7 @@ def _capacity(argv: Sequence[str]) -> int:
     rows: list[set[int]] = [set() for _ in built.rows.tables]
     largest = 1
     specs: dict[Phase, OracleSpec] = {"train": built.spec}
-    if config.data.eval_fraction:
+    if config.data.has_evaluation:
         specs["eval"] = built.eval_spec
     for phase, spec in specs.items():
         direct = dataclasses.replace(spec, num_slots=0)

@@ -16,7 +16,7 @@ from bagpipe.types.schema import Pooling, Table
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
-from tests.harness.fuzz.log_files import FIXED_COLUMNS, SHAPES, tables_of
+from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
 from tests.harness.fuzz.space import JOB, TWIN, Values, choices_of, config_of, draw_value
 
 __all__ = ["STORES", "draw"]
@@ -66,7 +66,7 @@ _MIXED_TABLES = (
 )
 
 _POOLINGS: tuple[Pooling, ...] = ("sum", "mean")
-_FORMATS: Values = {"parquet": 5, "synthetic": 2, "criteo-tsv": 2, "avazu-csv": 1, "movielens": 2}
+_FORMATS: Values = {"parquet": 5, "csv": 1, "synthetic": 2, "criteo-tsv": 2, "avazu-csv": 1, "movielens": 2}
 _WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
 _MAX_TRIES = 10_000
 #: Batches of a job, about.
@@ -182,7 +182,7 @@ def _log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> 
         num_dense=3 if is_mixed else rng.randint(1 if needs_dense else 0, 3),
         columns=columns,
         tables=tables,
-        labels=rng.choices(LABEL_LAWS, weights=[8, 1, 1])[0] if form == "parquet" else "clicks",
+        labels=rng.choices(LABEL_LAWS, weights=[8, 1, 1])[0] if form in NAMED_COLUMNS else "clicks",
         extreme=rng.choice([0.0, 0.0, 0.02]) if settings["run.nonfinite"] == "skip" or rng.random() < 0.05 else 0.0,
     )
 
@@ -214,7 +214,7 @@ def _columns(rng: Random, form: str, *, is_weighted: bool) -> tuple[Column, ...]
             for name in names
         )
     names = tuple(f"f{number}" for number in range(rng.randint(1, 5)))
-    weighted = is_weighted and form == "parquet" and rng.random() < 0.3
+    weighted = is_weighted and form in NAMED_COLUMNS and rng.random() < 0.3
     return tuple(
         Column(
             name=name,
@@ -233,7 +233,7 @@ def _table(rng: Random, form: str, table: Table, is_ragged: bool, is_summed: boo
     """A bound, a hash, a dimension and a pooling, where the format and the model allow them."""
     is_free = table.name not in ("hour", "weekday", "genres")
     bound = rng.choice([None, None, 7, 500]) if is_free else None
-    is_either = form in ("parquet", "synthetic") and not is_summed
+    is_either = form in (*NAMED_COLUMNS, "synthetic") and not is_summed
     pooling: Pooling = rng.choice(_POOLINGS) if is_either else "sum"
     return Table(
         name=table.name,

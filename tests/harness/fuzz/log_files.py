@@ -22,16 +22,20 @@ from data.avazu import HEX_NAMES, INTEGER_NAMES
 from data.criteo import NUM_DENSE
 from tests.harness.fuzz.log import BAG_LENGTHS, Column, Examples, Log, examples
 
-__all__ = ["FIXED_COLUMNS", "SHAPES", "write_log"]
+__all__ = ["FIXED_COLUMNS", "NAMED_COLUMNS", "SHAPES", "write_log"]
 
 #: By format: how the same rows can lie on disk.
 SHAPES: Mapping[str, tuple[str, ...]] = {
     "criteo-tsv": ("file", "gz", "folder"),
     "avazu-csv": ("file", "gz", "folder"),
     "movielens": ("u.data", "ratings.dat", "ratings.csv", "ratings.csv.gz"),
+    "csv": ("file", "gz", "folder"),
     "parquet": ("file", "arrow", "folder"),
     "synthetic": ("drawn",),
 }
+
+#: Formats whose schema file names the columns of the files.
+NAMED_COLUMNS = ("csv", "parquet")
 
 #: By format: the sparse columns that it fixes, each with a table of its name.
 FIXED_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -64,15 +68,16 @@ def _table_text(log: Log) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sparse_entry(column: Column) -> str:
-    weight = f", weight = {json.dumps(column.name + '_weight')}" if column.weighted else ""
-    return f"  {{ name = {json.dumps(column.name)}, table = {json.dumps(column.table)}{weight} }},"
+def _sparse_entry(form: str, column: Column) -> str:
+    more = f", weight = {json.dumps(column.name + '_weight')}" if column.weighted else ""
+    more += ', separator = "|"' if form == "csv" and column.bag != "one" else ""
+    return f"  {{ name = {json.dumps(column.name)}, table = {json.dumps(column.table)}{more} }},"
 
 
 def _column_text(log: Log) -> str:
     """A schema file that names the columns."""
     dense = json.dumps([f"d{number}" for number in range(log.num_dense)])
-    sparse = "\n".join(_sparse_entry(column) for column in log.columns)
+    sparse = "\n".join(_sparse_entry(log.format, column) for column in log.columns)
     return f'label = "label"\ndense = {dense}\nsparse = [\n{sparse}\n]\n{_table_text(log)}'
 
 
@@ -91,19 +96,22 @@ def _synthetic_text(log: Log) -> str:
     return "\n".join(lines) + "\n"
 
 
-_SCHEMAS: Mapping[str, Callable[[Log], str]] = {"parquet": _column_text, "synthetic": _synthetic_text}
+_SCHEMAS: Mapping[str, Callable[[Log], str]] = {
+    **dict.fromkeys(NAMED_COLUMNS, _column_text),
+    "synthetic": _synthetic_text,
+}
 
 
 def _synthetic(log: Log, folder: Path) -> None:
     return None
 
 
-def _parquet(log: Log, folder: Path) -> Path:
+def _rows(log: Log) -> pa.Table:
+    """All rows. A bad one has no label."""
     values = examples(log)
     order = _with_bad(values, log.num_examples)
     good = np.array([number for number, is_bad in order], np.int64)
     is_bad = np.array([is_bad for _, is_bad in order], np.bool_)
-    # A bad row is a copy of a good one without a label.
     columns: dict[str, pa.Array] = {"label": pa.array(values.labels[good], pa.float32(), mask=is_bad)}
     for number in range(log.num_dense):
         columns[f"d{number}"] = pa.array(values.dense[good, number])
@@ -116,7 +124,20 @@ def _parquet(log: Log, folder: Path) -> Path:
             each = [values.weights[column.name][number] for number in good]
             numbers = each if is_list else [bag[0] if bag else None for bag in each]
             columns[f"{column.name}_weight"] = pa.array(numbers, pa.list_(pa.float32()) if is_list else pa.float32())
-    table = pa.table(columns)
+    return pa.table(columns)
+
+
+def _csv(log: Log, folder: Path) -> Path:
+    def text(value: object) -> str:
+        return "" if value is None else "|".join(map(text, value)) if isinstance(value, list) else str(value)
+
+    rows = _rows(log)
+    lines = [",".join(map(text, row)) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
+    return _text_files(log, folder, "part", [",".join(rows.column_names)], lines)
+
+
+def _parquet(log: Log, folder: Path) -> Path:
+    table = _rows(log)
     if log.shape == "arrow":
         path = folder / "log.arrow"
         pf.write_feather(table, str(path), compression="uncompressed", chunksize=50)
@@ -182,6 +203,7 @@ def _movielens(log: Log, folder: Path) -> Path:
 
 
 _WRITERS: Mapping[str, Callable[[Log, Path], Path | None]] = {
+    "csv": _csv,
     "parquet": _parquet,
     "criteo-tsv": _criteo,
     "avazu-csv": _avazu,

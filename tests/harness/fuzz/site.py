@@ -25,6 +25,7 @@ PRELOADED = (
     "bagpipe.store.redis.store",
     "bagpipe.store.memory.store",
     "pyarrow.parquet",
+    "data.csv",
     "data.parquet",
     "tests.harness.fuzz.capacity",
     "tests.harness.fuzz.plain_loop",

@@ -142,6 +142,7 @@ LEFT: Mapping[str, str] = {
     "cacher.tls_key": "of cachers on a network",
     "cacher.timeout_s": "a deadline",
     "store.timeout_s": "a deadline",
+    "data.eval_path": "the same code reads it as data.path",
     "pipeline.partition": "names modules of one model",
     "run.device": "the machine's",
     "run.compile": "half a minute a start",

@@ -12,7 +12,7 @@ from data.loader import open_loader
 from tests.harness.fuzz.draw import Draw
 from tests.harness.fuzz.drawing import draw
 from tests.harness.fuzz.log import Column, Log, examples
-from tests.harness.fuzz.log_files import SHAPES, tables_of, write_log
+from tests.harness.fuzz.log_files import NAMED_COLUMNS, SHAPES, tables_of, write_log
 from tests.harness.fuzz.space import config_of
 
 
@@ -38,10 +38,11 @@ def test_every_example_is_read(form: str, shape: str, tmp_path: Path) -> None:
     assert skipped == (0 if form == "synthetic" else log.num_bad)
 
 
-def test_values_arrive_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", NAMED_COLUMNS)
+def test_values_arrive_unchanged(form: str, tmp_path: Path) -> None:
     columns = (Column(name="a", table="a", law="distinct"), Column(name="b", table="b", bag="long", weighted=True))
     log = Log(
-        format="parquet", shape="folder", seed=5, num_examples=40, num_bad=3, columns=columns, tables=tables_of(columns)
+        format=form, shape="folder", seed=5, num_examples=40, num_bad=3, columns=columns, tables=tables_of(columns)
     )
     values = examples(log)
     batches, skipped = read(log, tmp_path)
