@@ -24,8 +24,9 @@ from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
-from data.formats import open_source
+from data.formats import open_eval_source, open_source
 from data.loader import LookaheadLoader, open_loader
+from data.source import Source
 
 __all__ = ["PlannedBatch", "PlannedData", "PlannedPhase"]
 
@@ -228,11 +229,13 @@ class PlannedData:
     def __init__(self, config: DataConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
-        self._source = open_source(config, seed)
-        files = [*self._source.files, *filter(None, [config.schema])]
-        self.identity = identity_of(files, self._source.layout, full=config.identity == "full")
+        source = open_source(config, seed)
+        held_out = open_eval_source(config, source, seed)
+        files = [*source.files, *filter(None, [config.schema]), *(held_out.files if held_out is not None else ())]
+        self.identity = identity_of(files, source.layout, full=config.identity == "full")
+        self._sources: Mapping[Phase, Source] = {"train": source, "eval": held_out or source}
         self._skipped_rows: dict[Phase, int] = {}
-        self.schema = self._source.schema
+        self.schema = source.schema
 
     def phase(
         self,
@@ -263,8 +266,8 @@ class PlannedData:
         """A loader that begins at `state` if that leads to `first_batch`, else at the first batch."""
         if state is not None and type(state.get("batch")) is int and state["batch"] <= first_batch:
             with suppress(InputError):  # the state of other data, or no reader state
-                return open_loader(self._config, seed=self._seed, phase=phase, source=self._source, state=state)
-        return open_loader(self._config, seed=self._seed, phase=phase, source=self._source)
+                return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase], state=state)
+        return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase])
 
     def batches(
         self,

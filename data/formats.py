@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bagpipe.client.agreement import first_difference
 from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 from data.source import Source, check_bad_rows
 
-__all__ = ["FORMATS", "open_source"]
+__all__ = ["FORMATS", "open_eval_source", "open_source"]
 
 
 def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tuple[DataSchema, Mapping[str, Any]]:
@@ -127,3 +130,29 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
                     f"{path}: no such dictionary: `python -m data convert … --dictionaries frequency` builds it"
                 )
     return source
+
+
+def open_eval_source(config: DataConfig, source: Source, seed: int = 0) -> Source | None:
+    """The source of the files that are only for evaluation; None: there are none.
+
+    Args:
+        config: the `data` section.
+        source: of the training files.
+        seed: of synthetic data.
+
+    Raises:
+        InputError: files are missing or unreadable, or have other columns than the training files.
+    """
+    if not config.eval_path:
+        return None
+    form = with_format(config).format
+    found = open_source(dataclasses.replace(config, path=config.eval_path, format=form), seed)
+    ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (source, found))
+    change = first_difference(ours, theirs)
+    if change is not None:
+        raise InputError(
+            f"data.eval_path {config.eval_path}: expected the columns of data.path, where {change.path} is "
+            f"{change.first}, got {change.second}"
+        )
+    found.segments()  # the columns of all files, before training begins
+    return found

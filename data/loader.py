@@ -21,7 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.batch_queue import BatchQueue
 from data.batcher import Batcher, BlockOrder
-from data.formats import open_source
+from data.formats import open_eval_source, open_source
 from data.row_order import Position, RowIndex, RowRange, split
 from data.source import Segment, Source
 from data.worker import BlockReaders
@@ -62,8 +62,8 @@ class LookaheadLoader:
     """Serves one phase of a source as batches. Iterate it inside its `with` block.
 
     The order is a pure function of (seed, epoch, index): file order, or with `shuffle` a random order of segments and
-    of the rows of each block (a .gz file is one segment: its blocks stay in order). Evaluation reads the held-out rows
-    once, in file order, regardless of `epochs` and `shuffle`.
+    of the rows of each block (a .gz file is one segment: its blocks stay in order). Evaluation reads the held-out rows,
+    or all rows of files of its own, once, in file order, regardless of `epochs` and `shuffle`.
 
     Args:
         source: the source of the rows.
@@ -74,6 +74,7 @@ class LookaheadLoader:
         limit: use only the first so many raw rows; 0: all.
         eval_fraction: share of those rows, the last ones, held out for the phase `eval`; in ``[0, 1)``.
         phase: train or eval.
+        own_files: of the phase eval: all rows of the source are for evaluation.
         workers: parser processes; 0 parses in the batcher thread, as do sources that need no process.
         state: a position saved by `state()` under the same settings.
         batches_ahead: bound of the batch queue.
@@ -93,6 +94,7 @@ class LookaheadLoader:
         limit: int = 0,
         eval_fraction: float = 0.0,
         phase: Phase = "train",
+        own_files: bool = False,
         workers: int = 0,
         state: Mapping[str, Any] | None = None,
         batches_ahead: int = BATCHES_AHEAD,
@@ -110,6 +112,8 @@ class LookaheadLoader:
             raise InputError(f"data.eval_fraction must be at least 0 and below 1, got {eval_fraction}")
         if phase not in ("train", "eval"):
             raise InputError(f"phase must be train or eval, got {phase!r}")
+        if own_files and (phase != "eval" or limit or eval_fraction):
+            raise InputError("own_files is of the phase eval, without limit and eval_fraction")
         self.source = source
         self._batch_size = batch_size
         self._seed = seed
@@ -118,6 +122,7 @@ class LookaheadLoader:
         self._limit = limit
         self._eval_fraction = eval_fraction
         self.phase: Phase = phase
+        self._own_files = own_files
         self._order: dict[str, Any] = {
             "phase": phase,
             "layout": source.layout,
@@ -155,6 +160,8 @@ class LookaheadLoader:
 
     def _index_and_range(self, segments: tuple[Segment, ...]) -> tuple[RowIndex | None, RowRange]:
         """The rows of this phase. Counts rows only if the range depends on their number."""
+        if self._own_files:
+            return None, RowRange(low=0, high=None)
         if self._eval_fraction == 0 and self.phase == "eval":
             return None, RowRange(low=0, high=0)
         if self._eval_fraction == 0 and not (self._shuffle and self._limit):
@@ -233,18 +240,30 @@ def open_loader(
 ) -> LookaheadLoader:
     """The loader of a phase as configured, not yet entered.
 
+    Args:
+        config: the `data` section.
+        seed: of the order, and of synthetic data.
+        phase: train or eval.
+        state: a position saved by `LookaheadLoader.state`.
+        source: of the phase, if it is open already.
+
     Raises:
         InputError: unknown format, missing file, or a setting out of range.
     """
+    own_files = phase == "eval" and bool(config.eval_path)
+    if source is None:
+        source = open_source(config, seed)
+        source = (open_eval_source(config, source, seed) if own_files else None) or source
     return LookaheadLoader(
-        open_source(config, seed) if source is None else source,
+        source,
         batch_size=config.batch_size,
         seed=seed,
         epochs=config.epochs,
         shuffle=config.shuffle,
-        limit=config.limit,
+        limit=0 if own_files else config.limit,
         eval_fraction=config.eval_fraction,
         phase=phase,
+        own_files=own_files,
         workers=config.workers,
         state=state,
     )

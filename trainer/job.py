@@ -152,7 +152,7 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
 
 def _evaluate(job: TrainerJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
     """Score the held-out examples, unless there are none or the job was interrupted."""
-    if trained.report.stopped or not job.built.config.data.eval_fraction:
+    if trained.report.stopped or not job.built.config.data.has_evaluation:
         return _Evaluation(quality=Quality(), stopped=trained.report.stopped)
     metrics = BinaryMetrics()
     evaluated = job.open.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)

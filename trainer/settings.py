@@ -31,6 +31,7 @@ _SECTIONS = ("data", "model", "optim", "pipeline", "run")
 _FREE = frozenset(
     {
         "data.path",
+        "data.eval_path",
         "data.schema",
         "data.workers",
         "data.identity",

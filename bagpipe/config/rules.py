@@ -40,6 +40,15 @@ def _path_problem(config: Config) -> str | None:
     return f"{config.data.format} needs data.path, a file or folder, got none"
 
 
+def _eval_path_problem(config: Config) -> str | None:
+    data = config.data
+    if not data.eval_path:
+        return None
+    if data.eval_fraction:
+        return f"{data.eval_path} needs data.eval_fraction 0, got {data.eval_fraction:g}: evaluate with one of the two"
+    return None if data.path else f"{data.eval_path} needs data.path, the training examples, got none"
+
+
 def _row_dtype_problem(config: Config) -> str | None:
     rows, run = config.cache.dtype, config.run.dtype
     if rows == "run" or ROW_TYPES[rows].compute == run:
@@ -137,6 +146,7 @@ def _peer_problem(config: Config) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     Rule("data.format", _path_problem),
+    Rule("data.eval_path", _eval_path_problem),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.durability", _durability_problem),
     Rule("checkpoint.every", _every_problem),

@@ -60,6 +60,7 @@ class DataConfig:
         limit: use only the first so many examples (before the evaluation split); 0: all.
         epochs: passes over the training examples.
         eval_fraction: share of the examples, taken from the end, held out for evaluation.
+        eval_path: file or folder of examples for evaluation, with the format and schema of path; needs eval_fraction 0.
         shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
         bad_rows: stop at a malformed row, or skip and count it.
         workers: parser processes; 0: the program itself parses.
@@ -74,10 +75,16 @@ class DataConfig:
     limit: Annotated[int, at_least(0)] = 0
     epochs: Annotated[int, at_least(1)] = 1
     eval_fraction: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.1
+    eval_path: str = ""
     shuffle: bool = False
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
     identity: FileHashes = "sampled"
+
+    @property
+    def has_evaluation(self) -> bool:
+        """There are examples to evaluate with: held out, or in files of their own."""
+        return bool(self.eval_fraction or self.eval_path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
-from data.formats import FORMATS, open_source
+from data.cli import main
+from data.formats import FORMATS, open_eval_source, open_source
 from tests.data.files import criteo_lines
 
 
@@ -55,3 +57,29 @@ def test_parser_processes_need_neither_torch_nor_pyarrow() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_evaluation_files_have_the_columns_of_the_training_files(tmp_path: Path) -> None:
+    schema = tmp_path / "s.toml"
+    schema.write_text('label = "y"\ndense = ["age"]\nsparse = ["user"]')
+    (tmp_path / "train.csv").write_text("y,age,user\n1,2,3\n")
+    (tmp_path / "same.csv").write_text("user,y,age,more\n1,1,1,1\n")
+    (tmp_path / "other.csv").write_text("y,user\n1,1\n")
+    config = DataConfig(path=str(tmp_path / "train.csv"), schema=str(schema), eval_fraction=0.0)
+    source = open_source(config)
+    assert open_eval_source(config, source) is None
+    found = open_eval_source(dataclasses.replace(config, eval_path=str(tmp_path / "same.csv")), source)
+    assert found is not None
+    assert found.schema == source.schema
+    with pytest.raises(InputError, match=r"other.csv:1: expected a column 'age', got none in 'y,user'"):
+        open_eval_source(dataclasses.replace(config, eval_path=str(tmp_path / "other.csv")), source)
+
+
+def test_evaluation_files_with_a_schema_of_their_own(tmp_path: Path) -> None:
+    """Columnar files carry their schema, so it can be another one."""
+    for name, tables in (("train", 3), ("other", 4)):
+        path = str(tmp_path / f"{name}.arrow")
+        assert main(["synth", "--out", path, "--rows", "20", "--tables", str(tables)]) == 0
+    config = DataConfig(path=str(tmp_path / "train.arrow"), eval_path=str(tmp_path / "other.arrow"))
+    with pytest.raises(InputError, match=r"eval_path .*other\.arrow: expected the columns of data\.path, where"):
+        open_eval_source(config, open_source(config))

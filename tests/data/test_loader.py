@@ -317,3 +317,18 @@ def test_workers_end_with_their_parent(source: CriteoSource, tmp_path: Path, sen
 def test_the_real_sample_resumes(path: Path) -> None:
     source = CriteoSource.at(str(path))
     check_resume(lambda state: LookaheadLoader(source, batch_size=8192, shuffle=True, limit=40_000, state=state))
+
+
+def test_evaluation_files_are_read_whole_and_once(tmp_path: Path) -> None:
+    train, held_out = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    train.write_bytes(criteo_lines(30))
+    held_out.write_bytes(criteo_lines(25, seed=1))
+    config = DataConfig(
+        format="criteo-tsv", path=str(train), eval_path=str(held_out), eval_fraction=0.0, limit=10, epochs=3,
+        shuffle=True, batch_size=10, workers=0,
+    )  # fmt: skip
+    expected = read_all(LookaheadLoader(CriteoSource.at(str(held_out)), batch_size=10))
+    assert_same_batches(read_all(open_loader(config, seed=0, phase="eval")), expected)
+    assert sum(batch.num_examples for batch in read_all(open_loader(config, seed=0))) == 30
+    with pytest.raises(InputError, match="own_files is of the phase eval"):
+        LookaheadLoader(CriteoSource.at(str(train)), batch_size=10, own_files=True)
