@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from bagpipe.cache.row_transfer import RowTransfer
 from bagpipe.cache.slots import Slab
+from bagpipe.kernels.initialization import initial_weights
 from bagpipe.kernels.select import select_kernels
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.store.interface import ReadResult
+from bagpipe.store.validation import row_dtype
 from bagpipe.testing.recording_streams import RecordingStreams
 from bagpipe.types.schema import RowSchema, RowTable
 
@@ -83,3 +88,30 @@ def test_empty_transfers_do_no_work() -> None:
     half.transfer.put(select_kernels(SCHEMA, CPU), nothing, SLOTS[:0], np.zeros(0, np.bool_), {})
     assert half.transfer.copy_out(nothing, SLOTS[:0])() == []
     assert streams.log == before
+
+
+@pytest.mark.parametrize("streams", [NullStreams, RecordingStreams])
+def test_records_of_several_dtypes_keep_their_bits(streams: Any) -> None:
+    """Tables of one dimension, whose records have different words."""
+    tables = tuple(replace(SCHEMA.tables[0], name=name, dtype=name) for name in ("float32", "float16", "bfloat16"))
+    schema = RowSchema(tables=tables, optimizer="adagrad")
+    random = np.random.default_rng(0)
+    rows = RowList(table_offsets=np.array([0, 2, 4, 6]), ids=np.array([1, 2] * 3))
+    stored = [
+        random.integers(0, 256, (2, schema.row_bytes(table)), np.uint8).view(row_dtype(schema, table))
+        for table in range(3)
+    ]
+    results = {
+        table: ReadResult(words, np.array([True, True]), NO_WORDS) for table, words in enumerate(stored) if table != 1
+    }
+    transfer = RowTransfer(schema, slab := Slab(6, schema.row_bytes(0), CPU), streams(), CPU, prefetch_depth=2)
+    slots = np.array([5, 0, 3, 1, 4, 2], dtype=np.int32)
+    found = np.array([True, True, False, False, True, True])
+    transfer.put(select_kernels(schema, CPU), rows, slots, found, results)
+    requests = transfer.copy_out(rows, slots)()
+    assert [request.rows.dtype for request in requests] == [words.dtype for words in stored]
+    assert [requests[table].rows.tobytes() for table in (0, 2)] == [stored[table].tobytes() for table in (0, 2)]
+    weights = slab.records(torch.float16)[[3, 1], :4]
+    expected = initial_weights(tables[1], np.array([1, 2]), seed=schema.seed, dtype="float16")
+    assert torch.equal(weights, expected)
+    assert not requests[1].rows[:, 4:].any()
