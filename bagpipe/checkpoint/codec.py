@@ -32,7 +32,7 @@ _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 
 #: Format version -> the fields that it added, with their values in manifests of earlier versions.
-_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}, 3: {"row_sums": []}}
+_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}, 3: {"row_sums": []}, 4: {"changes": []}}
 #: The same of parts in a manifest.
 _ADDED_PART_FIELDS: Mapping[int, Mapping[str, Any]] = {3: {"row_sums": []}}
 

@@ -16,8 +16,8 @@ from bagpipe.errors import InputError
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
-#: and the content of the data files, version 3 the sums of rows.
-FORMAT_VERSION = 3
+#: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`.
+FORMAT_VERSION = 4
 
 
 class BrokenCheckpoint(InputError):
@@ -95,6 +95,8 @@ class Manifest:
         token, epoch: fencing token and epoch of those logs.
         world_size: number of ranks.
         settings: configuration that affects results, by key; JSON values.
+        changes: settings that resumes have changed (`checkpoint.change`), oldest first: key, step from which the new
+            value holds, values before and after.
         row_schema: `RowSchema.to_json`.
         identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name; empty if not known.
         arithmetic: by rank, what its sums depend on besides the settings (`bagpipe.jobs.arithmetic`); empty if not
@@ -118,6 +120,7 @@ class Manifest:
     row_schema: Mapping[str, Any]
     identity: Mapping[str, Any]
     arithmetic: tuple[Mapping[str, str], ...] = ()
+    changes: tuple[Mapping[str, Any], ...] = ()
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
     row_sums: tuple[int, ...] = ()

@@ -176,6 +176,14 @@ def _to_ints(value: object) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
+def _to_strs(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return None
+    return tuple(value)
+
+
 #: By type of a configuration field: its name in messages, and the conversion of a str or TOML value (None: impossible).
 CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     int: ("an integer", _to_int),
@@ -183,4 +191,5 @@ CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     bool: ("true or false", _to_bool),
     str: ("a string", _to_str),
     tuple[int, ...]: ("a list of integers such as 64,32", _to_ints),
+    tuple[str, ...]: ("a list of strings such as a,b", _to_strs),
 }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.sections import Config
 
-__all__ = ["OPTIM_PROBLEMS"]
+__all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
+
+#: Keys that decide which state an optimizer or an average has: a checkpoint has that of the values it was made with.
+_KEYS_OF_STATE = frozenset({"rows", "dense", "ema_decay", "ema_evaluate"})
+#: Keys of results that a resume may change, if `checkpoint.change` names them.
+CHANGEABLE = tuple(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE)
 
 #: Key -> the shapes that use it.
 _USERS: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagpipe.config.keys import config_keys
-from bagpipe.config.optim_rules import OPTIM_PROBLEMS
+from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import chain
@@ -72,6 +72,16 @@ def _resume_problem(config: Config) -> str | None:
     if config.checkpoint.resume in ("auto", "never") or config.checkpoint.dir:
         return None
     return f"{config.checkpoint.resume} needs checkpoint.dir, a folder, got none"
+
+
+def _change_problem(config: Config) -> str | None:
+    names = config.checkpoint.change
+    unknown = [name for name in names if name not in CHANGEABLE]
+    if unknown:
+        return f"must be some of {', '.join(CHANGEABLE)}, got {unknown[0]!r}"
+    if not names or config.checkpoint.dir:
+        return None
+    return f"{','.join(names)} needs checkpoint.dir, a folder, got none"
 
 
 def _stages_problem(config: Config) -> str | None:
@@ -151,6 +161,7 @@ RULES: tuple[Rule, ...] = (
     Rule("store.durability", _durability_problem),
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
+    Rule("checkpoint.change", _change_problem),
     Rule("pipeline.stages", _stages_problem),
     Rule("pipeline.chunks", _chunks_problem),
     Rule("pipeline.schedule", _schedule_problem),

@@ -242,6 +242,7 @@ class CheckpointConfig:
         keep: complete checkpoints to keep; older ones are removed.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
+        change: keys whose values may differ from those of the checkpoint that is resumed, such as optim.dense_lr.
     """
 
     dir: str = ""
@@ -250,6 +251,7 @@ class CheckpointConfig:
     keep: Annotated[int, at_least(1)] = 2
     full_every: Annotated[int, at_least(1)] = 16
     take_over: bool = False
+    change: tuple[str, ...] = ()  # its range is a rule
 
 
 @dataclass(frozen=True, kw_only=True)

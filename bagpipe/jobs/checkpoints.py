@@ -28,7 +28,7 @@ from bagpipe.checkpoint.writer import CheckpointPaths
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import FencedError, InputError, JobError
 from bagpipe.jobs.claim import Claim
-from bagpipe.jobs.job_facts import JobFacts
+from bagpipe.jobs.job_facts import JobFacts, changes
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.resume_point import ResumePoint, start_generation
 from bagpipe.store.interface import Store
@@ -257,6 +257,7 @@ class Checkpoints:
             row_schema=facts.row_schema,
             identity=facts.identity_record,
             arithmetic=facts.arithmetic,
+            changes=(*checkpoint.manifest.changes, *changes(checkpoint.manifest, facts)),
         )
         return Publisher(
             folder,

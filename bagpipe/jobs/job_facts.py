@@ -19,7 +19,7 @@ from bagpipe.store.redis.urls import redact
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["JobFacts", "compare", "note"]
+__all__ = ["JobFacts", "changes", "compare", "note"]
 
 #: The end of a refusal.
 _WAY_OUT = "use another checkpoint.dir, or checkpoint.resume=never"
@@ -34,6 +34,7 @@ class JobFacts:
         defaults: values of settings that a checkpoint does not have, because its program did not know them yet.
         rows: row schema.
         identity: identity of the batches; None: unknown. Compared if the checkpoint has one too.
+        changeable: names of settings that may differ from those of the checkpoint.
         world_size: number of ranks.
         arithmetic: by rank, see `bagpipe.jobs.arithmetic`.
     """
@@ -41,6 +42,7 @@ class JobFacts:
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rows: RowSchema
+    changeable: frozenset[str] = frozenset()
     identity: BatchIdentity | None = None
     world_size: int
     arithmetic: tuple[Mapping[str, str], ...] = ()
@@ -56,15 +58,29 @@ class JobFacts:
         return _json_round_trip(self.rows.to_json())
 
 
+def changes(checkpoint: Manifest, facts: JobFacts) -> tuple[Mapping[str, Any], ...]:
+    """The settings that this job changes: key, step from which the new value holds, values before and after."""
+    theirs = {**facts.defaults, **checkpoint.settings}
+    return tuple(
+        {"key": key, "step": checkpoint.step, "before": theirs[key], "after": facts.settings[key]}
+        for key in sorted(facts.changeable & facts.settings.keys() & theirs.keys())
+        if theirs[key] != facts.settings[key]
+    )
+
+
 def compare(checkpoint: Manifest, facts: JobFacts) -> None:
     """Reject a checkpoint of another job. Print a note if results cannot be bit-identical to an uninterrupted run.
+
+    Prints a note for each setting that may change and does.
 
     Raises:
         InputError: a setting, the row schema or the data differs. Names the first difference and both values.
     """
+    changed = changes(checkpoint, facts)
     defaults = {key: value for key, value in facts.defaults.items() if key in facts.settings}
+    allowed = {change["key"]: change["after"] for change in changed}
     pairs: tuple[tuple[str, object, object], ...] = (
-        ("", {**defaults, **checkpoint.settings}, dict(facts.settings)),
+        ("", {**defaults, **checkpoint.settings, **allowed}, dict(facts.settings)),
         ("rows", _spelled_out(checkpoint.row_schema), _spelled_out(facts.row_schema)),
     )
     for path, theirs, ours in pairs:
@@ -77,6 +93,8 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
             )
     if facts.identity is not None and checkpoint.identity:
         _compare_batches(checkpoint, facts.identity)
+    for change in changed:
+        note(f"{change['key']} changes from {change['before']!r} to {change['after']!r} at step {checkpoint.step}")
     if checkpoint.parts and checkpoint.world_size != facts.world_size:
         note(
             f"the checkpoint at step {checkpoint.step} was made by {checkpoint.world_size} ranks, this job has "

@@ -147,6 +147,7 @@ def _facts(job: Job, ranks: Ranks) -> JobFacts:
     facts = JobFacts(
         settings=job.settings,
         defaults=job.defaults,
+        changeable=frozenset(job.checkpoint.change),
         rows=job.rows,
         identity=job.identity,
         world_size=ranks.world_size,

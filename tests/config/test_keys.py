@@ -58,6 +58,12 @@ def test_lists_from_files_and_flags(numbers):
     assert converted(tuple[int, ...], text) == converted(tuple[int, ...], f"[{text}]") == tuple(numbers)
 
 
+@pytest.mark.parametrize("given", ["a.b, c", ["a.b", "c"]])
+def test_lists_of_strings_from_files_and_flags(given):
+    assert converted(tuple[str, ...], given) == ("a.b", "c")
+    assert converted(tuple[str, ...], "") == ()
+
+
 @given(st.text())
 def test_strings_are_taken_as_they_are(text):
     assert converted(str, text) == text
@@ -70,6 +76,7 @@ def test_strings_are_taken_as_they_are(text):
         (float, ["x", "", math.nan, "inf", False, [1.0], 10**400], "a finite number"),
         (bool, ["yes", "1", 1, 0, ""], "true or false"),
         (str, [True, 1.5, ["a"]], "a string"),
+        (tuple[str, ...], [1, [1], True], "a list of strings such as a,b"),
         (tuple[int, ...], ["a,b", "1,,2", [1.5], 64, ["x"]], "a list of integers such as 64,32"),
     ],
 )

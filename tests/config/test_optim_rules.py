@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError
 
 
@@ -84,3 +85,16 @@ def test_keys_that_do_not_fit_are_refused(values: dict[str, Any], line: str) -> 
     with pytest.raises(InputError) as refused:
         check_config(optim(**values))
     assert str(refused.value) == line
+
+
+def test_keys_that_a_resume_may_change() -> None:
+    assert {"optim.dense_lr", "optim.rows_lr", "optim.eps", "optim.schedule", "optim.warmup_steps"} <= set(CHANGEABLE)
+    assert not {"optim.rows", "optim.dense", "optim.ema_decay", "run.seed"} & set(CHANGEABLE)
+    check_config(dataclasses.replace(Config(), checkpoint=CheckpointConfig(dir="x", change=CHANGEABLE)))
+    for change, words in (
+        (("optim.dense_lr", "optim.dense"), f"must be some of {', '.join(CHANGEABLE)}, got 'optim.dense'"),
+        (("optim.dense_lr",), "optim.dense_lr needs checkpoint.dir, a folder, got none"),
+    ):
+        with pytest.raises(InputError) as refused:
+            check_config(dataclasses.replace(Config(), checkpoint=CheckpointConfig(change=change)))
+        assert str(refused.value) == f"checkpoint.change {words}"

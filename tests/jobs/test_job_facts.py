@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.jobs.job_facts import compare
+from bagpipe.jobs.job_facts import changes, compare
 from tests.jobs.facts import FACTS, IDENTITY, identity_with, trained
 
 
@@ -96,3 +96,22 @@ def test_other_rows_are_named_by_what_differs() -> None:
         compare(trained(), dataclasses.replace(FACTS, rows=rows))
     same = dataclasses.replace(FACTS.rows.tables[0], dtype=FACTS.rows.dtype, optimizer=FACTS.rows.optimizer)
     compare(trained(), dataclasses.replace(FACTS, rows=dataclasses.replace(FACTS.rows, tables=(same,))))
+
+
+def test_a_setting_changes_only_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = dataclasses.replace(FACTS, settings={**FACTS.settings, "run.threads": 2, "optim.dense": "adam"})
+    named = dataclasses.replace(facts, changeable=frozenset({"run.threads", "data.batch_size"}))
+    with pytest.raises(InputError, match=r"was made with optim\.dense 'adagrad', this job has 'adam'"):
+        compare(trained(), named)
+    assert capsys.readouterr().err == ""
+    both = dataclasses.replace(named, changeable=frozenset({"run.threads", "optim.dense"}))
+    compare(trained(), both)
+    assert capsys.readouterr().err.splitlines() == [
+        "note: optim.dense changes from 'adagrad' to 'adam' at step 8",
+        "note: run.threads changes from 1 to 2 at step 8",
+    ]
+    assert changes(trained(), both) == (
+        {"key": "optim.dense", "step": 8, "before": "adagrad", "after": "adam"},
+        {"key": "run.threads", "step": 8, "before": 1, "after": 2},
+    )
+    assert changes(trained(), dataclasses.replace(FACTS, changeable=both.changeable)) == ()

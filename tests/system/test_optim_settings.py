@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,3 +142,31 @@ def test_a_killed_job_resumes(flags: Sequence[str], server: EmbeddedServer, tmp_
     assert (done.code, done.err) == (0, "")
     assert digests(job.result) == digests(tmp_path / "uninterrupted.json")
     assert job.resumed_from() == 10
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_a_resume_changes_settings_by_name(server: EmbeddedServer, tmp_path: Path) -> None:
+    """The same as a schedule that drops both rates at that step, also when the changed job is killed."""
+    drop = ["--optim.schedule=step", "--optim.schedule_milestones=10", "--optim.schedule_factor=0.5"]
+    done = run_forked([*JOB, *drop, "--result", str(tmp_path / "scheduled.json")], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url])
+    assert job.run("--run.steps=10").code == 0
+    changed = ["--optim.rows_lr=0.01", "--optim.dense_lr=0.01"]
+    refused = job.run(*changed, "--checkpoint.change=optim.rows_lr")
+    assert (refused.code, "made with optim.dense_lr 0.02, this job has 0.01" in refused.error_line) == (2, True)
+    changed += ["--checkpoint.change=optim.rows_lr,optim.dense_lr,optim.eps"]
+    died = job.run(*changed, dies_at="after-commit:1")
+    assert died.code == -signal.SIGKILL
+    assert "note: optim.dense_lr changes from 0.02 to 0.01 at step 10" in died.err.splitlines()
+    done = job.run(*changed)
+    assert (done.code, done.err) == (0, "")
+    assert digests(job.result) == digests(tmp_path / "scheduled.json")
+    newest = max(job.checkpoints.glob("*/*/manifest.json"), key=lambda path: path.parent.name)
+    manifest = json.loads(newest.read_text())
+    assert manifest["settings"]["optim.dense_lr"] == 0.01
+    assert manifest["changes"] == [
+        {"key": "optim.dense_lr", "step": 10, "before": 0.02, "after": 0.01},
+        {"key": "optim.rows_lr", "step": 10, "before": 0.02, "after": 0.01},
+    ]

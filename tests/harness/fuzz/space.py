@@ -136,6 +136,7 @@ SET = frozenset(
 )  # fmt: skip
 
 LEFT: Mapping[str, str] = {
+    "checkpoint.change": "all starts of a draw have the same settings",
     "cacher.secret_file": "of cachers on a network",
     "cacher.tls_ca": "of cachers on a network",
     "cacher.tls_cert": "of cachers on a network",
