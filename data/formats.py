@@ -60,6 +60,14 @@ def _open_csv(config: DataConfig, seed: int) -> Source:
     return CsvSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
 
 
+def _open_mlperf(config: DataConfig, seed: int) -> Source:
+    from data.mlperf import MlperfSource
+
+    source = MlperfSource.at(config.path, bad_rows=config.bad_rows)
+    schema, _ = _fixed_schema(config, source.schema)
+    return dataclasses.replace(source, schema=schema)
+
+
 def _open_movielens(config: DataConfig, seed: int) -> Source:
     from data.movielens import MovieLensSource, find_genres, movielens_schema
     from data.schema_file import check_keys
@@ -96,6 +104,7 @@ FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
     "avazu-csv": _open_avazu,
     "criteo-tsv": _open_criteo,
     "csv": _open_csv,
+    "mlperf-npz": _open_mlperf,
     "movielens": _open_movielens,
     "parquet": _open_parquet,
     "synthetic": _open_synthetic,

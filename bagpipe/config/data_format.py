@@ -31,6 +31,9 @@ _RATINGS = ("ratings.csv", "ratings.dat", "u.data")
 
 _FIRST_BYTES: Mapping[bytes, DataFormat] = {b"PAR1": "parquet", b"ARROW1": "parquet"}
 
+#: Ends of the names of MLPerf's arrays.
+_MLPERF = ("_dense.npy", "_labels.npy", "_sparse.npy", "_sparse_multi_hot.npz")
+
 _AVAZU = frozenset({"click", "hour", "banner_pos", "site_id", "app_id", "device_ip", "C14", "C21"})
 _MOVIELENS = frozenset({"userId", "movieId", "rating"})
 _INTEGER = re.compile(rb"-?[0-9]*")
@@ -60,6 +63,8 @@ def _format_of(path: Path, schema: str) -> DataFormat:
             if not names:
                 raise InputError(f"data.path {path}: the folder holds no data file")
             first = path / min(names)
+        elif path.name.endswith(_MLPERF):
+            return "mlperf-npz"
         else:
             first = path
         return _format_of_file(path, first, schema)
@@ -75,10 +80,15 @@ def _has_columnar(names: set[str]) -> bool:
     return any(name.endswith((".parquet", ".arrow", ".feather")) for name in names)
 
 
+def _has_arrays(names: set[str]) -> bool:
+    return any(name.endswith(_MLPERF) for name in names)
+
+
 #: Tests of the names in a folder, in this order.
 _FOLDERS: Sequence[tuple[Callable[[set[str]], bool], DataFormat]] = (
     (_has_ratings, "movielens"),
     (_has_columnar, "parquet"),
+    (_has_arrays, "mlperf-npz"),
 )
 
 

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # Names that the code dispatches on, repeated so that a wrong one is refused without importing torch.
-DataFormat = Literal["avazu-csv", "criteo-tsv", "csv", "movielens", "parquet", "synthetic"]
+DataFormat = Literal["avazu-csv", "criteo-tsv", "csv", "mlperf-npz", "movielens", "parquet", "synthetic"]
 BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Policy = Literal["belady-window", "drop-unused"]

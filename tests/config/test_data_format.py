@@ -4,6 +4,7 @@ import gzip
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -31,6 +32,12 @@ def parquet(path):
     pq.write_table(TABLE, path)
 
 
+def arrays(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, array in (("dense", np.zeros((2, 1))), ("labels", np.zeros(2)), ("sparse", np.zeros((2, 1), int))):
+        np.save(path.parent / f"day_0_{name}.npy", array)
+
+
 def arrow(path):
     pyarrow.feather.write_feather(TABLE, path, compression="uncompressed")
 
@@ -51,6 +58,8 @@ FILES = [
     ("a", parquet, "a", "parquet"),
     ("parts/part-0.parquet", parquet, "parts", "parquet"),
     ("a.arrow", arrow, "a.arrow", "parquet"),
+    ("days/x", arrays, "days", "mlperf-npz"),
+    ("x", arrays, "day_0_labels.npy", "mlperf-npz"),
     ("clicks.csv", b"y,user\n1,7\n", "clicks.csv", "csv"),
     ("clicks.gz", b"1;7\n", "clicks.gz", "csv"),
 ]

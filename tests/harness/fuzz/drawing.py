@@ -66,7 +66,15 @@ _MIXED_TABLES = (
 )
 
 _POOLINGS: tuple[Pooling, ...] = ("sum", "mean")
-_FORMATS: Values = {"parquet": 5, "csv": 1, "synthetic": 2, "criteo-tsv": 2, "avazu-csv": 1, "movielens": 2}
+_FORMATS: Values = {
+    "parquet": 5,
+    "csv": 1,
+    "synthetic": 2,
+    "criteo-tsv": 2,
+    "avazu-csv": 1,
+    "mlperf-npz": 1,
+    "movielens": 2,
+}
 _WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
 _MAX_TRIES = 10_000
 #: Batches of a job, about.
@@ -209,7 +217,7 @@ def _columns(rng: Random, form: str, *, is_weighted: bool) -> tuple[Column, ...]
                 table=name,
                 law=rng.choice(ID_LAWS),
                 vocabulary=rng.choice([3, 40]),
-                missing=0.0 if form == "movielens" else rng.choice([0.0, 0.2, 1.0]),
+                missing=0.0 if form in ("mlperf-npz", "movielens") else rng.choice([0.0, 0.2, 1.0]),
             )
             for name in names
         )

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
     "avazu-csv": ("file", "gz", "folder"),
     "movielens": ("u.data", "ratings.dat", "ratings.csv", "ratings.csv.gz"),
     "csv": ("file", "gz", "folder"),
+    "mlperf-npz": ("multi-hot", "one-hot"),
     "parquet": ("file", "arrow", "folder"),
     "synthetic": ("drawn",),
 }
@@ -41,6 +43,7 @@ NAMED_COLUMNS = ("csv", "parquet")
 FIXED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "criteo-tsv": tuple(f"C{number}" for number in range(1, 27)),
     "avazu-csv": ("hour", "weekday", *HEX_NAMES, *INTEGER_NAMES),
+    "mlperf-npz": ("C1", "C2", "C3", "C4"),
     "movielens": ("user", "film", "genres"),
 }
 
@@ -178,6 +181,27 @@ def _avazu(log: Log, folder: Path) -> Path:
     return _text_files(log, folder, "train", [",".join(names)], _lines(values, log.num_examples, line))
 
 
+def _mlperf(log: Log, folder: Path) -> Path:
+    values = examples(log)
+    rng = np.random.default_rng(log.seed + 1)
+    order = _with_bad(values, log.num_examples)
+    good = np.array([number for number, is_bad in order], np.int64)
+    labels = np.where([is_bad for _, is_bad in order], 2, values.labels[good])
+    ids = np.array([[bag[0] for bag in _row(log, values, number)] for number in good]).reshape(-1, len(log.columns))
+    dense = rng.standard_normal((len(order), NUM_DENSE)).astype(np.float32)
+    for day, (low, high) in enumerate(_parts(len(order))):
+        stem = f"{folder / 'days'}/day_{day + 9}"
+        Path(stem).parent.mkdir(exist_ok=True)
+        np.save(f"{stem}_dense.npy", dense[low:high])
+        np.save(f"{stem}_labels.npy", labels[low:high, None])
+        if log.shape == "one-hot":
+            np.save(f"{stem}_sparse.npy", ids[low:high])
+        else:
+            bags: dict[str, Any] = {str(n): np.repeat(ids[low:high, n : n + 1], n + 1, 1) for n in range(ids.shape[1])}
+            np.savez(f"{stem}_sparse_multi_hot.npz", **bags)
+    return folder / "days"
+
+
 def _movielens(log: Log, folder: Path) -> Path:
     values = examples(log, low=0, high=_MAX_DECIMAL)
     rng = np.random.default_rng(log.seed + 1)
@@ -207,6 +231,7 @@ _WRITERS: Mapping[str, Callable[[Log, Path], Path | None]] = {
     "parquet": _parquet,
     "criteo-tsv": _criteo,
     "avazu-csv": _avazu,
+    "mlperf-npz": _mlperf,
     "movielens": _movielens,
     "synthetic": _synthetic,
 }
