@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
 import signal
@@ -34,7 +35,7 @@ from tests.lookahead.streams import batch_of, batches_of, expected_parts, plain_
 pytestmark = pytest.mark.multiproc
 
 METHOD = "/bagpipe.v1.Cacher/Plan"
-HELLO_TIMEOUT_S = 1.0
+HELLO_TIMEOUT_S = 5.0
 #: Threads of planners that are ending, 33 MB each with their windows, and malloc's leftovers.
 MAX_GROWTH_BYTES = 192 << 20
 START, BATCH, END = FrameKind.START, FrameKind.BATCH, FrameKind.END
@@ -169,8 +170,9 @@ def test_planners_have_a_limit_of_memory(daemon: Daemon) -> None:
         list(planner.run(batches_of(5)))
     assert "the cacher allows 0.25 GiB (--plan-gib)" in str(raised.value)
     with RemotePlanner(spec_of(num_slots=100, lookahead=1000), Cacher(daemon.url)) as planner:
-        run = planner.run(batches_of(1000, size=20_000))
-        with pytest.raises(InputError, match=r"planning may take 0\.25.* in the window, the cacher allows 0\.25 GiB"):
+        [large] = batches_of(1, size=200_000)
+        run = planner.run(dataclasses.replace(large, index=index) for index in range(1000))
+        with pytest.raises(InputError, match=r"planning may take 0\.27 GiB .* window, the cacher allows 0\.25 GiB"):
             list(run)
 
 

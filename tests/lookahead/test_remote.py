@@ -17,7 +17,8 @@ from bagpipe.lookahead.protocol import SLACK
 from bagpipe.lookahead.remote import RemotePlanner
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
-from tests.cacher.daemons import Daemon
+from tests.cacher.certificates import make_certificates
+from tests.cacher.daemons import Daemon, config, served
 from tests.lookahead.plan_daemons import plan_daemon
 from tests.lookahead.streams import Counted, batch_of, batches_of, expected_parts, plain_part, spec_of
 from tests.oracle.batches import traces
@@ -196,6 +197,22 @@ def test_a_daemon_with_a_secret(tmp_path: Path) -> None:
                 RemotePlanner(spec_of(), access).open()
     with pytest.raises(InputError, match=r"^cacher\.secret_file /no/such: No such file or directory$"):
         RemotePlanner(spec_of(), Cacher(daemon.url, secret_file="/no/such")).open()
+
+
+def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    with served(config(), "127.0.0.1:0", access=certificates.access) as server:
+        url, authority = str(server.address), certificates.path("ca")
+        assert url.startswith("grpcs://")
+        pair = {"tls_cert": certificates.path("trainer"), "tls_key": certificates.path("trainer-key")}
+        with RemotePlanner(spec_of(), Cacher(url, tls_ca=authority, **pair, timeout_s=20)) as planner:
+            assert len(list(planner.run(batches_of(5)))) == 5
+        stranger = {"tls_cert": certificates.path("stranger"), "tls_key": certificates.path("stranger-key")}
+        for files in ({}, stranger):
+            with pytest.raises(InputError, match=r"was not reached within 0\.5 s"):
+                RemotePlanner(spec_of(), Cacher(url, tls_ca=authority, **files, timeout_s=0.5)).open()
+        with pytest.raises(InputError, match=r"^cacher\.tls_cert and cacher\.tls_key go together$"):
+            RemotePlanner(spec_of(), Cacher(url, tls_cert=pair["tls_cert"])).open()
 
 
 def test_it_leaves_no_descriptor_open(daemon: Daemon) -> None:

@@ -69,8 +69,8 @@ assert_same(trained_with(sys.argv[1])[0], trained_with("inline")[0])
 def test_two_jobs_at_once(daemon: Daemon) -> None:
     expected, _ = trained_with("process")
     with subprocess.Popen([sys.executable, "-c", _JOB, daemon.url]) as other:
-        for _ in range(3):
-            assert_same(trained_with(daemon.url)[0], expected)
+        for _ in range(2):
+            assert_same(trained_with(daemon.url, evaluates=False)[0], expected)
         assert other.wait(100) == 0
 
 
