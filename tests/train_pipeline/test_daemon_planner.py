@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -58,20 +56,14 @@ def test_the_bits_are_those_of_the_other_planners(daemon: Daemon, more: dict[str
     assert_same(trained_with(daemon.url, evaluates=False, **more)[0], expected)
 
 
-_JOB = """
-import sys
-from tests.train_pipeline.test_daemon_planner import trained_with
-from tests.train_pipeline.small import assert_same
-assert_same(trained_with(sys.argv[1])[0], trained_with("inline")[0])
-"""
-
-
-def test_two_jobs_at_once(daemon: Daemon) -> None:
-    expected, _ = trained_with("process")
-    with subprocess.Popen([sys.executable, "-c", _JOB, daemon.url]) as other:
+def test_two_pipelines_at_once(daemon: Daemon) -> None:
+    expected = [trained_with("inline", evaluates=False, cache_rows=rows)[0] for rows in (70, 120)]
+    with pipeline(planner=daemon.url, cache_rows=70) as one, pipeline(planner=daemon.url, cache_rows=120) as other:
         for _ in range(2):
-            assert_same(trained_with(daemon.url, evaluates=False)[0], expected)
-        assert other.wait(100) == 0
+            for _ in zip(one.train(ALL), other.train(ALL), strict=True):
+                pass
+        assert_same(state_of(one), expected[0])
+        assert_same(state_of(other), expected[1])
 
 
 def _of(ended: list[Ended]) -> list[Any]:
