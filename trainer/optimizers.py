@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from bagpipe.config.optim_section import OptimConfig
+from bagpipe.dense.lamb import Lamb
 from bagpipe.errors import InputError
 from bagpipe.rates import Constant, Cosine, Exponential, Polynomial, Schedule, Shape, StepDecay
 
 __all__ = ["DENSE_OPTIMIZERS", "RATE_SHAPES", "dense_optimizer", "rate_schedule", "rows_rate_schedule"]
 
 DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, config: torch.optim.SGD(parameters, lr=config.dense_lr),
-    "adagrad": lambda parameters, config: torch.optim.Adagrad(parameters, lr=config.dense_lr, eps=config.eps),
-    "adam": lambda parameters, config: torch.optim.Adam(parameters, lr=config.dense_lr, eps=config.eps),
+    "sgd": lambda parameters, config: torch.optim.SGD(
+        parameters,
+        lr=config.dense_lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+    ),
+    "adagrad": lambda parameters, config: torch.optim.Adagrad(
+        parameters, lr=config.dense_lr, eps=config.eps, weight_decay=config.weight_decay
+    ),
+    "adam": lambda parameters, config: torch.optim.Adam(parameters, **_adam_settings(config)),
+    "adamw": lambda parameters, config: torch.optim.AdamW(parameters, **_adam_settings(config)),
+    "lamb": lambda parameters, config: Lamb(parameters, **_adam_settings(config)),
 }
+
+
+def _adam_settings(config: OptimConfig) -> dict[str, Any]:
+    return {
+        "lr": config.dense_lr,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
 
 
 def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:

@@ -79,6 +79,20 @@ def _average_problem(config: Config) -> str | None:
     return "needs optim.ema_decay above 0, got 0"
 
 
+def _dense_problem(name: str, users: tuple[str, ...]) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        value = getattr(config.optim, name)
+        if value == getattr(OptimConfig, name) or config.optim.dense in users:
+            return None
+        return f"{value:g} needs optim.dense {' or '.join(users)}, got {config.optim.dense}"
+
+    return problem
+
+
+def _nesterov_problem(config: Config) -> str | None:
+    return "needs optim.momentum above 0, got 0" if config.optim.nesterov and not config.optim.momentum else None
+
+
 #: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
 OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.schedule": _schedule_problem,
@@ -86,5 +100,9 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     **{f"optim.{name}": _unused_problem(name) for name in _USERS},
     "optim.warmup_start": _warmup_start_problem,
     "optim.rows_warmup_steps": _rows_warmup_problem,
+    "optim.momentum": _dense_problem("momentum", ("sgd",)),
+    "optim.nesterov": _nesterov_problem,
+    "optim.beta1": _dense_problem("beta1", ("adam", "adamw", "lamb")),
+    "optim.beta2": _dense_problem("beta2", ("adam", "adamw", "lamb")),
     "optim.ema_evaluate": _average_problem,
 }

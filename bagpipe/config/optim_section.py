@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bagpipe.config.ranges import ABOVE_0, ASCENDING, FROM_0_TO_1, Range, at_least
+from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
 from bagpipe.types.schema import RowOptimizer
 
 __all__ = ["DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
 
-DenseOptimizer = Literal["sgd", "adagrad", "adam"]
+DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial"]
 RateUnit = Literal["step", "epoch"]
 
@@ -25,6 +25,11 @@ class OptimConfig:
         dense: dense optimizer.
         dense_lr: its learning rate.
         eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
+        momentum: of the dense optimizer sgd.
+        nesterov: Nesterov's momentum.
+        beta1: decay of the mean gradient of the dense optimizers adam, adamw and lamb.
+        beta2: decay of their mean squared gradient.
+        weight_decay: of the dense optimizer; sgd, adagrad, adam: added to the gradient (L2); adamw, lamb: decoupled.
         schedule: factor of the dense learning rate, after the warm-up: constant; step (drops, by schedule_factor);
             exponential (the same without steps); cosine or polynomial, over schedule_length, to schedule_floor.
         schedule_unit: whether the schedule counts steps after the warm-up, or epochs.
@@ -48,6 +53,11 @@ class OptimConfig:
     dense: DenseOptimizer = "adagrad"
     dense_lr: Annotated[float, ABOVE_0] = 0.02
     eps: Annotated[float, at_least(0)] = 1e-8
+    momentum: Annotated[float, BELOW_1] = 0.0
+    nesterov: bool = False
+    beta1: Annotated[float, BELOW_1] = 0.9  # torch's Adam
+    beta2: Annotated[float, BELOW_1] = 0.999
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     schedule: RateShape = "constant"
     schedule_unit: RateUnit = "step"
     schedule_length: Annotated[int, at_least(0)] = 0
@@ -60,7 +70,7 @@ class OptimConfig:
     warmup_start: Annotated[float, FROM_0_TO_1] = 0.0
     rows_schedule: Literal["same"] | RateShape = "same"
     rows_warmup_steps: Annotated[int, at_least(0)] = 0
-    ema_decay: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.0
+    ema_decay: Annotated[float, BELOW_1] = 0.0
     ema_evaluate: bool = False
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "ABOVE_0",
     "ASCENDING",
+    "BELOW_1",
     "FROM_0_TO_1",
     "POWER_OF_TWO",
     "WIDTHS",
@@ -47,6 +48,7 @@ def matching(pattern: str, words: str) -> Range:
 
 
 ABOVE_0 = Range("more than 0", lambda value: value > 0)
+BELOW_1 = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 FROM_0_TO_1 = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 ASCENDING = Range(
     "ascending numbers of at least 1", lambda value: list(value) == sorted(value) and min(value, default=1) >= 1

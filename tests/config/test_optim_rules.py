@@ -78,6 +78,11 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
             {"rows_warmup_steps": 5},
             "optim.rows_warmup_steps 5 needs optim.rows_schedule, a schedule of the rows' own, got same",
         ),
+        ({"momentum": 0.9}, "optim.momentum 0.9 needs optim.dense sgd, got adagrad"),
+        ({"nesterov": True, "dense": "sgd"}, "optim.nesterov needs optim.momentum above 0, got 0"),
+        ({"beta2": 0.99}, "optim.beta2 0.99 needs optim.dense adam or adamw or lamb, got adagrad"),
+        ({"beta1": 1.0}, "optim.beta1 must be at least 0 and below 1, got 1.0"),
+        ({"weight_decay": -0.1}, "optim.weight_decay must be at least 0, got -0.1"),
         ({"ema_evaluate": True}, "optim.ema_evaluate needs optim.ema_decay above 0, got 0"),
     ],
 )

@@ -106,7 +106,7 @@ def test_every_number_has_a_range():
         ("model.top_mlp", (64, 0), "model.top_mlp must be widths of at least 1, got (64, 0)"),
         ("model.factory", "mine", "model.factory must be empty or \"module:function\", got 'mine'"),
         ("optim.rows", "lamb", "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
-        ("optim.dense", "lamb", "optim.dense must be one of sgd, adagrad, adam, got 'lamb'"),
+        ("optim.dense", "lion", "optim.dense must be one of sgd, adagrad, adam, adamw, lamb, got 'lion'"),
         ("optim.rows_lr", 0.0, "optim.rows_lr must be more than 0, got 0.0"),
         ("pipeline.stages", 2, "pipeline.stages 2 needs pipeline.schedule, the name of a schedule, got none"),
         ("pipeline.microbatches", 0, "pipeline.microbatches must be at least 1, got 0"),

@@ -261,11 +261,13 @@ def plain_training(
     dense_lr: float,
     eps: float,
     schedulers: Sequence[MakeScheduler | None] = (None, None),
+    make_dense: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Trained:
     """Train on all batches in order, on the mean loss of each.
 
     Args:
         dense_parameters: initial values of all parameters except the tables, by name.
+        make_dense: makes the dense optimizer, in place of `dense`, `dense_lr` and `eps`.
         schedulers: of the learning rates of rows and dense part, stepped after every batch.
     """
     sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
@@ -280,7 +282,9 @@ def plain_training(
         value.data.copy_(dense_parameters[name])
     optimizers = (
         row_optimizer(table_parameters, lr=rows_lr, eps=eps),
-        _DENSE_OPTIMIZERS[dense](list(others.values()), lr=dense_lr, eps=eps),
+        _DENSE_OPTIMIZERS[dense](list(others.values()), lr=dense_lr, eps=eps)
+        if make_dense is None
+        else make_dense(list(others.values())),
     )
     followers = [make(optimizer) for make, optimizer in zip(schedulers, optimizers, strict=True) if make is not None]
     losses = []

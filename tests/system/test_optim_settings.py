@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,71 @@ def test_stages_follow_the_schedule(world_size: int, clicks: MakeConfig) -> None
     assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
 
 
+# ---- dense optimizers ------------------------------------------------------------------------------------------------
+
+
+class PlainLamb(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv:1904.00962."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+        self.number = 0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.number += 1
+        for w in self.param_groups[0]["params"]:
+            state = self.state[w]
+            state["step"] = torch.tensor(float(self.number))
+            m = state["exp_avg"] = 0.8 * state.get("exp_avg", 0) + (1 - 0.8) * w.grad
+            v = state["exp_avg_sq"] = 0.9 * state.get("exp_avg_sq", 0) + (1 - 0.9) * w.grad**2
+            u = (m / (1 - 0.8**self.number)) / (torch.sqrt(v / (1 - 0.9**self.number)) + 1e-6) + 0.05 * w
+            w -= 0.05 * (w.norm() / u.norm() if w.norm() and u.norm() else 1.0) * u
+
+
+ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.05}
+ADAM_KEYS: dict[str, object] = {"beta1": 0.8, "beta2": 0.9, "weight_decay": 0.05}
+#: Keys, and the optimizer of the plain loop.
+DENSE: dict[str, tuple[dict[str, object], Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]]] = {
+    "sgd-momentum": (
+        {"dense": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
+    ),
+    "sgd-nesterov": (
+        {"dense": "sgd", "momentum": 0.5, "nesterov": True},
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.5, nesterov=True),
+    ),
+    "adagrad": (
+        {"dense": "adagrad", "weight_decay": 0.01},
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.05, eps=1e-6, weight_decay=0.01),
+    ),
+    "adam": ({"dense": "adam", **ADAM_KEYS}, lambda parameters: torch.optim.Adam(parameters, **ADAM)),
+    "adamw": ({"dense": "adamw", **ADAM_KEYS}, lambda parameters: torch.optim.AdamW(parameters, **ADAM)),
+    "lamb": ({"dense": "lamb", **ADAM_KEYS}, PlainLamb),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_optimizers_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
+    keys, make = DENSE[name]
+    config = change(clicks(limit=200), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
+    check(config, make_dense=make)
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum", "adamw", "lamb"])
+def test_dense_optimizers_of_stages(name: str, clicks: MakeConfig) -> None:
+    keys, _ = DENSE[name]
+    config = change(clicks(limit=100), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), 2), run_staged(config))
+
+
 # ---- killed and resumed ----------------------------------------------------------------------------------------------
 
 #: Flags of jobs that are killed after their second checkpoint.
 RESUMED = {
+    "momentum": ["--optim.dense=sgd", "--optim.momentum=0.9", "--optim.nesterov=true", "--optim.weight_decay=1e-4"],
+    "adamw": ["--optim.dense=adamw", "--optim.beta2=0.9", "--optim.weight_decay=0.1"],
+    "lamb": ["--optim.dense=lamb", "--optim.weight_decay=0.1"],
     "schedule": ["--optim.schedule=cosine", "--optim.schedule_length=20", "--optim.warmup_steps=7"],
 }
 

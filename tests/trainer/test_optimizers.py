@@ -9,7 +9,10 @@ from bagpipe.rates import Cosine, Exponential, Schedule, StepDecay
 from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam"), ("adamw", "AdamW"), ("lamb", "Lamb")],
+)
 def test_dense_optimizers(name: str, kind: str) -> None:
     parameters = torch.nn.Linear(2, 1).parameters()
     optimizer = dense_optimizer(parameters, OptimConfig(dense=name, dense_lr=0.5, eps=1e-3))

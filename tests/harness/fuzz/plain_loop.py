@@ -25,7 +25,7 @@ from data.formats import open_source
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
 from tests.system.reference import MakeScheduler, PlainTable, Trained, plain_training, row_state
 from trainer.assembly import build_training_model
-from trainer.optimizers import rate_schedule, rows_rate_schedule
+from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
 
 __all__ = ["main"]
 
@@ -71,6 +71,7 @@ def _train(config: Config) -> Trained:
         dense=optim.dense,
         dense_lr=optim.dense_lr,
         eps=optim.eps,
+        make_dense=lambda parameters: dense_optimizer(parameters, optim),
         schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],
     )
 

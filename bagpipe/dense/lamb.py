@@ -1,0 +1,75 @@
+"""`Lamb`: Adam's step, scaled layer by layer (You et al., "Large Batch Optimization for Deep Learning").
+
+    m = beta1 * m + (1 - beta1) * g          r = (m / (1 - beta1 ** t)) / (sqrt(v / (1 - beta2 ** t)) + eps)
+    v = beta2 * v + (1 - beta2) * g * g      u = r + weight_decay * w
+    w = w - lr * |w| / |u| * u               arXiv:1904.00962, algorithm 2, phi(z) = z; a layer is a parameter
+
+The ratio of the norms is 1 where one of them is 0, as in the authors' own code. Weight decay is decoupled. Nothing
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Lamb"]
+
+
+class Lamb(torch.optim.Optimizer):
+    """See above. State of a parameter: ``step`` (float32, on the host), ``exp_avg``, ``exp_avg_sq``.
+
+    Args:
+        parameters: dense parameters.
+        lr: learning rate.
+        betas: decay of m and of v.
+        eps: added to the root.
+        weight_decay: share of the weight in the update.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, parameter.grad, group)
+        return loss
+
+    def _step(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        number = state["step"].item()
+        m = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (v / (1 - beta2**number)).sqrt_().add_(group["eps"])
+        update = (m / (1 - beta1**number)).div_(root)
+        if group["weight_decay"]:
+            update.add_(weight, alpha=group["weight_decay"])
+        of_weight, of_update = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update)
+        is_zero = (of_weight == 0) | (of_update == 0)
+        ratio = torch.where(is_zero, torch.ones_like(of_weight), of_weight / of_update)
+        weight.sub_(update.mul_(ratio * group["lr"]))
