@@ -78,6 +78,8 @@ NO_MIRROR: dict[str, str] = {
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "bagpipe/jobs/job.py": "tests/jobs/test_session.py",
+    "bagpipe/jobs/evaluation.py": "tests/system/test_evaluation.py",
+    "trainer/evaluation.py": "tests/system/test_evaluation.py",
     "bagpipe/jobs/open_job.py": "tests/jobs/test_session.py",
     "bagpipe/train_pipeline/evaluation.py": "tests/train_pipeline/test_pipeline.py",
     "bagpipe/train_pipeline/initial_rows.py": "tests/train_pipeline/test_loading.py",

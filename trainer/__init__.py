@@ -8,5 +8,5 @@ cli, process       the program and its process            job, open_job        o
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices, settings: from configuration to objects
 progress, metrics, ranking, totals, result                progress bar, AUC, sums over ranks, the JSON
-export             a checkpoint for serving
+evaluation, early_stop  scores during training and after  export             a checkpoint for serving
 """

@@ -1,6 +1,6 @@
 """`run_job`: one training job on one rank, from configuration to result.
 
-check ─> ranks ─> open_trainer_job ─> JobSession.train ─> evaluate ─> digests ─> Result
+check ─> ranks ─> open_trainer_job ─> steps of a JobSession, evaluations ─> digests ─> Result
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
-from bagpipe.errors import InputError
 from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
@@ -26,7 +24,8 @@ from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
-from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out
+from trainer.evaluation import Scored
+from trainer.metrics import METRICS, Quality
 from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.progress import ProgressReporter
 from trainer.result import Result
@@ -35,21 +34,6 @@ from trainer.stages import check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["run_job"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluation:
-    """The end of an evaluation.
-
-    Attributes:
-        quality: of all held-out examples on rank 0; meaningless on other ranks.
-        stopped: the job was interrupted.
-        error: the held-out examples cannot be used; the same on every rank.
-    """
-
-    quality: Quality
-    stopped: bool = False
-    error: InputError | None = None
 
 
 def run_job(config: Config, *, membership: Membership | None = None, result_path: str = "") -> Result:
@@ -81,10 +65,26 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
             job = open_trainer_job(config, ranks, stack, Trace() if config.run.trace else None)
             stack.enter_context(job.session)
             start_s = time.monotonic()
-            job.open.engine.dense.model.train()
             with _open_progress(job, ranks) as on_batch:
-                trained = job.session.train(job.batches(), job.open.checkpoints.first_batch, on_batch)
+                trained = _train(job, on_batch)
             return _finish(job, ranks, trained, time.monotonic() - start_s, result_path)
+
+
+def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
+    """Train to the end of the data or of patience, with the evaluations that are due."""
+    session, evaluator = job.session, job.evaluator
+    job.open.engine.dense.model.train()
+    run = session.begin(job.batches(), job.open.checkpoints.first_batch, stops_on_signals=True)
+    with session.failing():
+        if evaluator.history.best_step == job.open.checkpoints.first_batch:
+            evaluator.name_best()  # the process ended between publishing and naming it
+        is_over = evaluator.history.is_over(job.built.config.eval)
+        evaluator.prepare()
+        while not is_over and run.step() is not None:
+            if on_batch is not None:
+                on_batch(run.progress)
+            is_over = evaluator.is_due(run.next_batch) and evaluator.evaluate(run.next_batch)
+    return session.end_here() if is_over else session.end()
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _finish(job: TrainerJob, ranks: Ranks, trained: RunResult, seconds: float, r
         share_stages(held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
         for part in job.open.parts:
             part.share(held, ranks.peers.dense)
-    evaluation = _evaluate(job, ranks, trained)
+    evaluation = _evaluate(job, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
         engine.trace.write(path_of_rank(config.run.trace, ranks.rank), process=f"rank {ranks.rank}", lanes=lanes)
@@ -150,23 +150,14 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
             check_folder(path, key)
 
 
-def _evaluate(job: TrainerJob, ranks: Ranks, trained: RunResult) -> _Evaluation:
+def _evaluate(job: TrainerJob, trained: RunResult) -> Scored:
     """Score the held-out examples, unless there are none or the job was interrupted."""
     if trained.report.stopped or not job.built.config.data.has_evaluation:
-        return _Evaluation(quality=Quality(), stopped=trained.report.stopped)
-    metrics = BinaryMetrics()
-    evaluated = job.open.engine.evaluate(job.source.batches("eval", job.built.eval_spec), metrics.add)
-    own_error = evaluated.input_error
-    for text in filter(None, ranks.gather(None if own_error is None else str(own_error))):
-        return _Evaluation(quality=left_out(text), error=own_error or InputError(text))
-    if evaluated.report.stopped:
-        return _Evaluation(quality=Quality(), stopped=True)
-    if ranks.peers is not None:
-        metrics = metrics.gathered(ranks.collect)
-    return _Evaluation(quality=metrics.quality())
+        return Scored(quality=Quality(), is_stopped=trained.report.stopped)
+    return job.evaluator.final(trained.progress.steps)
 
 
-def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluation) -> Result:
+def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) -> Result:
     """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     checkpoints, store = job.open.checkpoints, job.open.store
@@ -178,10 +169,13 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluat
             **{name: getattr(evaluation.quality, name) for name in METRICS},
             "metrics_left_out": dict(evaluation.quality.left_out),
             "embedding_digest": embedding_digest(store, sums),
+            "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],
+            "best_step": job.evaluator.history.best_step,
+            "early_stopped": job.evaluator.history.is_over(job.built.config.eval),
         }
         checkpoints.check_rows()  # after the digest, which could have missed the same rows
         checkpoints.claim.row_check.compare(sums, changes)
-        checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.stopped)
+        checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.is_stopped)
     return Result(
         **ranks.share(found),
         steps=totals.steps,
@@ -203,6 +197,6 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: _Evaluat
         resumed_from=checkpoints.resumed_from,
         checkpoints=checkpoints.num_published,
         checkpoint_stall_s=totals.checkpoint_stall_s,
-        stopped=evaluation.stopped,
+        stopped=evaluation.is_stopped,
         continued=checkpoints.claim.continued,
     )

@@ -27,6 +27,7 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
+from trainer.evaluation import EvaluationRecord, Evaluator
 from trainer.inputs import InputMaker
 from trainer.services import Services, open_services
 from trainer.settings import common_settings, result_settings
@@ -46,11 +47,13 @@ class TrainerJob:
         source: batches from the cacher.
         built: what is trained.
         session: trains it.
+        evaluator: scores its held-out examples.
     """
 
     source: RemoteBatches
     built: BuiltModel
     session: JobSession
+    evaluator: Evaluator
 
     @property
     def open(self) -> OpenJob:
@@ -82,17 +85,23 @@ def open_trainer_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trac
         InputError: the data cannot be opened, the model cannot be built, or the store cannot be used.
     """
     services = open_services(config, ranks, stack)
-    source = stack.enter_context(_remote_batches(config, services, ranks))
+    source = held_out = stack.enter_context(_remote_batches(config, services, ranks))
+    if config.eval.every:
+        # A phase ends the one before: evaluations during training have a connection of their own.
+        held_out = stack.enter_context(_remote_batches(config, services, ranks, suffix="-eval"))
     built = build_training_model(config, source.schema, ranks.world_size)
     _check_memory(built, ranks.world_size)
     if ranks.rank:
         # The models are equal now. Dropout masks must differ between ranks.
         torch.manual_seed(config.run.seed + ranks.rank)
-    job = open_job(_job(built, source, services.store_url, trace), ranks, stack)
-    return TrainerJob(source=source, built=built, session=JobSession(job, stack.pop_all()))
+    record = EvaluationRecord()
+    job = open_job(_job(built, source, services.store_url, record, trace), ranks, stack)
+    session = JobSession(job, stack.pop_all())
+    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record)
+    return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)
 
 
-def _remote_batches(config: Config, services: Services, ranks: Ranks) -> RemoteBatches:
+def _remote_batches(config: Config, services: Services, ranks: Ranks, suffix: str = "") -> RemoteBatches:
     if not config.cacher.url:
         # The job's own cacher is never restarted.
         timeout_s = min(config.cacher.timeout_s, OWN_CACHER_TIMEOUT_S)
@@ -103,12 +112,14 @@ def _remote_batches(config: Config, services: Services, ranks: Ranks) -> RemoteB
         credits=config.cache.read_ahead,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        job_id=services.job_id,
+        job_id=services.job_id + suffix,
         secret=services.secret,
     )
 
 
-def _job(built: BuiltModel, source: RemoteBatches, store_url: str, trace: Trace | None) -> Job:
+def _job(
+    built: BuiltModel, source: RemoteBatches, store_url: str, record: EvaluationRecord, trace: Trace | None
+) -> Job:
     """The job of a configuration."""
     config = built.config
     return Job(
@@ -123,7 +134,7 @@ def _job(built: BuiltModel, source: RemoteBatches, store_url: str, trace: Trace 
         store=dataclasses.replace(config.store, url=store_url),
         checkpoint=config.checkpoint,
         peer_timeout_s=config.run.peer_timeout_s,
-        make_dense=_dense_maker(built),
+        make_dense=_dense_maker(built, record),
         prepare=InputMaker(built.data),
         settings=result_settings(config, built.data),
         # A checkpoint of an earlier version does not have the keys that were added since.
@@ -134,14 +145,14 @@ def _job(built: BuiltModel, source: RemoteBatches, store_url: str, trace: Trace 
     )
 
 
-def _dense_maker(built: BuiltModel) -> MakeDense:
+def _dense_maker(built: BuiltModel, record: EvaluationRecord) -> MakeDense:
     """Makes the dense part: whole, or the stages of the rank."""
 
     def make(cache: RowCache, ranks: Ranks, stack: ExitStack) -> RankDense:
         peers, model = ranks.peers, built.converted.model
         if peers is None:
             dense = build_dense(built)
-            return RankDense(dense=dense, parts=build_parts(built, dense))
+            return RankDense(dense=dense, parts=(*build_parts(built, dense), record))
         held, links, reduce = open_stages(built.stages, peers)
         replicas = None
         if built.stages is None:
@@ -149,7 +160,7 @@ def _dense_maker(built: BuiltModel) -> MakeDense:
         else:
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
-        return RankDense(dense=dense, parts=build_parts(built, dense), replicas=replicas, held=held)
+        return RankDense(dense=dense, parts=(*build_parts(built, dense), record), replicas=replicas, held=held)
 
     return make
 
@@ -165,4 +176,5 @@ def _check_memory(built: BuiltModel, world_size: int) -> None:
         activation_bytes=activation_bytes(parameters, num_examples),
     )
     device = config.run.device
-    check_memory(memory_need(built.rows, config.cache.rows, batch), free_bytes(device), device)
+    num_caches = 2 if config.eval.every else 1
+    check_memory(memory_need(built.rows, num_caches * config.cache.rows, batch), free_bytes(device), device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bagpipe.util.outputs import write_json
 from trainer.metrics import METRICS
@@ -37,6 +38,9 @@ class Result:
         checkpoints: checkpoints written by this process.
         checkpoint_stall_s: time training waited for checkpoints.
         stopped: the run was interrupted and stopped cleanly.
+        evaluations: step and metrics of every evaluation of all held-out examples, or of the first `eval.batches`.
+        best_step: step of the best evaluation; None: there is none.
+        early_stopped: training ended because patience ran out.
         continued: training started from another job's rows (``store.existing = rows-only``).
     """
 
@@ -68,6 +72,9 @@ class Result:
     checkpoint_stall_s: float
     stopped: bool
     continued: bool
+    evaluations: list[dict[str, Any]]
+    best_step: int | None
+    early_stopped: bool
 
     def write(self, path: str) -> None:
         """Write the JSON object atomically."""
@@ -81,6 +88,11 @@ class Result:
         notes = _left_out_lines(self.metrics_left_out)
         if self.stopped:
             notes.append("the run was interrupted: training or evaluation may be incomplete")
+        if self.evaluations:
+            best = "none is the best" if self.best_step is None else f"the best one at step {self.best_step}"
+            notes.append(f"{len(self.evaluations)} evaluations, {best}")
+        if self.early_stopped:
+            notes.append("training ended early: evaluations did not get better any more (eval.patience)")
         if self.resumed_from is not None:
             notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
         if self.checkpoints:

@@ -23,5 +23,5 @@ The manifest lists every file with its length and XXH3-128 checksum. No file is 
     checkpoint_rows       rows of a checkpoint by table       written_rows         rows written recently
     dense_state           the dense part as tensors           recovery, export     into the store; for other programs
     existing_rows         rows of another job in the store    adoption             such rows as the first checkpoint
-    stored_rows           rows of an open store by table
+    stored_rows           rows of an open store by table  best                 the checkpoint of the best evaluation
 """

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagpipe.checkpoint.best import read_best
 from bagpipe.checkpoint.checkpoint_rows import check_row_sums
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
 from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
@@ -264,6 +265,14 @@ class CheckpointFolder:
             f"{', '.join(map(str, steps)) or 'none'}"
         )
 
+    def best(self, warn: Callable[[str], None]) -> Checkpoint:
+        """The checkpoint of the best evaluation. Raises `InputError` if none is named, or it is not whole."""
+        best = read_best(self.path)
+        checkpoint = None if best is None else self._load(best.position, warn)
+        if checkpoint is None:
+            raise InputError(f"checkpoint.dir {self.path} has no whole checkpoint of a best evaluation")
+        return checkpoint
+
     def known(self, generation: int, step: int) -> Checkpoint:
         """A checkpoint that another rank has validated; reads only its manifest. Raises `BrokenCheckpoint`."""
         folder = self._step_path(generation, step)
@@ -275,16 +284,19 @@ class CheckpointFolder:
 
         Args:
             keep: at least 1. Broken checkpoints do not count.
-            newest: a valid checkpoint. It, newer ones and origins of later starts are kept.
+            newest: a valid checkpoint. It, newer ones, origins of later starts and the best one are kept.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         older = [position for position in self.positions() if position < newest.position]
         whole = [position for position in older if position not in self._broken]
         last = whole[keep - 2] if 1 < keep <= len(whole) + 1 else newest.position if keep == 1 else (0, 0)
-        origins = self._origins_after(newest.manifest.generation)
+        kept = self._origins_after(newest.manifest.generation)
+        best = read_best(self.path)
+        if best is not None:
+            kept.add(best.position)
         for position in older:
-            if position < last and position not in origins:
+            if position < last and position not in kept:
                 self._remove(self._step_path(*position))
         for generation, folder in self._generations():
             if generation < newest.manifest.generation:

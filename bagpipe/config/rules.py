@@ -84,6 +84,24 @@ def _change_problem(config: Config) -> str | None:
     return f"{','.join(names)} needs checkpoint.dir, a folder, got none"
 
 
+def _held_out_problem(config: Config) -> str | None:
+    if not config.eval.every or config.data.has_evaluation:
+        return None
+    return f"{config.eval.every} needs held-out examples (data.eval_fraction above 0, or data.eval_path), got none"
+
+
+def _patience_problem(config: Config) -> str | None:
+    if not config.eval.patience or config.eval.every:
+        return None
+    return f"{config.eval.patience} needs eval.every, the steps between evaluations, got 0"
+
+
+def _best_problem(config: Config) -> str | None:
+    if not config.eval.keep_best or (config.eval.every and config.checkpoint.dir):
+        return None
+    return "true needs eval.every, the steps between evaluations, and checkpoint.dir, a folder"
+
+
 def _stages_problem(config: Config) -> str | None:
     if config.pipeline.schedule != "none" or config.pipeline.stages == 1:
         return None
@@ -162,6 +180,9 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
     Rule("checkpoint.change", _change_problem),
+    Rule("eval.every", _held_out_problem),
+    Rule("eval.patience", _patience_problem),
+    Rule("eval.keep_best", _best_problem),
     Rule("pipeline.stages", _stages_problem),
     Rule("pipeline.chunks", _chunks_problem),
     Rule("pipeline.schedule", _schedule_problem),

@@ -24,6 +24,8 @@ __all__ = [
     "DataFormat",
     "DenseOptimizer",
     "Durability",
+    "EvalConfig",
+    "Metric",
     "Model",
     "ModelConfig",
     "OptimConfig",
@@ -40,6 +42,7 @@ BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Policy = Literal["belady-window", "drop-unused"]
 Durability = Literal["memory", "everysec", "always"]
+Metric = Literal["auc", "gauc", "ne", "logloss"]
 Assignment = Literal["contiguous", "locality"]
 Model = Literal["dlrm", "dcnv2", "deepfm", "wide-deep", "towers"]
 RunDtype = Literal["float32", "float64"]
@@ -238,7 +241,8 @@ class CheckpointConfig:
     Attributes:
         dir: folder of the checkpoints, on a file system that all ranks share; empty: none.
         every: steps between checkpoints; 0: only one, at the end, and the store logs all writes until then.
-        resume: resume from the newest complete checkpoint (auto), from the one of a step, or start anew (never).
+        resume: resume from the newest complete checkpoint (auto), from the one of a step, from that of the best
+            evaluation (best), or start anew (never).
         keep: complete checkpoints to keep; older ones are removed.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
@@ -247,11 +251,33 @@ class CheckpointConfig:
 
     dir: str = ""
     every: Annotated[int, at_least(0)] = 1000
-    resume: Annotated[str, matching(r"auto|never|\d+", "auto, never or a step number")] = "auto"
+    resume: Annotated[str, matching(r"auto|best|never|\d+", "auto, best, never or a step number")] = "auto"
     keep: Annotated[int, at_least(1)] = 2
     full_every: Annotated[int, at_least(1)] = 16
     take_over: bool = False
     change: tuple[str, ...] = ()  # its range is a rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation of the held-out examples.
+
+    Attributes:
+        every: steps between evaluations during training; 0: one, at the end. Training is the same bit for bit.
+        batches: score only the first so many batches during training; 0: all. The evaluation at the end scores all.
+        metric: metric that tells the best evaluation.
+        patience: stop training after so many evaluations in a row that are not better than the best; 0: never.
+        min_delta: a better evaluation is better by more than this.
+        keep_best: make a checkpoint at each evaluation that is the best so far, and keep that of the best
+            (checkpoint.resume = best).
+    """
+
+    every: Annotated[int, at_least(0)] = 0
+    batches: Annotated[int, at_least(0)] = 0
+    metric: Metric = "auc"
+    patience: Annotated[int, at_least(0)] = 0
+    min_delta: Annotated[float, at_least(0)] = 0.0
+    keep_best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +343,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     @property

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.checkpoint.best import Best, read_best, write_best
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
@@ -235,6 +236,23 @@ class Checkpoints:
         """Collective, after training: recover the rows of a resumed job that had no batches left to train."""
         if self.resume_point.is_trained and not self.claim.is_taken:
             self.claim.take()
+
+    def name_best(self, step: int, metric: str, value: float) -> None:
+        """On rank 0: name the published checkpoint of a step the best, unless it is named already.
+
+        Raises:
+            JobError: the folder cannot be written.
+        """
+        folder, start = self.resume_point.folder, self.resume_point.checkpoint
+        assert folder is not None, "there is a folder"
+        assert start is not None, "there is a folder"
+        generation = start.manifest.generation if step == self.first_batch else self.resume_point.generation
+        best = Best(generation=generation, step=step, metric=metric, value=value)
+        try:
+            if read_best(folder.path) != best:
+                write_best(folder.path, best)
+        except OSError as error:
+            raise JobError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror}") from None
 
     def check_rows(self) -> None:
         """On rank 0, after training: find rows that the store lost after their last use. See `Claim.check_rows`."""

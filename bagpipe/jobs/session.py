@@ -1,6 +1,6 @@
 """`JobSession`: the runs of an open job on one rank, one after another, and how they end.
 
-    begin ──> SteppedRun: step, step, … ──end──> the next run      train: begin, every step and end in one call
+    begin ──> SteppedRun: step, step, … ──end──> the next run        end_here: before the end of the data
     flush, checkpoint: between two steps of a run, or two runs
     an error: other ranks are told first, then everything is released, and the session has failed
 
@@ -10,7 +10,7 @@ brings them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ from typing import Any, Self
 from bagpipe.errors import JobError, PeerError, StoreError
 from bagpipe.jobs.open_job import OpenJob
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.training.progress import Progress, RunResult
+from bagpipe.training.progress import RunResult
 from bagpipe.training.stepped_run import SteppedRun
 
 __all__ = ["JobSession"]
@@ -77,32 +77,19 @@ class JobSession:
             self.run = self._run_stack.enter_context(run)
         return self.run
 
-    def train(
-        self,
-        batches: Generator[RankBatch, None, None],
-        first_batch: int,
-        on_batch: Callable[[Callable[[], Progress]], None] | None = None,
-    ) -> RunResult:
-        """Train all batches of a run. SIGINT and SIGTERM end it after the batches that are read.
-
-        Args:
-            batches, first_batch: see `begin`.
-            on_batch: called after every batch with a function that gives the totals so far.
-
-        Raises: see `Engine.train`.
-        """
-        run = self.begin(batches, first_batch, stops_on_signals=True)
-        with self.failing():
-            while run.step() is not None:
-                if on_batch is not None:
-                    on_batch(run.progress)
-        return self.end()
-
     def end(self) -> RunResult:
         """End the run after its last batch; all updated rows are in the store."""
         run = self._under_way()
         with self.failing():
             result = run.end()
+            self.leave()
+        return result
+
+    def end_here(self) -> RunResult:
+        """End the run after the batches computed so far, whatever is read ahead. All ranks call it alike."""
+        run = self._under_way()
+        with self.failing():
+            result = run.end_here()
             self.leave()
         return result
 
@@ -122,6 +109,25 @@ class JobSession:
             if self.job.ranks.peers is not None:
                 self.run.settle()
             (self.run.checkpoint if makes_checkpoint else self.run.flush)()
+
+    def flush(self, call: str, step: int, *, claims: bool = False) -> None:
+        """Write all updated rows of all ranks: no lane acts until the next step. Collective.
+
+        Args:
+            call: what the ranks do; all must do the same.
+            step: batches trained.
+            claims: claim the namespace, if that is not done.
+
+        Raises:
+            InputError: ranks make different calls, or before different batches.
+            StoreError, PeerError: the session has failed.
+        """
+        with self.failing():
+            self.job.meet(call, step)
+            if claims:
+                self.job.claim()
+            self.write_rows()
+            self.job.meet(f"{call}: rows are written", step)
 
     def checkpoint(self, step: int) -> None:
         """Make a checkpoint of the batches trained so far, unless the end of a run has made it. Collective.

@@ -227,6 +227,10 @@ class Runner:
         for lane in self._lanes:
             lane.stream.synchronize()
 
+    def cut(self, end: int) -> None:
+        """End the data before batch `end`, the next one to be stepped, whatever is read ahead; at rest."""
+        self._board.finish(end)
+
     def hold(self, lane: str) -> None:
         """Keep a lane from further actions until the next `step`, `rest` or `end`; between two steps.
 

@@ -1,34 +1,26 @@
-"""Evaluation in the middle of training: a cache, lanes and messages of its own, while those of training rest.
+"""Evaluation on batches of a user's loader, in the middle of training: `bagpipe.jobs.evaluation` with a planner.
 
-training at rest, store current ──> planner, cache, engine of the evaluation ──step──> outputs
-afterwards: the model's modes, lookups, buffers and random state are those before
+training at rest, store current ──> planner, evaluation_run ──step──> outputs of the user's model
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack
 from typing import Any
 
-import torch
-from torch import nn
-
-from bagpipe.cache.row_cache import RowCache
-from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.distributed.interface import Peers
-from bagpipe.embedding.torchrec_collections import Converted
 from bagpipe.errors import InputError
+from bagpipe.jobs.evaluation import evaluation_run
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.lookahead.select import select_planner
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.open_pipeline import OpenPipeline
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
-from bagpipe.training.engine import Engine
 from bagpipe.training.stepped_evaluation import Outputs
 from bagpipe.training.stepped_run import SteppedRun
 
-__all__ = ["buffers_of_rank_0", "evaluate"]
+__all__ = ["evaluate"]
 
 
 def evaluate(
@@ -55,10 +47,6 @@ def evaluate(
     """
     job, outputs = opened.job, Outputs(model.converted.model)
     with ExitStack() as stack:
-        stack.enter_context(_unchanged(model.converted.model))
-        stack.enter_context(buffers_of_rank_0(model.converted.model, job.replicas))
-        cache = job.job.new_cache()
-        stack.enter_context(_bound(model.converted, cache, job.engine.cache))
         peers = None if job.ranks.peers is None else job.ranks.peers.evaluation()
         planner = stack.enter_context(
             select_planner(
@@ -68,8 +56,8 @@ def evaluate(
                 uneven="join",
             )
         )
-        planned = stack.enter_context(closing(planner.run(batches.read(iter(loader), Position()))))
-        run = stack.enter_context(_engine(job.engine, cache, batches, peers).evaluate_in_steps(planned, outputs))
+        planned = planner.run(batches.read(iter(loader), Position()))
+        run = stack.enter_context(evaluation_run(job, planned, outputs, peers=peers, prepare=batches.prepare))
         try:
             while (batch := run.step()) is not None:
                 batches.forget(run.next_batch)
@@ -98,58 +86,3 @@ def _leave(run: SteppedRun, outputs: Outputs, ranks: Ranks) -> None:
         pass
     run.end()
     ranks.gather(True)
-
-
-def _engine(training: Engine, cache: RowCache, batches: UserBatches, peers: Peers | None) -> Engine:
-    """An engine like that of the training, with another cache and messages of its own."""
-    return Engine(
-        layout=training.layout,
-        cache=cache,
-        store=training.store,
-        dense=training.dense,
-        prepare=batches.prepare,
-        settings=training.settings,
-        row_steps=training.row_steps,
-        peers=peers,
-        parts=training.parts,
-    )
-
-
-@contextmanager
-def buffers_of_rank_0(model: nn.Module, replicas: DenseParallel | None) -> Iterator[None]:
-    """Inside, the model has rank 0's buffers. All ranks enter it."""
-    if replicas is None:
-        yield
-        return
-    own = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    replicas.share_buffers()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in own:
-                buffer.copy_(value)
-
-
-@contextmanager
-def _bound(converted: Converted, cache: RowCache, before: RowCache) -> Iterator[None]:
-    """Inside, the model's collections read from another cache."""
-    converted.bind(cache)
-    try:
-        yield
-    finally:
-        converted.bind(before)
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode. Afterwards modes and torch's random state are those before."""
-    modes = {module: module.training for module in model.modules()}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode

@@ -21,11 +21,12 @@ from torch.optim import Optimizer
 from bagpipe.client.access import Cacher
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
+from bagpipe.jobs.evaluation import buffers_of_rank_0
 from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.batch_ids import BatchIds
 from bagpipe.train_pipeline.device import device_of_rank
 from bagpipe.train_pipeline.error_texts import speaks_arguments
-from bagpipe.train_pipeline.evaluation import buffers_of_rank_0, evaluate
+from bagpipe.train_pipeline.evaluation import evaluate
 from bagpipe.train_pipeline.export import export
 from bagpipe.train_pipeline.loading import RowLoading
 from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
@@ -60,8 +61,7 @@ class TrainPipeline(RowLoading):
         store: URL of the store: redis://, rediss://, redis+cluster://, unix:// or memory://. None: a private server
             that ends with the pipeline.
         namespace: prefix of all keys in the store.
-        existing: rows of an earlier job in the namespace: refuse them, train them on (rows-only), or delete them
-            (reset).
+        existing: rows of an earlier job in the namespace: refuse, train them on (rows-only), or delete them (reset).
         lookahead: batches that the planner sees; as many are read ahead of the iterator, and held.
         cache_rows: rows in the cache of each rank. 0: no cache, every batch reads and writes all its rows.
         prefetch_depth: batches whose rows are fetched ahead.

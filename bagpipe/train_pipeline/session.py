@@ -195,13 +195,7 @@ class Session:
         self._check_usable()
         opened = self.opened() if self._initial.is_pending else self._open
         if opened is not None:
-            job, session = opened.job, opened.session
-            with session.failing():
-                job.meet(call, self.position.step)
-                if self._initial.is_pending:
-                    job.claim()
-                session.write_rows()
-                job.meet(f"{call}: rows are written", self.position.step)
+            opened.session.flush(call, self.position.step, claims=self._initial.is_pending)
 
     def resting(self, call: str) -> OpenPipeline:
         """The open parts, after `flush`: until the next batch no lane of the training acts."""

@@ -209,20 +209,18 @@ class Engine:
         """
         self.dense.model.eval()
         scoring = Scoring(self.dense.model, self.cache.streams, on_scores)
-        with self._evaluating(batches, scoring, stops_on_signals=True) as run:
-            run.start()
-            try:
-                return run.whole(on_batch)
-            finally:
-                run.give_up()
+        with self.evaluate_in_steps(batches, scoring, stops_on_signals=True) as run:
+            return run.whole(on_batch)
 
     @contextmanager
-    def evaluate_in_steps(self, batches: Iterator[RankBatch], outputs: Outputs) -> Iterator[SteppedRun]:
+    def evaluate_in_steps(
+        self, batches: Iterator[RankBatch], scoring: Scoring | Outputs, *, stops_on_signals: bool = False
+    ) -> Iterator[SteppedRun]:
         """A run of evaluation whose batches the caller scores, one at a time and in its own thread.
 
         The mode of the model (`nn.Module.eval`) is the caller's. Args: see `evaluate`.
         """
-        with self._evaluating(batches, outputs, stops_on_signals=False) as run:
+        with self._evaluating(batches, scoring, stops_on_signals=stops_on_signals) as run:
             run.start()
             try:
                 yield run

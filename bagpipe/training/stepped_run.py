@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from bagpipe.errors import InputError, JobError
@@ -213,6 +213,20 @@ class SteppedRun:
         self._has_ended = True
         self._runner.end()
         return self._end()
+
+    def end_here(self) -> RunResult:
+        """End the run after the batches computed so far; those read ahead are dropped. All ranks call it alike.
+
+        Raises: see `Engine.train`.
+        """
+        self.settle()
+        self._runner.cut(self._next_batch)
+        return replace(self.end(), input_error=None)  # an error of later batches is none of this run
+
+    @property
+    def is_stopping(self) -> bool:
+        """A signal, this rank or another one has asked the run to stop."""
+        return self._runner.stop_requested
 
     def give_up(self) -> None:
         """End the lanes, unless `end` was called; micro-batches whose step is not done are given up. Idempotent."""

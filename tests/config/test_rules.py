@@ -15,6 +15,7 @@ from bagpipe.config.sections import (
     Config,
     DataFormat,
     DenseOptimizer,
+    Metric,
     Model,
     PipelineConfig,
     Policy,
@@ -51,10 +52,12 @@ def test_names_are_those_the_code_dispatches_on():
     from data import formats
     from data.source import BAD_ROWS
     from trainer import optimizers
+    from trainer.metrics import METRICS
 
     assert set(get_args(Policy)) == set(eviction.POLICIES)
     assert set(get_args(DataFormat)) == set(formats.FORMATS)
     assert set(get_args(Model)) == set(models.MODELS)
+    assert set(get_args(Metric)) == {name for name, item in METRICS.items() if item.higher_is_better is not None}
     assert set(get_args(DenseOptimizer)) == set(optimizers.DENSE_OPTIMIZERS)
     assert get_args(RateShape) == tuple(optimizers.RATE_SHAPES)
     assert get_args(BadRows) == BAD_ROWS
@@ -120,7 +123,14 @@ def test_every_number_has_a_range():
         ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
         ("checkpoint.full_every", 0, "checkpoint.full_every must be at least 1, got 0"),
         ("checkpoint.resume", "1200", "checkpoint.resume 1200 needs checkpoint.dir, a folder, got none"),
-        ("checkpoint.resume", "last", "checkpoint.resume must be auto, never or a step number, got 'last'"),
+        ("eval.metric", "mae", "eval.metric must be one of auc, gauc, ne, logloss, got 'mae'"),
+        ("eval.patience", 2, "eval.patience 2 needs eval.every, the steps between evaluations, got 0"),
+        (
+            "eval.keep_best",
+            True,
+            "eval.keep_best true needs eval.every, the steps between evaluations, and checkpoint.dir, a folder",
+        ),
+        ("checkpoint.resume", "last", "checkpoint.resume must be auto, best, never or a step number, got 'last'"),
         ("run.autocast", "half", "run.autocast must be one of off, bfloat16, float16, got 'half'"),
         ("run.loss_scale", 1000, "run.loss_scale must be 0 or a power of two up to 2**24, got 1000"),
         ("run.loss_scale_growth_interval", -1, "run.loss_scale_growth_interval must be at least 0, got -1"),

@@ -25,6 +25,7 @@ from bagpipe.testing.plain_job import plan_rank_batches
 from bagpipe.training.dense import WholeDense
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import EngineSettings
+from bagpipe.training.progress import RunResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
 from data import open_loader, open_source
@@ -85,6 +86,14 @@ class SmallJob:
         with ExitStack() as stack:
             job = open_job(self.job, Ranks(), stack)
             yield stack.enter_context(JobSession(job, stack.pop_all(), **settings))
+
+    def train(self, session: JobSession, first: int = 0, last: int = NUM_BATCHES) -> RunResult:
+        """Train a run to its end."""
+        run = session.begin(self.batches(first, last), first)
+        with session.failing():
+            while run.step() is not None:
+                pass
+        return session.end()
 
     def break_at(self, batch: int) -> None:
         """The forward of a batch raises ZeroDivisionError."""

@@ -15,7 +15,7 @@ from tests.jobs.small_job import NUM_BATCHES, SmallJob
 def _digests(num_batches: int = NUM_BATCHES) -> tuple[str, str]:
     job = SmallJob(cache_rows=0)
     with job.session() as session:
-        result = session.train(job.batches(last=num_batches), 0)
+        result = job.train(session, last=num_batches)
         assert result.progress.steps == num_batches
         return job.digests(session)
 
@@ -29,10 +29,10 @@ def _stored(job: SmallJob) -> str:
 def test_two_runs_have_the_bits_of_one_and_carry_its_counters(cache_rows: int) -> None:
     job = SmallJob(cache_rows)
     with job.session() as session:
-        first = session.train(job.batches(last=6), 0)
+        first = job.train(session, last=6)
         assert session.run is None
         assert session.carried["samples"] == first.progress.samples == 600
-        second = session.train(job.batches(first=6), 6)
+        second = job.train(session, first=6)
         assert (second.progress.steps, second.progress.samples) == (NUM_BATCHES, 1_500)
         assert job.digests(session) == _digests()
 
@@ -51,17 +51,22 @@ def test_rows_are_written_between_two_steps_and_training_goes_on() -> None:
         assert job.digests(session) == _digests()
 
 
-def test_a_callers_function_sees_the_totals_after_every_batch() -> None:
-    job, seen = SmallJob(), list[int]()
+def test_a_run_that_ends_early_has_the_bits_of_its_batches() -> None:
+    job = SmallJob()
     with job.session() as session:
-        session.train(job.batches(), 0, lambda totals: seen.append(totals().samples))
-    assert seen == [100 * (batch + 1) for batch in range(NUM_BATCHES)]
+        run = session.begin(job.batches(), 0)
+        for _ in range(4):
+            run.step()
+        assert session.end_here().progress.samples == 400
+        assert job.digests(session) == _digests(4)
+        job.train(session, first=4)
+        assert job.digests(session) == _digests()
 
 
 def _train_rescuing(job: SmallJob, *, rescues: bool) -> None:
     with job.session(rescues_rows=rescues) as session:
         try:
-            session.train(job.batches(), 0)
+            job.train(session)
         finally:
             assert isinstance(session.failure, ZeroDivisionError)
             assert session.run is None
@@ -88,7 +93,7 @@ def test_an_error_of_the_caller_releases_the_job() -> None:
         _leave_after_a_step(SmallJob(namespace=namespace))
     again = SmallJob(namespace=namespace)
     with again.session() as session:  # the one before has written no row
-        result = session.train(again.batches(), 0)
+        result = again.train(session)
         assert result.progress.steps == NUM_BATCHES
         assert again.digests(session) == _digests()
 
@@ -112,6 +117,6 @@ def test_a_checkpoint_between_two_steps_is_where_the_next_job_begins(tmp_path: P
     again = SmallJob(namespace=namespace, folder=tmp_path)
     with again.session() as session:
         assert session.job.checkpoints.first_batch == 6
-        result = session.train(again.batches(first=6), 6)
+        result = again.train(session, first=6)
         assert result.progress.samples == 1_500
         assert again.digests(session) == _digests()

@@ -12,6 +12,7 @@ RESULT = Result(
     rows_unique=9, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
     dense_digest="d", embedding_digest="e", peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
+    evaluations=[{"step": 3, "auc": 0.5}], best_step=3, early_stopped=True,
 )  # fmt: skip
 
 
@@ -27,6 +28,8 @@ def test_the_summary_of_a_result() -> None:
     assert "the run was interrupted" in "\n".join(dataclasses.replace(RESULT, stopped=True).lines())
     assert "AUC 0.50000" in text
     assert "AUC 0.50000   NE n/a   log loss 0.60000   calibration 1.25000   step p50" in text
+    assert "1 evaluations, the best one at step 3" in text
+    assert "training ended early" in text
     assert "NE is left out: why" in text
     assert "GAUC" not in text
     assert "2 malformed rows were skipped" in text

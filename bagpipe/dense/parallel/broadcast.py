@@ -1,7 +1,8 @@
 """Broadcasts that make the model equal on all ranks: from rank 0 before training, per stage from its holder after it.
 
 share_model    rank 0 ──parameters, buffers──> all ranks
-share_stages   first holder of each stage ──layout of the optimizer state, parameters, buffers, state──> all ranks
+share_weights  first holder of each stage ──parameters, buffers──> all ranks
+share_stages   the same, and ──layout of the optimizer state, state──> all ranks
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from bagpipe.distributed.interface import RankGroup
 
-__all__ = ["HeldStage", "share_model", "share_stages"]
+__all__ = ["HeldStage", "share_model", "share_stages", "share_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,21 @@ def share_model(model: nn.Module, group: RankGroup) -> None:
         group.broadcast(tensor)
 
 
+def share_weights(stages: Sequence[HeldStage], group: RankGroup) -> None:
+    """Broadcast every stage's parameters and buffers from its first holder.
+
+    Args:
+        stages: all stages of the model.
+        group: all ranks of the job.
+
+    Raises:
+        PeerError: a peer is gone or silent.
+    """
+    for stage in stages:
+        for tensor in (*(parameter for _, parameter in stage.parameters), *stage.buffers):
+            group.broadcast(tensor, stage.holders[0])
+
+
 def share_stages(
     stages: Sequence[HeldStage],
     optimizer: torch.optim.Optimizer,
@@ -67,10 +83,9 @@ def share_stages(
         if stage.holders[0] == group.rank
     }
     layouts = gather(own)
+    share_weights(stages, group)
     for number, stage in enumerate(stages):
         root = stage.holders[0]
-        for tensor in (*(parameter for _, parameter in stage.parameters), *stage.buffers):
-            group.broadcast(tensor, root)
         for (_, parameter), layout in zip(stage.parameters, layouts[root][str(number)], strict=True):
             _share_state(optimizer, parameter, layout, group, root)
 

@@ -99,7 +99,11 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
     settings |= model | {"data.limit": str(stream("limit").choice([0, 0, 0, max(1, log.num_examples - 3)]))}
     world_size = _world_size(stream("world size"), settings)
     kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
-    twins = (_twin(stream, "cached", world_size, stores), _twin(stream, "resumed", world_size, stores, kills))
+    holds_out = settings["data.eval_fraction"] != "0"
+    twins = (
+        _twin(stream, "cached", world_size, stores, holds_out=holds_out),
+        _twin(stream, "resumed", world_size, stores, kills, holds_out=holds_out),
+    )
     drawn = Draw(
         seed=seed,
         number=number,
@@ -259,10 +263,20 @@ def _num_batches(log: Log, settings: Mapping[str, str]) -> int:
     return max(1, min(int(batches), int(settings["run.steps"]) or int(batches)))
 
 
-def _twin(stream: Stream, name: str, world_size: int, stores: Sequence[str], kills: tuple[Kill, ...] = ()) -> Twin:
+def _twin(
+    stream: Stream,
+    name: str,
+    world_size: int,
+    stores: Sequence[str],
+    kills: tuple[Kill, ...] = (),
+    *,
+    holds_out: bool,
+) -> Twin:
     """A twin; with checkpoints if it is killed."""
     rng = stream(name)
     settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
+    if not holds_out:
+        settings["eval.every"] = "0"
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"

@@ -129,6 +129,9 @@ TWIN: Mapping[str, Values] = {
     "checkpoint.keep": {"1": 2, "2": 2, "3": 1},
     "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},
     "checkpoint.take_over": _even("checkpoint.take_over", false=3),
+    "eval.every": {"0": 4, "1": 0.5, "3": 1, "5": 1},
+    "eval.batches": {"0": 2, "1": 1},
+    "eval.metric": _even("eval.metric"),
 }
 
 #: Drawn or computed outside these tables.
@@ -151,6 +154,9 @@ LEFT: Mapping[str, str] = {
     "data.eval_path": "the same code reads it as data.path",
     "pipeline.partition": "names modules of one model",
     "run.device": "the machine's",
+    "eval.patience": "ends a job early, which another eval.every does elsewhere",
+    "eval.min_delta": "ends a job early, which another eval.every does elsewhere",
+    "eval.keep_best": "needs eval.every above 0 and checkpoint.dir in every start",
     "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",
     "run.tensorboard": "its writer takes seconds to import",

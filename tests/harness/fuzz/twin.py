@@ -29,7 +29,7 @@ __all__ = ["START_TIMEOUT_S", "Outcome", "TwinRun"]
 START_TIMEOUT_S = 150.0
 _ABORT_TIMEOUT_S = 10.0
 #: Lines that a program may print on standard error, beside its error.
-_EXPECTED_LINE = re.compile(r"(note|warning): |interrupted$")
+_EXPECTED_LINE = re.compile(r"(note|warning): |step \d+: |interrupted$")
 #: Which rank reports first, and which of several bad gradients it names, depends on the machine's scheduling.
 _RANK = re.compile(r"(?<=^error: )rank \d+: ")
 _NOT_FINITE = re.compile(r"^error: batch (\d+)( of rank \d+)?: .* not finite;.*")

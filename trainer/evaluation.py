@@ -1,0 +1,201 @@
+"""`Evaluator`: scores the held-out examples during training and after it, and says when training ends early.
+
+a step that is a multiple of eval.every ──all ranks rest, rows written──> evaluation_run ──scores──> metrics, all ranks
+    history ──best so far?──> checkpoint, named best        ──patience run out?──> training ends here
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.client.remote import RemoteBatches
+from bagpipe.config.sections import EvalConfig
+from bagpipe.errors import InputError
+from bagpipe.jobs.evaluation import evaluation_run
+from bagpipe.jobs.session import JobSession
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.training.evaluation import Scoring
+from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.training.stepped_run import SteppedRun
+from trainer.early_stop import Evaluation, EvaluationHistory
+from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out, metric_of
+
+__all__ = ["EvaluationRecord", "Evaluator", "Scored"]
+
+#: Key in `Part.progress`.
+_KEY = "evaluations"
+
+
+class EvaluationRecord(LoopPart):
+    """The history of evaluations, kept in checkpoints. Equal on all ranks.
+
+    Attributes:
+        history: so far.
+    """
+
+    name = _KEY
+
+    def __init__(self) -> None:
+        self.history = EvaluationHistory()
+
+    def start(self, run: LoopRun) -> None:
+        record = run.carried.get(_KEY)
+        self.history = EvaluationHistory() if record is None else EvaluationHistory.from_json(record)
+
+    def counters(self) -> Mapping[str, Any]:
+        return {_KEY: self.history.to_json()} if self.history.evaluations else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The end of an evaluation.
+
+    Attributes:
+        quality: of all held-out examples, equal on all ranks.
+        is_stopped: the job was interrupted, so examples are missing.
+        error: the held-out examples cannot be used; the same on every rank.
+    """
+
+    quality: Quality
+    is_stopped: bool = False
+    error: InputError | None = None
+
+
+class Evaluator:
+    """Evaluations of one job on this rank. All ranks make the same calls.
+
+    Args:
+        settings: how often, and what is best.
+        session: trains.
+        source: of the held-out examples. During training not that of the training batches, whose phase goes on.
+        spec: what the cacher plans them for.
+        record: keeps the history.
+
+    Attributes:
+        error: held-out examples cannot be used; no evaluation follows. None so far.
+    """
+
+    def __init__(
+        self,
+        settings: EvalConfig,
+        session: JobSession,
+        source: RemoteBatches,
+        spec: OracleSpec,
+        record: EvaluationRecord,
+    ) -> None:
+        self.error: InputError | None = None
+        self._settings = settings
+        self._session = session
+        self._source = source
+        self._spec = spec
+        self._record = record
+        self._next: Generator[RankBatch, None, None] | None = None
+        self._quality: Quality | None = None
+
+    @property
+    def history(self) -> EvaluationHistory:
+        """Evaluations so far, those of the checkpoint included."""
+        return self._record.history
+
+    def prepare(self) -> None:
+        """Ask for the held-out examples of the next evaluation: they are read and planned while training goes on."""
+        if self._settings.every and self._next is None and self.error is None:
+            self._next = self._source.batches("eval", self._spec, max_steps=self._settings.batches)
+
+    def is_due(self, step: int) -> bool:
+        """An evaluation comes before batch `step`."""
+        return bool(self._settings.every) and not step % self._settings.every and self.error is None
+
+    def evaluate(self, step: int) -> bool:
+        """Evaluate between two steps of a run.
+
+        Returns:
+            Training ends here: patience has run out.
+
+        Raises: see `JobSession.flush` and `JobSession.checkpoint`.
+        """
+        session, run = self._session, self._session.run
+        assert run is not None, "between two steps"
+        session.flush("evaluate", step)
+        with session.failing():
+            scored = self._score(training=run)
+        self.error = scored.error
+        if scored.error is not None or scored.is_stopped:
+            return False
+        self._note(step, scored.quality)
+        if self._settings.keep_best and self.history.best_step == step:
+            session.checkpoint(step)
+            self.name_best()
+        self.prepare()
+        return self.history.is_over(self._settings)
+
+    def name_best(self) -> None:
+        """Name the checkpoint of the best evaluation, if it is still to be named: on rank 0, when it is published."""
+        history, job = self.history, self._session.job
+        if self._settings.keep_best and history.best_step is not None and job.ranks.is_first:
+            assert history.best_value is not None, "there is a best evaluation"
+            job.checkpoints.name_best(history.best_step, self._settings.metric, history.best_value)
+
+    def final(self, step: int) -> Scored:
+        """The evaluation after training: of all held-out examples.
+
+        Args:
+            step: batches trained.
+        """
+        if self.history.last_step == step and not self._settings.batches and self._quality is not None:
+            return Scored(quality=self._quality)
+        if self._next is not None and self._settings.batches:
+            self._next.close()
+            self._next = None
+        scored = self._score()
+        is_next = self._settings.every and not self._settings.batches and self.history.last_step != step
+        if is_next and scored.error is None and not scored.is_stopped:
+            self._note(step, scored.quality)
+        return scored
+
+    def _note(self, step: int, quality: Quality) -> None:
+        evaluation = Evaluation(step=step, metrics={name: getattr(quality, name) for name in METRICS})
+        higher_is_better = metric_of(self._settings.metric).higher_is_better
+        assert higher_is_better is not None, "eval.metric has a direction"
+        self._record.history = self.history.after(evaluation, self._settings, higher_is_better=higher_is_better)
+        self._quality = quality
+        if self._session.job.ranks.is_first:
+            values = ", ".join(
+                f"{METRICS[name].title} {value:.5f}" for name, value in evaluation.metrics.items() if value is not None
+            )
+            sys.stderr.write(f"step {step}: {values or 'no metric has a value'}\n")
+
+    def _score(self, training: SteppedRun | None = None) -> Scored:
+        """Score the held-out examples; `training` rests meanwhile, or there is none."""
+        job, metrics = self._session.job, BinaryMetrics()
+        ranks = job.ranks
+        batches, self._next = self._next, None
+        if batches is None:
+            batches = self._source.batches("eval", self._spec)
+        with evaluation_run(
+            job,
+            batches,
+            Scoring(job.job.model, job.engine.cache.streams, metrics.add),
+            peers=None if ranks.peers is None else ranks.peers.evaluation(),
+            cache=job.engine.cache if training is None else None,  # between two runs it is empty
+            wake=self._source.interrupt,
+            stops_on_signals=training is None,
+        ) as run:
+            while run.step() is not None:
+                if training is not None and training.is_stopping:
+                    run.stop()
+            result = run.end()
+        error = result.input_error
+        for text in filter(None, ranks.gather(None if error is None else str(error))):
+            return Scored(quality=left_out(text), error=error or InputError(text))
+        if result.report.stopped:
+            return Scored(quality=Quality(), is_stopped=True)
+        if ranks.peers is not None:
+            metrics = metrics.gathered(ranks.collect)
+        quality = ranks.share(dataclasses.asdict(metrics.quality()) if ranks.is_first else None)
+        return Scored(quality=Quality(**quality))
