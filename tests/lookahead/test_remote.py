@@ -68,7 +68,7 @@ def test_plans_for_all_ranks(planner: RemotePlanner, trace: tuple[OracleSpec, li
 
 def test_batches_of_many_pieces(planner: RemotePlanner) -> None:
     planner.spec = spec_of(num_slots=100)
-    batches = batches_of(12, size=200_000)
+    batches = batches_of(5, size=70_000)
     assert [plain_part(part) for part in planner.run(batches)] == expected_parts(batches, planner.spec)
     planner.spec = spec_of()
 
