@@ -3,6 +3,7 @@
     avazu-csv ──┐                   worker processes                 batcher thread
     criteo-tsv ─┤
     csv ────────┤
+    huggingface ┤
     mlperf-npz ─┤
     movielens ──┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
     parquet ────┤                  (bounded in flight)
@@ -15,7 +16,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
         for batch in batches: ...
 
     formats         name -> Source: criteo, avazu, csv (csv_layout, csv_lines), mlperf (npy_files),
-                    movielens (movielens_genres), parquet (arrow_files), synthetic
+                    movielens (movielens_genres), parquet and huggingface (arrow_files), synthetic
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids

@@ -1,12 +1,14 @@
-"""One interface to parquet and Arrow IPC files: the rows of each row group, and reading one group.
+"""One interface to parquet and Arrow files: the rows of each row group, and reading one group.
 
-The first bytes tell which of the two a file is. A file written by `python -m data convert` holds its schema.
+The first bytes tell parquet, Arrow's file format and Arrow's stream format apart. A file written by
+`python -m data convert` holds its schema.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -16,13 +18,16 @@ import pyarrow.parquet as pq
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 from data.schema_file import SchemaFile
-from data.source import FileVersion
+from data.source import FileVersion, file_version
 
 __all__ = ["SCHEMA_KEY", "ArrowFile", "embed_schema", "embedded_schema", "open_arrow"]
 
 #: Key of the embedded schema in a file's metadata, and the version of its layout.
 SCHEMA_KEY = b"bagpipe.data_schema"
 SCHEMA_VERSION = 1
+
+#: Least rows of a group of a stream, but for the last: its record batches are small, often 1,000 rows.
+GROUP_ROWS = 65_536
 
 
 class ArrowFile(Protocol):
@@ -60,7 +65,50 @@ class IpcFile:
         return pa.Table.from_batches([self._reader.get_batch(group)]).select(columns)
 
 
-_OPENERS: Mapping[bytes, type[ParquetFile] | type[IpcFile]] = {b"PAR1": ParquetFile, b"ARRO": IpcFile}
+class StreamFile:
+    """A file of Arrow's stream format, memory-mapped; a group is a run of record batches. There are no checksums.
+
+    The format has no index, so opening walks over the headers of all record batches, once for a file.
+    """
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as stream:
+            stream.seek(-min(len(_STREAM_END), os.path.getsize(path)), os.SEEK_END)
+            if stream.read() != _STREAM_END:
+                raise pa.ArrowInvalid("the stream has no end")
+        self.schema, self._groups = _stream_groups(path, file_version(path))
+        self.group_rows = tuple(sum(batch.num_rows for batch in group) for group in self._groups)
+
+    def read(self, group: int, columns: list[str]) -> pa.Table:
+        if group >= len(self._groups):
+            raise ValueError(f"there is no row group {group}")
+        return pa.Table.from_batches(self._groups[group], self.schema).select(columns)
+
+
+#: The last bytes of a stream: a continuation mark, and a message of no bytes.
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+@lru_cache(maxsize=64)
+def _stream_groups(path: str, version: FileVersion) -> tuple[pa.Schema, tuple[tuple[pa.RecordBatch, ...], ...]]:
+    """The record batches of a stream, in runs of at least `GROUP_ROWS` rows. They refer to the mapped file."""
+    del version  # part of the cache key only
+    groups: list[tuple[pa.RecordBatch, ...]] = []
+    run: list[pa.RecordBatch] = []
+    reader = pa.ipc.open_stream(pa.memory_map(path))
+    for batch in reader:
+        run.append(batch)
+        if sum(item.num_rows for item in run) >= GROUP_ROWS:
+            groups.append(tuple(run))
+            run = []
+    return reader.schema, (*groups, *([tuple(run)] if run else []))
+
+
+_OPENERS: Mapping[bytes, Callable[[str], ArrowFile]] = {
+    b"PAR1": ParquetFile,
+    b"ARRO": IpcFile,
+    b"\xff\xff\xff\xff": StreamFile,
+}
 
 
 def open_arrow(path: str) -> ArrowFile:

@@ -60,6 +60,12 @@ def _open_csv(config: DataConfig, seed: int) -> Source:
     return CsvSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
 
 
+def _open_huggingface(config: DataConfig, seed: int) -> Source:
+    from data.huggingface import open_dataset
+
+    return open_dataset(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+
+
 def _open_mlperf(config: DataConfig, seed: int) -> Source:
     from data.mlperf import MlperfSource
 
@@ -104,6 +110,7 @@ FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
     "avazu-csv": _open_avazu,
     "criteo-tsv": _open_criteo,
     "csv": _open_csv,
+    "huggingface": _open_huggingface,
     "mlperf-npz": _open_mlperf,
     "movielens": _open_movielens,
     "parquet": _open_parquet,
@@ -133,7 +140,8 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
         opener = FORMATS[config.format]
     source = opener(config, seed)
     if needs_dictionaries:
-        for path in source.files:
+        rules = getattr(source, "rules", None)  # of the formats with strings
+        for path in () if rules is None else rules.dictionaries:
             if not os.path.isfile(path):
                 raise InputError(
                     f"{path}: no such dictionary: `python -m data convert … --dictionaries frequency` builds it"

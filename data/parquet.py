@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
@@ -35,23 +36,32 @@ class ParquetSource(ArrowSource):
         rules: of their columns.
         bad_rows: stop or skip.
         block_rows: most rows in a block.
+        form: name of the format in `layout`.
     """
 
     paths: tuple[str, ...]
     rules: ColumnRules
     bad_rows: str = "stop"
     block_rows: int = BLOCK_ROWS
+    form: str = "parquet"
 
     @classmethod
-    def at(
-        cls, path: str, *, schema_path: str = "", bad_rows: str = "stop", block_rows: int = BLOCK_ROWS
-    ) -> ParquetSource:
-        """The source of a file or folder; without a schema TOML the first file must hold its schema.
+    def at(cls, path: str, **options: Any) -> ParquetSource:
+        """The source of a file or folder; see `of`."""
+        return cls.of(list_files(path, _SUFFIXES), **options)
+
+    @classmethod
+    def of(cls, paths: tuple[str, ...], *, schema_path: str = "", **options: Any) -> ParquetSource:
+        """The source of files; without a schema TOML the first file must hold its schema.
+
+        Args:
+            paths: at least one.
+            schema_path: of the TOML file.
+            options: further attributes.
 
         Raises:
-            InputError: no file, no schema, or a column that is missing or of an unsupported type.
+            InputError: no schema, or a column that is missing or of an unsupported type.
         """
-        paths = list_files(path, _SUFFIXES)
         first = open_arrow(paths[0])
         if schema_path:
             found: SchemaFile | None = parse_schema(schema_path, read_schema_file(schema_path))
@@ -60,7 +70,7 @@ class ParquetSource(ArrowSource):
         if found is None:
             raise InputError(f"{paths[0]}: the file carries no schema of its own: name the columns with data.schema")
         rules = ColumnRules.of(paths[0], found, first.schema)
-        return cls(paths=paths, rules=rules, bad_rows=bad_rows, block_rows=block_rows)
+        return cls(paths=paths, rules=rules, **options)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -72,7 +82,7 @@ class ParquetSource(ArrowSource):
 
     @property
     def layout(self) -> str:
-        return f"parquet/{self.block_rows}"
+        return f"{self.form}/{self.block_rows}"
 
     def segments(self) -> tuple[Segment, ...]:
         found = []

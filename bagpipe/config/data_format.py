@@ -29,7 +29,11 @@ _LINE_BYTES = 1 << 16
 #: Names of rating files of MovieLens, each also with .gz.
 _RATINGS = ("ratings.csv", "ratings.dat", "u.data")
 
-_FIRST_BYTES: Mapping[bytes, DataFormat] = {b"PAR1": "parquet", b"ARROW1": "parquet"}
+_FIRST_BYTES: Mapping[bytes, DataFormat] = {
+    b"PAR1": "parquet",
+    b"ARROW1": "parquet",
+    b"\xff\xff\xff\xff": "parquet",
+}
 
 #: Ends of the names of MLPerf's arrays.
 _MLPERF = ("_dense.npy", "_labels.npy", "_sparse.npy", "_sparse_multi_hot.npz")
@@ -72,6 +76,10 @@ def _format_of(path: Path, schema: str) -> DataFormat:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def _is_dataset(names: set[str]) -> bool:
+    return bool(names & {"state.json", "dataset_dict.json"})
+
+
 def _has_ratings(names: set[str]) -> bool:
     return any(name + ending in names for name in _RATINGS for ending in ("", ".gz"))
 
@@ -86,6 +94,7 @@ def _has_arrays(names: set[str]) -> bool:
 
 #: Tests of the names in a folder, in this order.
 _FOLDERS: Sequence[tuple[Callable[[set[str]], bool], DataFormat]] = (
+    (_is_dataset, "huggingface"),
     (_has_ratings, "movielens"),
     (_has_columnar, "parquet"),
     (_has_arrays, "mlperf-npz"),

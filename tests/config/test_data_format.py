@@ -16,7 +16,7 @@ from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data import cli
 from data.formats import open_source
-from tests.data.files import avazu_csv, avazu_rows, criteo_lines
+from tests.data.files import avazu_csv, avazu_rows, criteo_lines, save_to_disk
 
 TABLE = pa.table({"y": [1, 0], "user": [7, 8]})
 SCHEMA = 'label = "y"\nsparse = ["user"]\n'
@@ -58,6 +58,7 @@ FILES = [
     ("a", parquet, "a", "parquet"),
     ("parts/part-0.parquet", parquet, "parts", "parquet"),
     ("a.arrow", arrow, "a.arrow", "parquet"),
+    ("hf", lambda path: save_to_disk(TABLE, path), "hf", "huggingface"),
     ("days/x", arrays, "days", "mlperf-npz"),
     ("x", arrays, "day_0_labels.npy", "mlperf-npz"),
     ("clicks.csv", b"y,user\n1,7\n", "clicks.csv", "csv"),
@@ -72,7 +73,7 @@ def test_the_format_is_told_from_the_content(tmp_path, file, content, given, exp
     else:
         write(tmp_path / file, content)
     schema = ""
-    if expected in ("csv", "parquet"):
+    if expected in ("csv", "huggingface", "parquet"):
         schema = str(tmp_path / "schema.toml")
         more = '[csv]\ndelimiter = ";"\ncolumns = ["y", "user"]' if given == "clicks.gz" else ""
         Path(schema).write_text(SCHEMA + more)

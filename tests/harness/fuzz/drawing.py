@@ -69,6 +69,7 @@ _POOLINGS: tuple[Pooling, ...] = ("sum", "mean")
 _FORMATS: Values = {
     "parquet": 5,
     "csv": 1,
+    "huggingface": 1,
     "synthetic": 2,
     "criteo-tsv": 2,
     "avazu-csv": 1,

@@ -21,6 +21,7 @@ from bagpipe.types.schema import Table
 from data.avazu import COLUMNS as AVAZU_COLUMNS
 from data.avazu import HEX_NAMES, INTEGER_NAMES
 from data.criteo import NUM_DENSE
+from tests.data.files import save_to_disk
 from tests.harness.fuzz.log import BAG_LENGTHS, Column, Examples, Log, examples
 
 __all__ = ["FIXED_COLUMNS", "NAMED_COLUMNS", "SHAPES", "write_log"]
@@ -31,13 +32,14 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
     "avazu-csv": ("file", "gz", "folder"),
     "movielens": ("u.data", "ratings.dat", "ratings.csv", "ratings.csv.gz"),
     "csv": ("file", "gz", "folder"),
+    "huggingface": ("folder",),
     "mlperf-npz": ("multi-hot", "one-hot"),
     "parquet": ("file", "arrow", "folder"),
     "synthetic": ("drawn",),
 }
 
 #: Formats whose schema file names the columns of the files.
-NAMED_COLUMNS = ("csv", "parquet")
+NAMED_COLUMNS = ("csv", "huggingface", "parquet")
 
 #: By format: the sparse columns that it fixes, each with a table of its name.
 FIXED_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -139,6 +141,11 @@ def _csv(log: Log, folder: Path) -> Path:
     return _text_files(log, folder, "part", [",".join(rows.column_names)], lines)
 
 
+def _huggingface(log: Log, folder: Path) -> Path:
+    save_to_disk(_rows(log), folder / "dataset", num_shards=3, batch_rows=20)
+    return folder / "dataset"
+
+
 def _parquet(log: Log, folder: Path) -> Path:
     table = _rows(log)
     if log.shape == "arrow":
@@ -228,6 +235,7 @@ def _movielens(log: Log, folder: Path) -> Path:
 
 _WRITERS: Mapping[str, Callable[[Log, Path], Path | None]] = {
     "csv": _csv,
+    "huggingface": _huggingface,
     "parquet": _parquet,
     "criteo-tsv": _criteo,
     "avazu-csv": _avazu,

@@ -26,6 +26,7 @@ PRELOADED = (
     "bagpipe.store.memory.store",
     "pyarrow.parquet",
     "data.csv",
+    "data.huggingface",
     "data.mlperf",
     "data.parquet",
     "tests.harness.fuzz.capacity",
