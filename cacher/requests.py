@@ -39,6 +39,8 @@ MAX_CREDITS = 1024
 #: Memory for the slots of all ranks that a planner can use, and for one slot: 22 B in arrays, 40 B queued.
 MAX_SLOT_BYTES = 32 << 30
 BYTES_PER_SLOT = 64
+#: Tables that read the same feature, such as those of FinalMLP's gates: each is planned like a feature of its own.
+MAX_TABLES_PER_FEATURE = 16
 _MAX_NAME_LENGTH = 200
 
 
@@ -131,8 +133,12 @@ def _expected_spec(
 ) -> dict[str, Any]:
     """The spec for a trainer's features. The cacher decides everything except features, tables and example shares."""
     refs = value.get("features")
-    if not isinstance(refs, list) or len(refs) > len(schema.features):
-        raise InputError(f"oracle spec: expected at most {len(schema.features)} features")
+    most = MAX_TABLES_PER_FEATURE * len(schema.features)
+    if not isinstance(refs, list) or len(refs) > most:
+        raise InputError(
+            f"oracle spec: expected at most {most} pairs of a feature and a table that reads it, "
+            f"{MAX_TABLES_PER_FEATURE} for each of the data's features"
+        )
     rows: dict[int, int | None] = {}
     for ref in refs:
         if not isinstance(ref, dict) or ref.keys() != {"feature", "table"}:

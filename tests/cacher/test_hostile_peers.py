@@ -189,7 +189,7 @@ def test_a_hello_that_is_refused(target: Target, message: pb.TrainerMessage, wor
     [
         (start(phase="test"), "phase must be train or eval, got 'test'"),
         (start(spec="[]"), "oracle spec: expected a JSON object"),
-        (start(spec='{"features": 7}'), "oracle spec: expected at most 26 features"),
+        (start(spec='{"features": 7}'), "oracle spec: expected at most 416 pairs of a feature and a table"),
         (start(spec='{"features": [{}]}'), "oracle spec: expected a feature and a table number"),
         (start(spec='{"features": [{"feature": 99, "table": 0}]}'), "oracle spec: expected a feature from 0 to 25"),
         (start(spec='{"features": [{"feature": 0, "table": 5}]}'), "oracle spec: expected a table from 0 to 0"),
