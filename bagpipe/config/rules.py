@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagpipe.config.keys import config_keys
+from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError, ScheduleError
@@ -183,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     Rule("eval.every", _held_out_problem),
     Rule("eval.patience", _patience_problem),
     Rule("eval.keep_best", _best_problem),
+    *(Rule(path, problem) for path, problem in MODEL_PROBLEMS.items()),
     Rule("pipeline.stages", _stages_problem),
     Rule("pipeline.chunks", _chunks_problem),
     Rule("pipeline.schedule", _schedule_problem),

@@ -2,9 +2,10 @@
 
     (DataSchema, ModelConfig) ──torchrec_models.build_model──> torchrec model, tables on the meta device
         ──bagpipe.embedding.torchrec_collections.convert──> the same model, rows in a cache
+    embedding collection, numbers ──dcnv2.DCNv2, deepfm.DeepFM, finalmlp.FinalMLP──> FuxiCTR's forms of these models
     bagpipe.embedding.plain_bags.CachedBags ──plain_dlrm.PlainDLRM──> DLRM in plain torch
 
-`torchrec_models` holds the models of `model.name` (dlrm, dcnv2, deepfm, wide-deep, towers) and loads a user's
-`model.factory`. `mixed_bags` joins a weighted and an unweighted embedding-bag collection. `plain_dlrm` works where
-torchrec is not installed.
+`torchrec_models` holds the builders of `model.name` and loads a user's `model.factory`. `dcnv2`, `deepfm` and
+`finalmlp` hold models in FuxiCTR's forms, made of `layers`. `mixed_bags` joins a weighted and an unweighted
+embedding-bag collection. `plain_dlrm` works where torchrec is not installed.
 """

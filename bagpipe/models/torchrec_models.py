@@ -22,14 +22,16 @@ from torchrec.modules.mlp import MLP
 
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
+from bagpipe.models.dcnv2 import DCNv2
+from bagpipe.models.deepfm import DeepFM
+from bagpipe.models.finalmlp import FeatureGate, FinalMLP
+from bagpipe.models.layers import FUXICTR_INIT_BOUND, pooled_width
 from bagpipe.models.mixed_bags import MixedBags
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
 
-#: Layers and rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference (3 layers, rank 512). The width of the
-#: input caps the rank.
-DCN_LAYERS = 3
+#: Rank of DCN-v2's cross network, as in MLPerf's DLRM-DCNv2 reference. The width of the input caps it.
 DCN_RANK = 512
 
 #: Dense branches of `Towers`, as in GraphPipe's DLRM (Jeon et al., ASPLOS 2025).
@@ -43,7 +45,9 @@ def num_dense_inputs(schema: DataSchema) -> int:
     return max(1, len(schema.dense))
 
 
-def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0) -> EmbeddingBagCollection | MixedBags:
+def embedding_bags(
+    schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0, init_bound: float | None = None
+) -> EmbeddingBagCollection | MixedBags:
     """The tables of the schema as one module, on the meta device: a KeyedJaggedTensor to a KeyedTensor.
 
     The result holds the tables in the order of the schema, and of each table its features in the order of the schema.
@@ -53,6 +57,7 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
             tables with mean pooling are a collection of their own.
         embedding_dim: dimension of tables that have none in the schema.
         extra_dim: added to every dimension.
+        init_bound: initial weights are uniform within it; None: as `convert` chooses.
     """
     configs = [
         EmbeddingBagConfig(
@@ -63,6 +68,8 @@ def embedding_bags(schema: DataSchema, embedding_dim: int, *, extra_dim: int = 0
             num_embeddings=table.rows or 1,
             feature_names=[feature.name for feature in schema.features if feature.table == table.name],
             pooling=_POOLING.get(table.pooling, PoolingType.SUM),
+            weight_init_min=None if init_bound is None else -init_bound,
+            weight_init_max=init_bound,
         )
         for number, table in enumerate(schema.tables)
     ]
@@ -106,7 +113,7 @@ def _dcnv2(schema: DataSchema, config: ModelConfig) -> nn.Module:
         dense_in_features=num_dense_inputs(schema),
         dense_arch_layer_sizes=[*config.bottom_mlp, dim],
         over_arch_layer_sizes=[*config.top_mlp, 1],
-        dcn_num_layers=DCN_LAYERS,
+        dcn_num_layers=config.cross_layers,
         dcn_low_rank_dim=min(DCN_RANK, (len(schema.features) + 1) * dim),
     )
     return model
@@ -195,12 +202,79 @@ class Towers(nn.Module):
         return logits
 
 
+def _dcnv2_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.top_mlp, "model.top_mlp", config)
+    return DCNv2(
+        embedding_bags(schema, config.embedding_dim, init_bound=FUXICTR_INIT_BOUND),
+        num_dense=len(schema.dense),
+        dim=config.embedding_dim,
+        hidden=config.top_mlp,
+        cross_layers=config.cross_layers,
+        structure=config.structure,
+        dropout=config.dropout,
+        batch_norm=config.batch_norm,
+    )
+
+
+def _deepfm_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.top_mlp, "model.top_mlp", config)
+    dim = _common_dim(schema, config)
+    return DeepFM(
+        embedding_bags(schema, dim, extra_dim=1, init_bound=FUXICTR_INIT_BOUND),
+        num_dense=len(schema.dense),
+        dim=dim,
+        hidden=config.top_mlp,
+        dropout=config.dropout,
+        batch_norm=config.batch_norm,
+    )
+
+
+def _finalmlp(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
+    _need_widths(config.top_mlp, "model.top_mlp", config)
+    bags = embedding_bags(schema, config.embedding_dim, init_bound=FUXICTR_INIT_BOUND)
+    width = len(schema.dense) * config.embedding_dim + pooled_width(bags)
+    gates = None
+    if config.gate_mlp:
+        gates = (_gate(schema, config, "first_gate", width), _gate(schema, config, "second_gate", width))
+    return FinalMLP(
+        bags,
+        num_dense=len(schema.dense),
+        dim=config.embedding_dim,
+        hidden=(config.bottom_mlp, config.top_mlp),
+        heads=config.heads,
+        dropout=(config.dropout, config.dropout),
+        batch_norm=config.batch_norm,
+        gates=gates,
+    )
+
+
+def _gate(schema: DataSchema, config: ModelConfig, key: str, width: int) -> FeatureGate:
+    """The gate of key ``model.first_gate`` or ``model.second_gate``, with tables of its own."""
+    names = config.gate_context(key)
+    unknown = set(names) - {*schema.dense, *(feature.name for feature in schema.features)}
+    if unknown:
+        raise InputError(f"model.{key} names {sorted(unknown)[0]!r}, which is no column of the data")
+    context = schema.context(names, key)
+    dim = config.embedding_dim
+    return FeatureGate(
+        None if context is None else embedding_bags(context, dim, init_bound=FUXICTR_INIT_BOUND),
+        [number for number, name in enumerate(schema.dense) if name in names],
+        dim=dim,
+        hidden=config.gate_mlp,
+        outputs=width,
+    )
+
+
 MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
     "dlrm": _dlrm,
     "dcnv2": _dcnv2,
     "deepfm": _deepfm,
     "wide-deep": _wide_deep,
     "towers": _towers,
+    "dcnv2-fuxictr": _dcnv2_fuxictr,
+    "deepfm-fuxictr": _deepfm_fuxictr,
+    "finalmlp": _finalmlp,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -163,6 +163,21 @@ class DataSchema:
             if table.name == name:
                 return table
         raise KeyError(name)
+
+    def context(self, names: Collection[str], suffix: str) -> DataSchema | None:
+        """Some features with tables of their own, called ``TABLE.suffix``; None if no feature is named."""
+        features = tuple(feature for feature in self.features if feature.name in names)
+        read = {feature.table for feature in features}
+        if not features:
+            return None
+        return DataSchema(
+            label=self.label,
+            dense=(),
+            features=tuple(dataclasses.replace(item, table=f"{item.table}.{suffix}") for item in features),
+            tables=tuple(
+                dataclasses.replace(table, name=f"{table.name}.{suffix}") for table in self.tables if table.name in read
+            ),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON-able form, the inverse of `from_json`."""

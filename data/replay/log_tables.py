@@ -21,8 +21,8 @@ from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Tab
 
 __all__ = ["LogTables", "at_setting"]
 
-#: Extra weights per row by model: the linear part of Wide & Deep.
-EXTRA_DIM = {"wide-deep": 1}
+#: Extra weights per row by model: the linear part of Wide & Deep, the first-order term of DeepFM.
+EXTRA_DIM = {"wide-deep": 1, "deepfm-fuxictr": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,20 @@ class LogTables:
         def dim_of(table: Table) -> int:
             return (table.dim or config.model.embedding_dim) + extra
 
-        groups: dict[tuple[bool, int], list[Table]] = {}
-        for table in schema.tables:
-            groups.setdefault((table.pooling == "mean", dim_of(table)), []).append(table)
+        # finalmlp's gates have tables of their own.
+        gates = (schema.context(config.model.gate_context(key), key) for key in ("first_gate", "second_gate"))
+        collections = [schema, *(gate for gate in gates if gate is not None and not config.model.factory)]
+        groups: dict[tuple[int, bool, int], list[Table]] = {}
+        for number, collection in enumerate(collections):
+            for table in collection.tables:
+                groups.setdefault((number, table.pooling == "mean", dim_of(table)), []).append(table)
         tables = [table for group in groups.values() for table in group]
+        positions = {feature.name: position for position, feature in enumerate(schema.features)}
         features = (
-            FeatureRef(feature=position, table=number)
+            FeatureRef(feature=positions[feature.name], table=number)
             for number, table in enumerate(tables)
-            for position, feature in enumerate(schema.features)
+            for collection in collections
+            for feature in collection.features
             if feature.table == table.name
         )
         return cls(

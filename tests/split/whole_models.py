@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor  # isor
 
 NUM_FEATURES = 9
 NUM_DENSE = 3
-MODEL_NAMES = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers", "own")
+MODEL_NAMES = ("dlrm", "dcnv2", "deepfm", "wide-deep", "towers", "dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp", "own")
 
 
 class PlainBags(EmbeddingBagCollectionInterface):  # type: ignore[misc]

@@ -22,6 +22,7 @@ from torchrec.modules.mlp import MLP
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from tests.models.plain_fuxictr import PlainDCNv2, PlainDeepFM, PlainFinalMLP
 from tests.system.factory import Towers, padded
 
 __all__ = ["PLAIN_MODELS", "MakeScheduler", "PlainBatch", "PlainTable", "PlainTables", "plain_training", "row_state"]
@@ -208,6 +209,9 @@ PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Seque
     "deepfm": _deepfm,
     "wide-deep": lambda tables, num_dense, dim, bottom, top: PlainWideDeep(tables, num_dense, top),
     "towers": lambda tables, num_dense, dim, bottom, top: PlainTowers(tables, num_dense, bottom, top),
+    "dcnv2-fuxictr": lambda tables, num_dense, dim, bottom, top: PlainDCNv2(tables, num_dense, dim, top),
+    "deepfm-fuxictr": lambda tables, num_dense, dim, bottom, top: PlainDeepFM(tables, num_dense, dim, top),
+    "finalmlp": lambda tables, num_dense, dim, bottom, top: PlainFinalMLP(tables, num_dense, dim, (bottom, top)),
     "factory": lambda tables, num_dense, dim, bottom, top: PlainMixed(tables, dim),
 }
 

@@ -21,7 +21,16 @@ from tests.system.rank_threads import run_ranks
 __all__ = ["DIGESTED", "MODELS", "StagedOutcome", "assert_equal_numbers", "full", "of_job", "run_staged", "staged"]
 
 #: Models, each with a schema it supports.
-MODELS = [("dlrm", "sum"), ("dcnv2", "mean"), ("deepfm", "mixed"), ("wide-deep", "ragged"), ("towers", "sum")]
+MODELS = [
+    ("dlrm", "sum"),
+    ("dcnv2", "mean"),
+    ("deepfm", "mixed"),
+    ("wide-deep", "ragged"),
+    ("towers", "sum"),
+    ("dcnv2-fuxictr", "ragged"),
+    ("deepfm-fuxictr", "mixed"),
+    ("finalmlp", "mean"),
+]
 
 #: One schedule of each kind: a chain, a graph, two pipes, a V with split backwards, a V with overlap.
 DIGESTED = ("1f1b", "graph", "chimera", "zb-v", "dualpipe-v")

@@ -26,20 +26,29 @@ SCHEMA = DataSchema(
 
 @pytest.mark.parametrize(
     ("model", "dtype", "weight_bytes", "gradient_bytes"),
-    [("towers", "run", 8, 8), ("wide-deep", "bfloat16", 2, 4), ("dlrm", "run", 8, 8)],
+    [
+        ("towers", "run", 8, 8),
+        ("wide-deep", "bfloat16", 2, 4),
+        ("dlrm", "run", 8, 8),
+        ("deepfm-fuxictr", "run", 8, 8),
+        ("finalmlp", "run", 8, 8),
+    ],
 )
 def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, gradient_bytes: int) -> None:
     """Numbers, features and bytes equal those of the model's conversion."""
     from trainer.assembly import build_training_model
 
-    dims = {table.dim for table in SCHEMA.tables} if model != "dlrm" else {None}
+    dims = {table.dim for table in SCHEMA.tables} if model not in ("dlrm", "deepfm-fuxictr") else {None}
     schema = (
         SCHEMA
         if dims != {None}
         else dataclasses.replace(SCHEMA, tables=tuple(dataclasses.replace(table, dim=None) for table in SCHEMA.tables))
     )
+    model_config = ModelConfig(name=model, embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,))
+    if model == "finalmlp":
+        model_config = dataclasses.replace(model_config, gate_mlp=(3,), first_gate="x,i,h,g", second_gate="f")
     config = Config(
-        model=ModelConfig(name=model, embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)),
+        model=model_config,
         optim=OptimConfig(rows="adam"),
         cache=CacheConfig(rows=77, dtype=dtype),
         cacher=CacherConfig(assign="locality"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from bagpipe.config.model_rules import MODELS_OF_KEY
 from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.types.schema import Pooling, Table
@@ -17,7 +18,7 @@ from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
 from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
-from tests.harness.fuzz.space import JOB, TWIN, Values, choices_of, config_of, draw_value
+from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value
 
 __all__ = ["STORES", "draw"]
 
@@ -48,7 +49,7 @@ _ONE_STAGE = {
     "pipeline.chunks": "0",
 }
 #: Models whose tables may differ in dimension.
-_RAGGED = ("wide-deep", "towers")
+_RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp")
 
 #: Columns of the models in tests.system.factory.
 _MIXED = (
@@ -94,6 +95,8 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
     for group in JOB:
         settings |= _accepted(stream, group, settings)
     model = _model(stream("model"), settings)
+    if "model.factory" not in model:
+        model |= _accepted(stream, _keys_of(model["model.name"], settings), {**settings, **model})
     if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and stream("whole").random() < 0.95:
         settings |= _ONE_STAGE
     log = _log(stream("log"), settings, model)
@@ -153,6 +156,14 @@ def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
     factories = FACTORIES if skips else {**FACTORIES, **_BAD}
     is_own = rng.random() < (0.6 if skips else 0.3)
     return {"model.name": name} | ({"model.factory": draw_value(rng, factories)} if is_own else {})
+
+
+def _keys_of(name: str, settings: Mapping[str, str]) -> dict[str, Values]:
+    """Values of a model's own keys; micro-batches exclude batch norm."""
+    keys = {path: values for path, values in MODEL.items() if name in MODELS_OF_KEY[path.partition(".")[2]]}
+    if settings["pipeline.microbatches"] != "1" and "model.batch_norm" in keys:
+        keys["model.batch_norm"] = {"false": 1}
+    return keys
 
 
 def _world_size(rng: Random, settings: Mapping[str, str]) -> int:

@@ -1,6 +1,7 @@
 """The values of every configuration key: of the job, of a twin, set by the harness, or not drawn and why.
 
 JOB    decide the results; equal in all twins of a draw; drawn group by group
+MODEL  like JOB, of some models
 TWIN   must not change a result; drawn for every twin
 SET    computed: paths, addresses, the cache of a twin
 LEFT   not drawn, with the reason
@@ -17,7 +18,7 @@ from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 
-__all__ = ["JOB", "LEFT", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value"]
+__all__ = ["JOB", "LEFT", "MODEL", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value"]
 
 #: Values as written in a flag, with their weights.
 Values = Mapping[str, float]
@@ -115,6 +116,16 @@ JOB: tuple[Mapping[str, Values], ...] = (
     },
 )
 
+#: Keys of some models, drawn once the model is; a model without the key has its default.
+MODEL: Mapping[str, Values] = {
+    "model.dropout": {"0": 3, "0.1": 1, "0.5": 1},
+    "model.batch_norm": _even("model.batch_norm", false=3),
+    "model.cross_layers": {"3": 2, "1": 1},
+    "model.structure": _even("model.structure"),
+    "model.heads": {"1": 3, "2": 1, "4": 1},
+    "model.gate_mlp": {"": 2, "3": 1, "4,2": 1},
+}
+
 TWIN: Mapping[str, Values] = {
     "data.workers": {"0": 6, "1": 1, "2": 1},
     "data.identity": _even("data.identity"),
@@ -153,6 +164,8 @@ LEFT: Mapping[str, str] = {
     "store.timeout_s": "a deadline",
     "data.eval_path": "the same code reads it as data.path",
     "pipeline.partition": "names modules of one model",
+    "model.first_gate": "names columns of one data set",
+    "model.second_gate": "names columns of one data set",
     "run.device": "the machine's",
     "eval.patience": "ends a job early, which another eval.every does elsewhere",
     "eval.min_delta": "ends a job early, which another eval.every does elsewhere",

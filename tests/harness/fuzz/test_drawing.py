@@ -13,7 +13,7 @@ from tests.harness.fuzz.draw import NOWHERE, Draw, settings_of
 from tests.harness.fuzz.drawing import FACTORIES, STORES, draw
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS
 from tests.harness.fuzz.log_files import SHAPES
-from tests.harness.fuzz.space import JOB, LEFT, SET, TWIN, choices_of, config_of
+from tests.harness.fuzz.space import JOB, LEFT, MODEL, SET, TWIN, choices_of, config_of
 
 NUM_DRAWS = 600
 
@@ -37,7 +37,7 @@ def test_a_draw_is_a_function_of_seed_and_number() -> None:
 
 def test_every_key_is_drawn_set_or_left_for_a_reason() -> None:
     """A new key needs its values in `space`, or a reason there."""
-    groups = [*JOB, TWIN, dict.fromkeys(SET), LEFT]
+    groups = [*JOB, MODEL, TWIN, dict.fromkeys(SET), LEFT]
     paths = [path for group in groups for path in group]
     assert sorted(paths) == sorted(key.path for key in config_keys())
 
@@ -54,7 +54,7 @@ def test_every_value_of_an_enumerated_key_is_reached(path: str) -> None:
     assert values_of(path) | ({"triton"} if path == "run.kernels" else set()) == set(choices_of(path))
 
 
-@pytest.mark.parametrize(("path", "values"), [pair for group in (*JOB, TWIN) for pair in group.items()])
+@pytest.mark.parametrize(("path", "values"), [pair for group in (*JOB, MODEL, TWIN) for pair in group.items()])
 def test_every_value_in_the_tables_is_reached(path: str, values: dict[str, float]) -> None:
     assert values_of(path) >= set(values)
 

@@ -42,7 +42,17 @@ COMPARED = (
 _MANY_ROWS = 20_000
 _PROGRAM_TIMEOUT_S = 120.0
 #: Values of ``model.name`` and ``model.factory`` that the plain loop can train.
-PLAIN_MODELS = frozenset({"dlrm", "dcnv2", "deepfm", "wide-deep", "tests.system.factory:build"})
+PLAIN_MODELS = frozenset(
+    {
+        "dlrm", "dcnv2", "deepfm", "wide-deep", "dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp",
+        "tests.system.factory:build",
+    }
+)  # fmt: skip
+#: Its values of the keys of some models, where drawn.
+_PLAIN_KEYS = {
+    "model.dropout": "0", "model.batch_norm": "false", "model.cross_layers": "3", "model.structure": "parallel",
+    "model.heads": "1", "model.gate_mlp": "",
+}  # fmt: skip
 #: Absolute, of every weight and optimizer state.
 _TOLERANCE = 1e-12
 #: Steps of Adagrad and Adam whose size is the sign of a rounding error, or large steps, magnify differences.
@@ -157,6 +167,7 @@ def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
     is_exact = values["run.dtype"] == "float64" and float(values["optim.eps"]) >= _LEAST_EPS
     is_tame = max(float(values["optim.rows_lr"]), float(values["optim.dense_lr"])) <= _LARGEST_RATE
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
+    is_plain = is_plain and all(values.get(key, value) == value for key, value in _PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     is_finite = not result["skipped_batches"] and not draw.log.extreme
     return is_exact and is_tame and is_plain and has_dense and is_finite
