@@ -51,7 +51,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/training/evaluation.py": "tests/system/test_no_sync.py",
     "bagpipe/training/nonfinite.py": "tests/system/test_guard.py",
     "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
-    "bagpipe/training/progress.py": "tests/trainer/test_progress.py",
+    "bagpipe/training/progress.py": "tests/trainer/observe/test_meter.py",
     "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step_program.py",
     "bagpipe/store/interface.py": "tests/store",
     "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
@@ -89,6 +89,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/train_pipeline/user_batches.py": "tests/train_pipeline/test_pipeline.py",
     "data/replay/records.py": "tests/data/replay/test_sweep.py",
     "trainer/assembly.py": "tests/system",
+    "trainer/observe/events.py": "tests/trainer/observe/test_lines.py",
     "trainer/open_job.py": "tests/system/test_ranks.py",
 }
 

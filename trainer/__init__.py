@@ -7,6 +7,7 @@ after training: metrics (AUC, NE, …) ─> digests ─> result JSON
 cli, process       the program and its process            job, open_job        one job: run it, open its parts
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices, settings: from configuration to objects
-progress, metrics, ranking, totals, result                progress bar, AUC, sums over ranks, the JSON
+metrics, ranking, totals, result                          AUC and others, sums over ranks, the JSON
 evaluation, early_stop  scores during training and after  export             a checkpoint for serving
+observe            progress, logs, trackers, Prometheus
 """

@@ -54,7 +54,7 @@ def main() -> None:
         from trainer.job import run_job
 
         result = run_job(config, membership=membership, result_path=command_line.options["result"])
-        if membership is None or membership.rank == 0:
+        if (membership is None or membership.rank == 0) and config.run.log_format == "text":
             sys.stdout.write("\n".join(result.lines()) + "\n")
         sys.exit(EXIT_INTERRUPTED if result.stopped else EXIT_DONE)
 

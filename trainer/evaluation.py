@@ -7,7 +7,6 @@ a step that is a multiple of eval.every ──all ranks rest, rows written──
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from bagpipe.training.part import LoopPart, LoopRun
 from bagpipe.training.stepped_run import SteppedRun
 from trainer.early_stop import Evaluation, EvaluationHistory
 from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out, metric_of
+from trainer.observe.reporter import Reporter
 
 __all__ = ["EvaluationRecord", "Evaluator", "Scored"]
 
@@ -75,6 +75,7 @@ class Evaluator:
         source: of the held-out examples. During training not that of the training batches, whose phase goes on.
         spec: what the cacher plans them for.
         record: keeps the history.
+        reporter: told what is scored.
 
     Attributes:
         error: held-out examples cannot be used; no evaluation follows. None so far.
@@ -87,6 +88,7 @@ class Evaluator:
         source: RemoteBatches,
         spec: OracleSpec,
         record: EvaluationRecord,
+        reporter: Reporter,
     ) -> None:
         self.error: InputError | None = None
         self._settings = settings
@@ -94,6 +96,7 @@ class Evaluator:
         self._source = source
         self._spec = spec
         self._record = record
+        self._reporter = reporter
         self._next: Generator[RankBatch, None, None] | None = None
         self._quality: Quality | None = None
 
@@ -127,6 +130,8 @@ class Evaluator:
         self.error = scored.error
         if scored.error is not None or scored.is_stopped:
             return False
+        self._reporter.evaluation(step, scored.quality)
+        self._reporter.phase("training")
         self._note(step, scored.quality)
         if self._settings.keep_best and self.history.best_step == step:
             session.checkpoint(step)
@@ -153,6 +158,8 @@ class Evaluator:
             self._next.close()
             self._next = None
         scored = self._score()
+        if scored.error is None and not scored.is_stopped:
+            self._reporter.evaluation(step, scored.quality)
         is_next = self._settings.every and not self._settings.batches and self.history.last_step != step
         if is_next and scored.error is None and not scored.is_stopped:
             self._note(step, scored.quality)
@@ -164,14 +171,10 @@ class Evaluator:
         assert higher_is_better is not None, "eval.metric has a direction"
         self._record.history = self.history.after(evaluation, self._settings, higher_is_better=higher_is_better)
         self._quality = quality
-        if self._session.job.ranks.is_first:
-            values = ", ".join(
-                f"{METRICS[name].title} {value:.5f}" for name, value in evaluation.metrics.items() if value is not None
-            )
-            sys.stderr.write(f"step {step}: {values or 'no metric has a value'}\n")
 
     def _score(self, training: SteppedRun | None = None) -> Scored:
         """Score the held-out examples; `training` rests meanwhile, or there is none."""
+        self._reporter.phase("evaluating")
         job, metrics = self._session.job, BinaryMetrics()
         ranks = job.ranks
         batches, self._next = self._next, None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import torch
 
@@ -26,8 +25,10 @@ from bagpipe.util.outputs import check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
 from trainer.metrics import METRICS, Quality
+from trainer.observe.meter import planned_steps
+from trainer.observe.reporter import Reporter, TrainingFacts
+from trainer.observe.sinks import open_reporter
 from trainer.open_job import TrainerJob, open_trainer_job
-from trainer.progress import ProgressReporter
 from trainer.result import Result
 from trainer.settings import common_settings, config_of_rank, path_of_rank
 from trainer.stages import check_ranks, has_losses
@@ -57,17 +58,19 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
     torch.set_float32_matmul_precision("highest")
     with (
         open_ranks(membership, timeout_s=config.run.peer_timeout_s, device=config.run.device) as ranks,
+        ExitStack() as reports,
         ExitStack() as stack,
     ):
         # Innermost: other ranks get the error before this rank stops the services it started for them.
         with ranks.reporting():
             check_same(ranks, common, "configurations")
-            job = open_trainer_job(config, ranks, stack, Trace() if config.run.trace else None)
+            reporter = reports.enter_context(open_reporter(config, membership))
+            job = open_trainer_job(config, ranks, stack, reporter, Trace() if config.run.trace else None)
             stack.enter_context(job.session)
             start_s = time.monotonic()
-            with _open_progress(job, ranks) as on_batch:
+            with reporter.training(_training_facts(job, ranks)) as on_batch:
                 trained = _train(job, on_batch)
-            return _finish(job, ranks, trained, time.monotonic() - start_s, result_path)
+            return _finish(job, ranks, reporter, trained, time.monotonic() - start_s, result_path)
 
 
 def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
@@ -87,25 +90,21 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
     return session.end_here() if is_over else session.end()
 
 
-@contextmanager
-def _open_progress(job: TrainerJob, ranks: Ranks) -> Iterator[OnBatch | None]:
-    """Progress reporter on rank 0; None on other ranks."""
-    if not ranks.is_first:
-        yield None
-        return
-    config = job.built.config
-    reporter = ProgressReporter(
-        config.run.tensorboard,
-        "train" if ranks.peers is None else f"train (rank 0 of {ranks.world_size})",
-        shows_loss=has_losses(job.built.stages, ranks.rank),
-        samples=job.session.carried.get("samples", 0),
+def _training_facts(job: TrainerJob, ranks: Ranks) -> TrainingFacts:
+    checkpoints = job.open.checkpoints
+    return TrainingFacts(
         streams=job.open.engine.cache.streams,
+        shows_loss=has_losses(job.built.stages, ranks.rank),
+        steps=checkpoints.first_batch,
+        samples=job.session.carried.get("samples", 0),
+        num_steps=planned_steps(job.built.config),
+        published=lambda: checkpoints.published_step,
     )
-    with reporter as on_batch:
-        yield on_batch
 
 
-def _finish(job: TrainerJob, ranks: Ranks, trained: RunResult, seconds: float, result_path: str) -> Result:
+def _finish(
+    job: TrainerJob, ranks: Ranks, reporter: Reporter, trained: RunResult, seconds: float, result_path: str
+) -> Result:
     """Steps after training: share the model between ranks, evaluate, write the trace, compute digests and result."""
     config, checkpoints, engine, held = job.built.config, job.open.checkpoints, job.open.engine, job.open.held
     if trained.input_error is not None:
@@ -119,12 +118,14 @@ def _finish(job: TrainerJob, ranks: Ranks, trained: RunResult, seconds: float, r
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
         engine.trace.write(path_of_rank(config.run.trace, ranks.rank), process=f"rank {ranks.rank}", lanes=lanes)
+    reporter.phase("computing digests")
     digest = dense_digest(engine.dense.model, engine.dense.optimizer)
     samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
     result = _result(job, ranks, totals, evaluation)
     if result_path and ranks.is_first:
         result.write(result_path)
+    reporter.end(dataclasses.asdict(result))
     # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
     job.source.close()
     ranks.gather(None)

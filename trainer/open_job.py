@@ -29,6 +29,7 @@ from trainer.assembly import BuiltModel, build_dense, build_parts, build_trainin
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
 from trainer.inputs import InputMaker
+from trainer.observe.reporter import Reporter
 from trainer.services import Services, open_services
 from trainer.settings import common_settings, result_settings
 from trainer.stages import open_stages
@@ -72,32 +73,38 @@ class TrainerJob:
         )
 
 
-def open_trainer_job(config: Config, ranks: Ranks, stack: ExitStack, trace: Trace | None = None) -> TrainerJob:
+def open_trainer_job(
+    config: Config, ranks: Ranks, stack: ExitStack, reporter: Reporter, trace: Trace | None = None
+) -> TrainerJob:
     """Connect to the cacher, build the model and open its job.
 
     Args:
         config: the job, on this rank's device.
         ranks: its ranks.
         stack: of what is opened; emptied into the session's.
+        reporter: told what is done.
         trace: records every action.
 
     Raises:
         InputError: the data cannot be opened, the model cannot be built, or the store cannot be used.
     """
-    services = open_services(config, ranks, stack)
+    services = open_services(config, ranks, stack, reporter.phase)
+    reporter.phase("connecting to the cacher")
     source = held_out = stack.enter_context(_remote_batches(config, services, ranks))
     if config.eval.every:
         # A phase ends the one before: evaluations during training have a connection of their own.
         held_out = stack.enter_context(_remote_batches(config, services, ranks, suffix="-eval"))
+    reporter.phase("building the model")
     built = build_training_model(config, source.schema, ranks.world_size)
     _check_memory(built, ranks.world_size)
     if ranks.rank:
         # The models are equal now. Dropout masks must differ between ranks.
         torch.manual_seed(config.run.seed + ranks.rank)
     record = EvaluationRecord()
+    reporter.phase("connecting to the store")
     job = open_job(_job(built, source, services.store_url, record, trace), ranks, stack)
     session = JobSession(job, stack.pop_all())
-    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record)
+    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter)
     return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)
 
 

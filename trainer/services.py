@@ -11,6 +11,7 @@ import secrets
 import socket
 import tempfile
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ class Services:
     job_id: str
 
 
-def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
-    """Start the services that the configuration does not name. `stack` of rank 0 stops them.
+def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callable[[str], object]) -> Services:
+    """Start the services that the configuration does not name. `stack` of rank 0 stops them. `phase` is told of each.
 
     Raises:
         InputError: the data cannot be opened, or the ranks have no common store.
@@ -61,10 +62,12 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack) -> Services:
             if num_hosts > 1:
                 others = [item["address"] for item in hosts if item["host"] != hosts[0]["host"]]
                 listen, secret = f"{_address_towards(others)}:0", secrets.token_hex(32)
+            phase("starting the cacher")
             cacher_url = stack.enter_context(EmbeddedCacher(config, listen=listen, secret=secret)).url
         store_url = config.store.url
         if not store_url:
             folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
+            phase("starting the store")
             store_url = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability)).url
         services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
     return Services(**ranks.share(asdict(services) if services is not None else None))

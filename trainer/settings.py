@@ -20,9 +20,12 @@ from bagpipe.types.schema import DataSchema
 
 __all__ = ["common_settings", "config_of_rank", "path_of_rank", "result_settings"]
 
-#: Keys that can differ between ranks: output files of a rank, and secret files of a host.
+#: Keys that can differ between ranks: what a rank says and where, and secret files of a host.
 _KEYS_OF_ONE_RANK = frozenset(
-    {"run.trace", "run.tensorboard", "run.dir"}
+    {
+        f"run.{name}"
+        for name in ("trace", "tensorboard", "dir", "log", "log_format", "log_every_s", "trackers", "metrics")
+    }
     | {f"cacher.{name}" for name in ("secret_file", "tls_ca", "tls_cert", "tls_key")}
 )
 #: Sections whose keys affect results, except the keys in `_FREE`.

@@ -176,12 +176,11 @@ def _to_ints(value: object) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
-def _to_strs(value: object) -> tuple[str, ...] | None:
+def _to_strings(value: object) -> tuple[str, ...] | None:
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")] if value.strip() else []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        return None
-    return tuple(value)
+        inner = value.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
+        value = [item.strip().strip("\"'") for item in inner.split(",")] if inner else []
+    return tuple(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
 
 #: By type of a configuration field: its name in messages, and the conversion of a str or TOML value (None: impossible).
@@ -190,6 +189,6 @@ CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     float: ("a finite number", _to_float),
     bool: ("true or false", _to_bool),
     str: ("a string", _to_str),
+    tuple[str, ...]: ("a list of strings such as a,b", _to_strings),
     tuple[int, ...]: ("a list of integers such as 64,32", _to_ints),
-    tuple[str, ...]: ("a list of strings such as a,b", _to_strs),
 }

@@ -16,6 +16,7 @@ __all__ = [
     "WIDTHS",
     "Range",
     "at_least",
+    "each_of",
     "matching",
     "one_of",
 ]
@@ -40,6 +41,10 @@ def at_least(minimum: int) -> Range:
 
 def one_of(*choices: str) -> Range:
     return Range(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def each_of(*choices: str) -> Range:
+    return Range(f"a list of {', '.join(choices)}", lambda values: set(values) <= {*choices})
 
 
 def matching(pattern: str, words: str) -> Range:

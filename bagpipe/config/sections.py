@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig
-from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, WIDTHS, Range, at_least, matching
+from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, WIDTHS, Range, at_least, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
 __all__ = [
@@ -318,6 +318,12 @@ class RunConfig:
         threads: compute threads of torch; fixed, because results depend on it.
         trace: write a Perfetto trace to this file.
         tensorboard: write TensorBoard scalars into this folder.
+        log: append what the job reports to this file, as one JSON object a line (rank 0; docs/monitoring.md).
+        log_format: lines on stdout: text, or json, one object a line. On a terminal, text is a progress bar.
+        log_every_s: seconds between two lines about the progress of training.
+        trackers: trackers of experiments that get the progress and the metrics, beside run.tensorboard.
+        metrics: address of Prometheus metrics and /healthz, HOST:PORT; rank r of a host listens at PORT + r. Empty:
+            none.
         dir: folder of the job's private files; empty: a temporary one.
         peer_timeout_s: deadline of one exchange between ranks; longer than any stall of a healthy rank.
         nonfinite: a batch with a NaN or infinite loss or gradient ends the job (stop), or is skipped on all ranks and
@@ -342,6 +348,11 @@ class RunConfig:
     threads: Annotated[int, at_least(1)] = 1
     trace: str = ""
     tensorboard: str = ""
+    log: str = ""
+    log_format: Literal["text", "json"] = "text"
+    log_every_s: Annotated[float, ABOVE_0] = 10.0
+    trackers: Annotated[tuple[str, ...], each_of("mlflow", "wandb")] = ()
+    metrics: Annotated[str, matching(r"|(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):\d{1,5}", "empty or HOST:PORT")] = ""
     dir: str = ""
     peer_timeout_s: Annotated[float, ABOVE_0] = 120.0
     nonfinite: NonFinite = "stop"

@@ -156,6 +156,11 @@ class Checkpoints:
         return self._publisher.num_published if self._publisher is not None else 0
 
     @property
+    def published_step(self) -> int | None:
+        """Step of the newest checkpoint that this process published; None: it published none. Rank 0 only."""
+        return self._publisher.newest.manifest.step if self._publisher is not None and self.num_published else None
+
+    @property
     def reader_state(self) -> Mapping[str, Any] | None:
         """Reader state before the first batch; None: start of the data."""
         checkpoint = self.resume_point.checkpoint

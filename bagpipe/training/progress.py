@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bagpipe.errors import InputError
-from bagpipe.pipeline.report import Report
+from bagpipe.pipeline.report import LaneReport, Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,7 @@ class Progress:
             wait more, or have work all the while; the trace tells.
         skipped_batches: batches that were left out because their loss or gradients were not finite.
         loss_scale: of the batch that comes next.
+        lanes: times of the lanes, by name.
 
     After a resume, steps, samples, loss_sum and skipped_batches are of the whole job, the rest of this process.
     """
@@ -45,6 +47,7 @@ class Progress:
     exposed_s: float
     skipped_batches: int = 0
     loss_scale: float = 1
+    lanes: Mapping[str, LaneReport] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:

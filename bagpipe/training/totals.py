@@ -81,4 +81,5 @@ class Totals(LoopPart):
             exposed_s=sum(lane.waits_s.get(op, 0.0) for lane in lanes for op in self._waits),
             skipped_batches=self._skipped,
             loss_scale=self._loss_scale(),
+            lanes={} if report is None else report.lanes,
         )

@@ -23,8 +23,9 @@ from bagpipe.training.progress import Progress
 from bagpipe.types.batch import Batch
 from tests.gpu.jobs import SHAPES, batches_of, recorded, schema_of, smallest_cache
 from tests.system.lagging import LaggingStreams
+from tests.trainer.observe.small import Kept
 from tests.training.small import guard_of
-from trainer.progress import ProgressReporter
+from trainer.observe.reporter import Reporter, TrainingFacts
 
 #: Batches until rings, scratch memory and optimizer state exist and the first batch's ids are checked.
 WARM_UP = 3
@@ -39,14 +40,15 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> LaggingStreams:
 
 def job_of(shape: str, streams: LaggingStreams, **settings: Any) -> PlainJob:
     """A job watched from its fourth batch to its second to last."""
-    reporter = ProgressReporter("", streams=streams)
-    reporter._last_s = float("-inf")  # report every batch, ignoring the interval
+    reporter = Reporter([Kept()])  # told every batch
+    told = reporter.training(TrainingFacts(streams=streams))
+    report = told.__enter__()
+    assert report is not None
     num_batches = len(batches_of(shape))
 
     def on_batch(totals: Callable[[], Progress]) -> None:
         streams.watches = WARM_UP <= totals().steps < num_batches - 1
-        reporter._last_s = float("-inf")
-        reporter(totals)
+        report(totals)
 
     # A short prefetch, so that all lanes have work while they are watched.
     given = {"prefetch_depth": 2, "read_ahead": 3, "eps": 1e-3, **settings}

@@ -25,6 +25,7 @@ from tests.system.covering import covering
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
 from trainer.job import run_job as run_rank
+from trainer.observe.reporter import Reporter
 from trainer.open_job import open_trainer_job
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
@@ -52,7 +53,7 @@ def dense_of_job(membership: Membership, config: Config) -> dict[str, Any]:
     """One rank of a job; returns its dense parameters, too."""
     torch.set_num_threads(1)
     with open_ranks(membership, timeout_s=20.0, device="cpu") as ranks, ExitStack() as stack:
-        job = open_trainer_job(config, ranks, stack)
+        job = open_trainer_job(config, ranks, stack, Reporter())
         stack.enter_context(job.session)
         engine = job.open.engine
         trained = engine.train(job.source.batches("train", job.built.spec))

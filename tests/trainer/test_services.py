@@ -12,6 +12,10 @@ from bagpipe.jobs.ranks import Ranks
 from trainer.services import open_services
 
 
+def silent(phase: str) -> None:
+    """Nobody is told."""
+
+
 class _TwoHosts(Ranks):
     """Rank 0 of two ranks on different hosts."""
 
@@ -26,7 +30,7 @@ DATA = DataConfig(limit=100, workers=0)
 @pytest.mark.multiproc
 def test_services_without_a_url_are_started(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        services = open_services(Config(data=DATA, run=RunConfig(dir=str(tmp_path))), Ranks(), stack)
+        services = open_services(Config(data=DATA, run=RunConfig(dir=str(tmp_path))), Ranks(), stack, silent)
         assert services.cacher_url.startswith("unix:")
         assert services.secret == ""
         assert services.store_url == f"unix://{tmp_path}/store.sock"
@@ -39,19 +43,21 @@ def test_services_without_a_url_are_started(tmp_path: Path) -> None:
 def test_services_with_a_url_are_not_started() -> None:
     config = Config(cacher=CacherConfig(url="unix:/run/cacher.sock"), store=StoreConfig(url="redis://db:6379"))
     with ExitStack() as stack:
-        services = open_services(config, Ranks(), stack)
+        services = open_services(config, Ranks(), stack, silent)
         assert (services.cacher_url, services.store_url) == ("unix:/run/cacher.sock", "redis://db:6379")
-        assert services.job_id != open_services(config, Ranks(), stack).job_id
+        assert services.job_id != open_services(config, Ranks(), stack, silent).job_id
 
 
 def test_several_hosts_need_a_store_they_can_reach() -> None:
     with pytest.raises(InputError, match=r"store.url is empty, but the job's ranks are on 2 hosts"):
-        open_services(Config(data=DATA), _TwoHosts(), ExitStack())
+        open_services(Config(data=DATA), _TwoHosts(), ExitStack(), silent)
 
 
 @pytest.mark.multiproc
 def test_a_cacher_for_several_hosts_listens_on_the_network_and_asks_for_a_secret() -> None:
     with ExitStack() as stack:
-        services = open_services(Config(data=DATA, store=StoreConfig(url="redis://db:6379")), _TwoHosts(), stack)
+        services = open_services(
+            Config(data=DATA, store=StoreConfig(url="redis://db:6379")), _TwoHosts(), stack, silent
+        )
         assert services.cacher_url.startswith("127.0.0.1:"), "the address on the way to the other host"
         assert len(bytes.fromhex(services.secret)) == 32

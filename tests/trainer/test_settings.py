@@ -50,6 +50,8 @@ def test_settings_of_one_rank_can_differ() -> None:
     config = Config(run=RunConfig(device="cuda:0"))
     other = Config(run=RunConfig(device="cuda:1", trace="t", tensorboard="b", dir="d"))
     assert common_settings(config) == common_settings(other)
+    reports = RunConfig(device="cuda:0", log="l", log_format="json", log_every_s=1, trackers=("wandb",), metrics="a:1")
+    assert common_settings(config) == common_settings(Config(run=reports))
     assert common_settings(config)["run.device"] == "cuda"
     assert common_settings(config)["model.top_mlp"] == [128, 64]
 

@@ -139,6 +139,8 @@ TWIN: Mapping[str, Values] = {
     "checkpoint.every": {"0": 1, "1": 1, "2": 2, "3": 2, "5": 2, "9": 1},
     "checkpoint.keep": {"1": 2, "2": 2, "3": 1},
     "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},
+    "run.log_format": _even("run.log_format"),
+    "run.log_every_s": {"10": 2, "0.01": 1},
     "checkpoint.take_over": _even("checkpoint.take_over", false=3),
     "eval.every": {"0": 4, "1": 0.5, "3": 1, "5": 1},
     "eval.batches": {"0": 2, "1": 1},
@@ -173,6 +175,9 @@ LEFT: Mapping[str, str] = {
     "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",
     "run.tensorboard": "its writer takes seconds to import",
+    "run.trackers": "packages that the programs do not need",
+    "run.log": "the file of one process",
+    "run.metrics": "a port of the machine",
 }
 
 

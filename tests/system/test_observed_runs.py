@@ -1,0 +1,104 @@
+"""What a job says about itself while it runs: lines, JSON, files; by whole programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.programs import await_gone, run_forked, torchrun
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+SMALL = [
+    "--data.limit", "1500", "--data.batch_size", "64", "--model.embedding_dim", "4", "--model.bottom_mlp", "6",
+    "--model.top_mlp", "5", "--data.workers", "0", "--run.log_every_s", "0.001",
+]  # fmt: skip
+
+PHASES = [
+    "starting the cacher", "starting the store", "connecting to the cacher", "building the model",
+    "connecting to the store", "training", "evaluating", "computing digests",
+]  # fmt: skip
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+
+
+def check_events(events: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    assert [event["phase"] for event in events if event["event"] == "phase"] == PHASES
+    intervals = [event for event in events if event["event"] == "interval"]
+    assert [event["step"] for event in intervals] == sorted({event["step"] for event in intervals})
+    last = intervals[-1]
+    assert (last["step"], last["samples"]) == (result["steps"], result["samples"])
+    assert last["loss"] == pytest.approx(result["loss"])
+    assert last["eta_s"] == 0
+    assert set(last["lanes"]) >= {"data", "net-in", "copy", "compute", "net-out"}
+    (evaluation,) = (event for event in events if event["event"] == "evaluation")
+    assert (evaluation["step"], evaluation["auc"]) == (result["steps"], result["auc"])
+    assert events[-1]["event"] == "end"
+    assert {name: events[-1][name] for name in result} == result
+
+
+def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
+    log, result = tmp_path / "log.jsonl", tmp_path / "result.json"
+    done = run_forked([*SMALL, "--run.log", str(log), "--result", str(result)], tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    lines = [line.partition("] ")[2] for line in done.out.splitlines() if line.startswith("[")]
+    assert [line for line in lines if line in PHASES] == PHASES
+    assert lines[PHASES.index("training") + 1].startswith("step ")
+    assert "embedding digest" in done.out
+    check_events(events_of(log.read_text()), json.loads(result.read_text()))
+
+
+def test_stdout_is_json_if_asked(tmp_path: Path) -> None:
+    result, folder = tmp_path / "result.json", tmp_path / "checkpoints"
+    arguments = ["--run.log_format", "json", "--checkpoint.dir", str(folder), "--checkpoint.every", "5"]
+    done = run_forked([*SMALL, *arguments, "--result", str(result)], tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    events = events_of(done.out)
+    check_events(events, json.loads(result.read_text()))
+    steps = [event["checkpoint_step"] for event in events if event["event"] == "checkpoint"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == json.loads(result.read_text())["steps"]
+
+
+@pytest.mark.slow
+def test_one_rank_of_two_reports(tmp_path: Path) -> None:
+    log, result = tmp_path / "log.jsonl", tmp_path / "result.json"
+    with torchrun([*SMALL, "--run.log", str(log), "--result", str(result)], forked=tmp_path) as program:
+        done = program.finish()
+    await_gone(done.mark)
+    assert done.code == 0, done.err
+    events = events_of(log.read_text())
+    assert [event["event"] for event in events].count("end") == 1
+    assert [event["phase"] for event in events if event["event"] == "phase"] == PHASES
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="the package is there")
+def test_a_missing_tracker_is_refused_before_training(tmp_path: Path) -> None:
+    done = run_forked([*SMALL, "--run.trackers", "wandb"], tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: run.trackers: wandb needs the package wandb: pip install wandb")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_job_that_fails_says_so_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    done = run_forked([*SMALL, "--run.log", str(log), "--cache.rows", "3"], tmp_path)
+    assert done.code == 2
+    last = events_of(log.read_text())[-1]
+    assert (last["event"], last["type"]) == ("error", "CapacityError")
+    assert last["error"] in done.err
+
+
+def test_evaluations_during_training_are_events(tmp_path: Path) -> None:
+    done = run_forked([*SMALL, "--run.log_format", "json", "--eval.every", "10"], tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    events = events_of(done.out)
+    evaluations = [event for event in events if event["event"] == "evaluation"]
+    assert [event["step"] for event in evaluations] == [10, 20, 22]
+    assert [event["auc"] for event in evaluations] == [each["auc"] for each in events[-1]["evaluations"]]
