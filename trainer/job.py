@@ -185,6 +185,7 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
         samples_per_s=(totals.samples - totals.samples_before) / totals.seconds,
         loss=totals.loss,
         rows_unique=totals.rows_unique,
+        rows_new=totals.rows_inserted - totals.rows_found,
         rows_fetched=totals.rows_fetched,
         rows_written=totals.rows_written,
         hit_rate=totals.hit_rate,

@@ -25,7 +25,8 @@ class Result:
         auc, ne, logloss, calibration, gauc: of the held-out examples (`trainer.metrics.Quality`); None without a value.
         metrics_left_out: why a metric of the held-out examples has no value, by its field; empty without evaluation.
         rows_unique: unique rows, summed over batches.
-        rows_fetched: rows read from the store. rows_written: rows written to it.
+        rows_new: those of them that neither the cache nor the store had when their batch came.
+        rows_fetched: rows asked of the store. rows_written: rows written to it.
         hit_rate: share of unique rows that were in the cache at the start of their batch.
         exposed_embedding_s: time the compute lane waited for rows.
         step_s_p50: median time between the ends of consecutive batches.
@@ -56,6 +57,7 @@ class Result:
     gauc: float | None
     metrics_left_out: Mapping[str, str]
     rows_unique: int
+    rows_new: int
     rows_fetched: int
     rows_written: int
     hit_rate: float
@@ -111,12 +113,21 @@ class Result:
         return [
             f"{self.steps} steps, {self.samples} samples in {self.seconds:.2f} s ({self.samples_per_s:.0f} samples/s)",
             "   ".join([f"loss {loss}", *metrics, f"step p50 {p50}"]),
-            f"rows: {self.rows_unique} used, {self.hit_rate:.1%} from the cache, {self.rows_fetched} fetched, "
-            f"{self.rows_written} written   exposed {self.exposed_embedding_s:.2f} s",
+            f"rows: {self.rows_unique} used, {self.hit_rate:.1%} from the cache, {self._share_found:.1%} from the "
+            f"store, {self._share_new:.1%} new   {self.rows_fetched} fetched, {self.rows_written} written   "
+            f"exposed {self.exposed_embedding_s:.2f} s",
             f"dense digest     {self.dense_digest}",
             f"embedding digest {self.embedding_digest}",
             *notes,
         ]
+
+    @property
+    def _share_new(self) -> float:
+        return self.rows_new / self.rows_unique if self.rows_unique else 0.0
+
+    @property
+    def _share_found(self) -> float:
+        return max(0.0, 1.0 - self.hit_rate - self._share_new) if self.rows_unique else 0.0
 
     def _text(self, metric: str) -> str:
         value = getattr(self, metric)

@@ -23,7 +23,7 @@ class RankTotals:
     Attributes:
         samples_before: the part of `samples` trained before this process started.
         loss_sum: sum of the training loss over examples.
-        rows_inserted: unique rows that were not in the cache.
+        rows_inserted: unique rows that were not in the cache. rows_found: those of them that the store had.
     """
 
     steps: int
@@ -36,6 +36,7 @@ class RankTotals:
     loss_sum: float
     rows_unique: int
     rows_inserted: int
+    rows_found: int
     rows_fetched: int
     rows_written: int
     exposed_s: float
@@ -69,6 +70,7 @@ def totals_of(trained: RunResult, *, seconds: float, dense_digest: str, samples_
         loss_sum=float(progress.loss_sum),
         rows_unique=progress.rows_unique,
         rows_inserted=progress.rows_inserted,
+        rows_found=progress.rows_found,
         rows_fetched=progress.rows_fetched,
         rows_written=progress.rows_written,
         exposed_s=progress.exposed_s,
@@ -105,6 +107,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         loss_sum=sum(rank.loss_sum for rank in ranks),
         rows_unique=sum(rank.rows_unique for rank in ranks),
         rows_inserted=sum(rank.rows_inserted for rank in ranks),
+        rows_found=sum(rank.rows_found for rank in ranks),
         rows_fetched=sum(rank.rows_fetched for rank in ranks),
         rows_written=sum(rank.rows_written for rank in ranks),
         exposed_s=max(rank.exposed_s for rank in ranks),

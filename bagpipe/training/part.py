@@ -45,6 +45,7 @@ class InFlightBatch:
         context: its index tensors.
         inputs: of the dense part (`DenseExecutor.forward`); None if this rank has none of its examples.
         requests, results: what is read from the store for it, from the fetch to the insert.
+        rows_found: rows that the store had, from the fetch on.
         writes: gives the rows to write back, once they have come from the device; None: not evicted, or written.
         epoch: of the logs that its write-back belongs to.
         groups: its table groups, from the first lookup on; with their gradients after the backward.
@@ -61,6 +62,7 @@ class InFlightBatch:
     inputs: Any
     requests: FetchRequests | None = None
     results: list[ReadResult] = field(default_factory=list)
+    rows_found: int = 0
     writes: CopiedRows | None = None
     epoch: int = 0
     groups: tuple[ActiveTableGroup, ...] = ()

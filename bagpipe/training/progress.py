@@ -24,7 +24,8 @@ class Progress:
         loss_sum: sum over examples of the loss, a scalar on the device (reading it waits for the device).
         rows_unique: unique rows of all batches.
         rows_inserted: those of them that were not in the cache.
-        rows_fetched: rows read from the store.
+        rows_found: those of them that the store had; the others are new.
+        rows_fetched: rows asked of the store, for batches read ahead too.
         rows_written: rows written to the store.
         elapsed_s: wall time.
         exposed_s: time the compute lane waited for rows. On a device that is the thread which enqueues: its stream may
@@ -47,6 +48,7 @@ class Progress:
     exposed_s: float
     skipped_batches: int = 0
     loss_scale: float = 1
+    rows_found: int = 0
     lanes: Mapping[str, LaneReport] = field(default_factory=dict)
 
     @property

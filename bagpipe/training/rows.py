@@ -87,6 +87,7 @@ class EvaluationRows(LoopPart):
         batch.results = self._store.read_many(requests.reads)
         hit("after-fetch")
         self._check_found(batch, requests.reads)
+        batch.rows_found = sum(int(np.count_nonzero(result.found)) for result in batch.results)
         self.rows_fetched += requests.num_rows
 
     def insert(self, b: int) -> None:

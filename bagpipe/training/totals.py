@@ -44,7 +44,7 @@ class Totals(LoopPart):
         self.num_batches = run.first_batch
         self._samples: int = run.carried.get("samples", 0)
         self._skipped: int = run.carried.get("skipped_batches", 0)
-        self._rows_unique = self._rows_inserted = 0
+        self._rows_unique = self._rows_inserted = self._rows_found = 0
 
     def finish_batch(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -57,6 +57,7 @@ class Totals(LoopPart):
         # With several ranks, each counts the rows it owns, so that their sum counts a row once.
         self._rows_unique += len(planned.consumer.unique if planned.exchange is None else planned.exchange.owned)
         self._rows_inserted += len(planned.owner.fetch)
+        self._rows_found += batch.rows_found
 
     def counters(self) -> Mapping[str, Any]:
         return {"samples": self._samples, "skipped_batches": self._skipped}
@@ -75,6 +76,7 @@ class Totals(LoopPart):
             loss_sum=loss_sum,
             rows_unique=self._rows_unique,
             rows_inserted=self._rows_inserted,
+            rows_found=self._rows_found,
             rows_fetched=self._rows.rows_fetched,
             rows_written=self._rows.rows_written,
             elapsed_s=report.wall_s if report is not None else 0.0,

@@ -73,6 +73,8 @@ def test_every_field_of_the_result(tmp_path: Path) -> None:
     assert result["metrics_left_out"] == {}
     assert 0 <= result["exposed_embedding_s"] <= result["seconds"]
     assert result["rows_fetched"] <= result["rows_unique"]
+    assert 0 < result["rows_new"] < result["rows_unique"]
+    assert "from the store" in done.out
     assert result["peak_rss_bytes"] > 50 << 20
     for name in ("dense_digest", "embedding_digest"):
         assert len(bytes.fromhex(result[name])) == 32

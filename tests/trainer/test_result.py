@@ -9,7 +9,7 @@ from trainer.result import Result
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, metrics_left_out={"ne": "why"},
     logloss=0.6, calibration=1.25, gauc=None,
-    rows_unique=9, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
+    rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
     dense_digest="d", embedding_digest="e", peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
     evaluations=[{"step": 3, "auc": 0.5}], best_step=3, early_stopped=True,
@@ -31,6 +31,7 @@ def test_the_summary_of_a_result() -> None:
     assert "1 evaluations, the best one at step 3" in text
     assert "training ended early" in text
     assert "NE is left out: why" in text
+    assert "rows: 10 used, 50.0% from the cache, 20.0% from the store, 30.0% new   1 fetched, 4 written" in text
     assert "GAUC" not in text
     assert "2 malformed rows were skipped" in text
     assert "training started from another job's rows" in text

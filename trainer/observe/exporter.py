@@ -33,6 +33,7 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "samples": ("samples", "Examples trained, of the whole job"),
     "rows_unique": ("rows_unique", "Unique rows of all batches"),
     "rows_inserted": ("rows_missed", "Unique rows that were not in the cache"),
+    "rows_found": ("rows_found", "Those of them that the store had"),
     "rows_fetched": ("rows_fetched", "Rows read from the store"),
     "rows_written": ("rows_written", "Rows written to the store"),
     "exposed_s": ("exposed_seconds", "Seconds the compute lane waited for rows"),

@@ -108,6 +108,7 @@ class Meter:
             "waited_for": None if wait is None else dataclasses.asdict(wait),
             "rows_unique": progress.rows_unique,
             "rows_inserted": progress.rows_inserted,
+            "rows_found": progress.rows_found,
             "rows_fetched": progress.rows_fetched,
             "rows_written": progress.rows_written,
             "skipped_batches": progress.skipped_batches,

@@ -72,6 +72,7 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_eta_seconds": 4.0,
         "bagpipe_trainer_rows_unique_total": 4.0,
         "bagpipe_trainer_rows_missed_total": 1.0,
+        "bagpipe_trainer_rows_found_total": 1.0,
         "bagpipe_trainer_rows_fetched_total": 1.0,
         "bagpipe_trainer_rows_written_total": 0.0,
         "bagpipe_trainer_exposed_seconds_total": 0.5,
