@@ -21,7 +21,8 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids
     checked_read    a block without the rows that the loss is not defined for
-    columns         parsed rows; row_order: epochs, permutations, positions; schema_file: the schema TOML
+    columns         parsed rows; schema_file: the schema TOML
+    row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
     cli             `python -m data`; testing: the conformance suite of readers
 """

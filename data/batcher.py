@@ -1,7 +1,7 @@
 """`Batcher`: walks from a position through blocks to batches, and reads blocks ahead of their use.
 
-    BlockOrder.tasks ──ReadTask──> readers (bounded in flight) ──Columns in order──> slices ──batch_size rows──> Batch
-                                                                                and the position right after it
+    BlockOrder.tasks ──ReadTask──> readers (bounded in flight) ──Columns in order──> parts ──batch_size rows──> Batch
+                                                            (mixed with a shuffle buffer)   and the position after it
 
 A function of the order and the position alone: no thread, no clock. The loader runs it in a thread.
 """
@@ -17,6 +17,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.columns import Columns, RowSlice, bag_starts, join
 from data.row_order import Position, RowIndex, RowRange, segment_order
+from data.shuffle_buffer import Part, mixed
 from data.source import Segment, Source
 from data.worker import BlockReaders, ReadTask, Shuffle, good_range
 
@@ -33,6 +34,7 @@ class BlockOrder:
         row_range: raw rows to serve.
         index: first row of every segment; None if rows are not counted beforehand (file order without a split).
         seed, shuffle: of the order.
+        shuffle_buffer: mix the rows of consecutive blocks that hold at least so many; 0: only those of each block.
         epochs: passes.
     """
 
@@ -43,6 +45,7 @@ class BlockOrder:
     seed: int
     shuffle: bool
     epochs: int
+    shuffle_buffer: int = 0
 
     def tasks(self, start: Position) -> Iterator[ReadTask]:
         """The blocks of the epoch of `start`, from its block on, without those known to lie outside the row range."""
@@ -105,32 +108,25 @@ class Batcher:
         row_range = self._order.row_range
         here = following = start
         pieces: list[RowSlice] = []
-        for task, columns in self._columns(start):
-            first_row = following.first_row if task.first_row is None else task.first_row
-            low, high = row_range.within(first_row, columns.num_raw_rows)
-            first, last = good_range(columns, low, high)
+        for part in self._parts(start):
             here = dataclasses.replace(
                 following,
-                segment=task.segment,
-                block=task.number,
-                first_row=first_row,
-                skipped=following.skipped_before + (high - low) - (last - first),
+                segment=part.segment,
+                block=part.block,
+                first_row=part.first_row,
+                skipped=following.skipped_before + part.skipped,
             )
-            if task.shuffle is not None:  # the reader sent only the rows to serve, in serving order
-                first, last = 0, columns.num_rows
-            starts = bag_starts(columns.lengths)
-            while first + here.row < last:
-                low = first + here.row
-                high = min(low + self._batch_size - sum(map(len, pieces)), last)
-                pieces.append(RowSlice(columns, starts, low, high))
+            starts = bag_starts(part.columns.lengths)
+            while part.first + here.row < part.last:
+                low = part.first + here.row
+                high = min(low + self._batch_size - sum(map(len, pieces)), part.last)
+                pieces.append(RowSlice(part.columns, starts, low, high))
                 here = dataclasses.replace(here, row=here.row + high - low)
                 if sum(map(len, pieces)) == self._batch_size:
                     here = dataclasses.replace(here, batch=here.batch + 1)
                     yield join(here.batch - 1, pieces), here
                     pieces = []
-            following = dataclasses.replace(
-                here, row=0, first_row=first_row + columns.num_raw_rows, skipped_before=here.skipped
-            )
+            following = dataclasses.replace(here, row=0, first_row=part.end_row, skipped_before=here.skipped)
             if self._order.index is None and row_range.high is not None and following.first_row >= row_range.high:
                 break
         self._check_rows(following.first_row)
@@ -140,6 +136,34 @@ class Batcher:
         self._check_served(start, here)
         skipped = here.skipped
         return Position(epoch=start.epoch + 1, batch=here.batch, skipped=skipped, skipped_before=skipped)
+
+    def _parts(self, start: Position) -> Iterator[Part]:
+        """The epoch's rows from the block of `start` on: block by block, or mixed in groups of blocks."""
+        order = self._order
+        blocks = self._blocks(start)
+        return mixed(blocks, order.shuffle_buffer, order.seed, start.epoch) if order.shuffle_buffer else blocks
+
+    def _blocks(self, start: Position) -> Iterator[Part]:
+        next_row = start.first_row
+        for task, columns in self._columns(start):
+            first_row = next_row if task.first_row is None else task.first_row
+            low, high = self._order.row_range.within(first_row, columns.num_raw_rows)
+            first, last = good_range(columns, low, high)
+            skipped = (high - low) - (last - first)
+            if task.shuffle is not None:  # the reader sent only the rows to serve, in serving order
+                first, last = 0, columns.num_rows
+            next_row = first_row + columns.num_raw_rows
+            yield Part(
+                segment=task.segment,
+                block=task.number,
+                file_segment=task.segment if task.shuffle is None else task.shuffle.segment,
+                first_row=first_row,
+                end_row=next_row,
+                columns=columns,
+                first=first,
+                last=last,
+                skipped=skipped,
+            )
 
     def _check_rows(self, rows: int) -> None:
         """Check the raw rows of a finished epoch. Without an index the previous epoch tells the expected number."""

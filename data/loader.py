@@ -71,6 +71,8 @@ class LookaheadLoader:
         seed: of the order, when shuffled.
         epochs: passes over the training rows.
         shuffle: visit segments, and the rows of each block, in a random order.
+        shuffle_buffer: with shuffle, also mix the rows of consecutive blocks that hold at least so many; 0: do not. An
+            error of a bad block is then raised after the batches of the groups before it.
         limit: use only the first so many raw rows; 0: all.
         eval_fraction: share of those rows, the last ones, held out for the phase `eval`; in ``[0, 1)``.
         phase: train or eval.
@@ -91,6 +93,7 @@ class LookaheadLoader:
         seed: int = 0,
         epochs: int = 1,
         shuffle: bool = False,
+        shuffle_buffer: int = 0,
         limit: int = 0,
         eval_fraction: float = 0.0,
         phase: Phase = "train",
@@ -102,6 +105,7 @@ class LookaheadLoader:
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("epochs", epochs, 1),
+            ("shuffle_buffer", shuffle_buffer, 0),
             ("limit", limit, 0),
             ("workers", workers, 0),
             ("batches_ahead", batches_ahead, 1),
@@ -119,6 +123,7 @@ class LookaheadLoader:
         self._seed = seed
         self._epochs = epochs if phase == "train" else 1
         self._shuffle = shuffle and phase == "train"
+        self._shuffle_buffer = shuffle_buffer if self._shuffle else 0
         self._limit = limit
         self._eval_fraction = eval_fraction
         self.phase: Phase = phase
@@ -132,6 +137,8 @@ class LookaheadLoader:
             "limit": limit,
             "eval_fraction": eval_fraction,
         }
+        if self._shuffle_buffer:  # older states have no such key
+            self._order["shuffle_buffer"] = self._shuffle_buffer
         self._position = Position() if state is None else Position.from_state(state, self._order)
         self._readers = BlockReaders(source, workers if source.in_processes else 0)
         self._queue: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
@@ -148,6 +155,7 @@ class LookaheadLoader:
             index=index,
             seed=self._seed,
             shuffle=self._shuffle,
+            shuffle_buffer=self._shuffle_buffer,
             epochs=0 if row_range.high is not None and row_range.high <= row_range.low else self._epochs,
         )
         self._batcher = Batcher(order, self._readers, self._batch_size)
@@ -260,6 +268,7 @@ def open_loader(
         seed=seed,
         epochs=config.epochs,
         shuffle=config.shuffle,
+        shuffle_buffer=config.shuffle_buffer,
         limit=0 if own_files else config.limit,
         eval_fraction=config.eval_fraction,
         phase=phase,

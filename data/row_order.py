@@ -1,7 +1,7 @@
 """Order of rows: ranges of raw rows, epochs, permutations, and the position in that order.
 
     rows [0, limit) = [ training rows | held-out rows ]       the last floor(eval_fraction * n) rows are held out
-    epoch ──Philox(seed, epoch)──> order of segments ──Philox(seed, epoch, block)──> order of a block's rows
+    epoch ──Philox(seed, epoch)──> order of segments ──Philox(seed, epoch, block)──> order of a block's or group's rows
 
 Pure functions only; the loader walks the order.
 """
@@ -22,13 +22,22 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from data.source import Segment, Source
 
-__all__ = ["STATE_VERSION", "Position", "RowIndex", "RowRange", "row_permutation", "segment_order", "split"]
+__all__ = [
+    "STATE_VERSION",
+    "Position",
+    "RowIndex",
+    "RowRange",
+    "group_permutation",
+    "row_permutation",
+    "segment_order",
+    "split",
+]
 
 STATE_VERSION = 1
 
 # Philox has a 128-bit key and a counter. Segment and block go into an upper word of the counter, the purpose into the
 # highest one, so that streams of one key never overlap.
-_SEGMENTS, _ROWS = 0, 1
+_SEGMENTS, _ROWS, _GROUPS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,11 @@ def row_permutation(rows: int, seed: int, epoch: int, segment: int, block: int) 
     """The serving order of the rows of one block in an epoch."""
     # A stable sort of uniforms gives the same result in all numpy versions; Generator.permutation does not.
     return np.argsort(_uniforms(rows, seed, epoch, (segment << 24) | block, _ROWS), kind="stable").astype(np.int64)
+
+
+def group_permutation(rows: int, seed: int, epoch: int, segment: int, block: int) -> NDArray[np.int64]:
+    """The serving order of the rows of a group of blocks, which begins with this block."""
+    return np.argsort(_uniforms(rows, seed, epoch, (segment << 24) | block, _GROUPS), kind="stable").astype(np.int64)
 
 
 def _uniforms(count: int, seed: int, epoch: int, item: int, purpose: int) -> NDArray[np.float64]:

@@ -88,6 +88,7 @@ def check_source(source: Source, batch_size: int = 7) -> None:
     for options in (
         {},
         {"shuffle": True, "seed": 3, "epochs": 2},
+        {"shuffle": True, "shuffle_buffer": 2 * batch_size, "seed": 3, "epochs": 2},
         {"eval_fraction": 0.3, "limit": 3 * batch_size + 2},
         {"eval_fraction": 0.3, "limit": 3 * batch_size + 2, "shuffle": True, "epochs": 2},
         {"eval_fraction": 0.3, "phase": "eval"},

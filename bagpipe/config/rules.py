@@ -50,6 +50,12 @@ def _eval_path_problem(config: Config) -> str | None:
     return None if data.path else f"{data.eval_path} needs data.path, the training examples, got none"
 
 
+def _shuffle_buffer_problem(config: Config) -> str | None:
+    if not config.data.shuffle_buffer or config.data.shuffle:
+        return None
+    return f"{config.data.shuffle_buffer} needs data.shuffle true, got false"
+
+
 def _row_dtype_problem(config: Config) -> str | None:
     rows, run = config.cache.dtype, config.run.dtype
     if rows == "run" or ROW_TYPES[rows].compute == run:
@@ -176,6 +182,7 @@ def _peer_problem(config: Config) -> str | None:
 RULES: tuple[Rule, ...] = (
     Rule("data.format", _path_problem),
     Rule("data.eval_path", _eval_path_problem),
+    Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.durability", _durability_problem),
     Rule("checkpoint.every", _every_problem),

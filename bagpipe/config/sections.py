@@ -67,6 +67,8 @@ class DataConfig:
         eval_fraction: share of the examples, taken from the end, held out for evaluation.
         eval_path: file or folder of examples for evaluation, with the format and schema of path; needs eval_fraction 0.
         shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
+        shuffle_buffer: with shuffle, mix the examples of consecutive blocks that hold at least so many; memory for them
+            is needed twice. 0: examples stay in their block (4 MiB of text, or 65,536 rows).
         bad_rows: stop at a malformed row, or skip and count it.
         workers: parser processes; 0: the program itself parses.
         identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
@@ -82,6 +84,7 @@ class DataConfig:
     eval_fraction: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.1
     eval_path: str = ""
     shuffle: bool = False
+    shuffle_buffer: Annotated[int, at_least(0)] = 0
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
     identity: FileHashes = "sampled"

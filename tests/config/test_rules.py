@@ -77,6 +77,7 @@ def test_every_number_has_a_range():
         ("data.eval_fraction", 1.0, "data.eval_fraction must be at least 0 and below 1, got 1.0"),
         ("data.format", "tsv", f"data.format must be one of {', '.join(get_args(DataFormat))}, got 'tsv'"),
         ("data.eval_path", "x", "data.eval_path x needs data.eval_fraction 0, got 0.1: evaluate with one of the two"),
+        ("data.shuffle_buffer", 9, "data.shuffle_buffer 9 needs data.shuffle true, got false"),
         ("data.format", "parquet", "data.format parquet needs data.path, a file or folder, got none"),
         ("data.bad_rows", "ignore", "data.bad_rows must be one of stop, skip, got 'ignore'"),
         ("oracle.lookahead", 0, "oracle.lookahead must be at least 1, got 0"),

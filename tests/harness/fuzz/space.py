@@ -105,6 +105,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "data.epochs": {"1": 3, "2": 1, "3": 0.5},
         "data.eval_fraction": {"0": 2, "0.1": 1, "0.3": 1},
         "data.shuffle": _even("data.shuffle"),
+        "data.shuffle_buffer": {"0": 3, "30": 1, "1000": 1},
         "data.bad_rows": _even("data.bad_rows"),
         "run.steps": {"0": 5, "1": 0.3, "7": 1},
     },
