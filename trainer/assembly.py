@@ -16,6 +16,7 @@ import torch
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.config.sections import Config
+from bagpipe.dense.clip import Clip
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import Peers, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
@@ -31,12 +32,13 @@ from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
+from bagpipe.training.row_clip import RowClip
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, precision_of
 from trainer.inputs import InputMaker
-from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
+from trainer.optimizers import dense_clip, dense_optimizer, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
 __all__ = [
@@ -157,6 +159,7 @@ def build_dense(
             executor=built.dense,
             skips_nonfinite=config.run.nonfinite == "skip",
             replicas=replicas,
+            clip=dense_clip(config.optim),
         )
     pipeline = DensePipeline(
         staged=built.stages.staged,
@@ -169,13 +172,17 @@ def build_dense(
         links=links,
         reduce=reduce,
     )
-    return StagedDense(pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision)
+    return StagedDense(
+        pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision, clip=dense_clip(config.optim)
+    )
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     """The optional parts of the training loop; after the ranks' models have been made equal."""
     optim = built.config.optim
     parts: list[LoopPart] = []
+    if optim.clip_scope != "dense":
+        parts.append(RowClip(dense, Clip(norm=optim.clip_norm), with_dense=optim.clip_scope == "all"))
     schedule, rows = rate_schedule(optim), rows_rate_schedule(optim)
     if (schedule, rows) != (Schedule(), Schedule()):
         parts.append(LearningRates(dense, schedule=schedule, rows=rows))

@@ -1,4 +1,7 @@
-"""Dense optimizers by name, and schedules of learning rates. Row optimizers are in `bagpipe.kernels.row_optimizer`."""
+"""Dense optimizers by name, limits of their gradients, and schedules of learning rates.
+
+Row optimizers are in `bagpipe.kernels.row_optimizer`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ import torch
 from torch import nn
 
 from bagpipe.config.optim_section import OptimConfig
+from bagpipe.dense.clip import Clip
 from bagpipe.dense.lamb import Lamb
 from bagpipe.errors import InputError
 from bagpipe.rates import Constant, Cosine, Exponential, Polynomial, Schedule, Shape, StepDecay
 
-__all__ = ["DENSE_OPTIMIZERS", "RATE_SHAPES", "dense_optimizer", "rate_schedule", "rows_rate_schedule"]
+__all__ = ["DENSE_OPTIMIZERS", "RATE_SHAPES", "dense_clip", "dense_optimizer", "rate_schedule", "rows_rate_schedule"]
 
 DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, config: torch.optim.SGD(
@@ -46,6 +50,11 @@ def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     if config.dense not in DENSE_OPTIMIZERS:
         raise InputError(f"optim.dense must be one of {', '.join(DENSE_OPTIMIZERS)}, got {config.dense!r}")
     return DENSE_OPTIMIZERS[config.dense](list(parameters), config)
+
+
+def dense_clip(config: OptimConfig) -> Clip:
+    """Limits of the gradients of dense parameters alone."""
+    return Clip(norm=config.clip_norm if config.clip_scope == "dense" else 0.0, value=config.clip_value)
 
 
 RATE_SHAPES: Mapping[str, Callable[[OptimConfig], Shape]] = {

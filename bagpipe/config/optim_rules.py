@@ -93,6 +93,30 @@ def _nesterov_problem(config: Config) -> str | None:
     return "needs optim.momentum above 0, got 0" if config.optim.nesterov and not config.optim.momentum else None
 
 
+def _clip_norm_problem(config: Config) -> str | None:
+    optim, pipeline = config.optim, config.pipeline
+    if not optim.clip_norm or not pipeline.is_staged:
+        return None
+    return (
+        f"{optim.clip_norm:g} is not possible with stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
+        f"pipeline.microbatches {pipeline.microbatches}): use optim.clip_value"
+    )
+
+
+def _clip_scope_problem(config: Config) -> str | None:
+    optim = config.optim
+    if optim.clip_scope == "dense" or optim.clip_norm:
+        return None
+    return f"{optim.clip_scope} needs optim.clip_norm above 0, got 0"
+
+
+def _clip_value_problem(config: Config) -> str | None:
+    optim = config.optim
+    if not optim.clip_value or not optim.clip_norm:
+        return None
+    return f"{optim.clip_value:g} needs optim.clip_norm 0, got {optim.clip_norm:g}"
+
+
 #: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
 OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.schedule": _schedule_problem,
@@ -104,5 +128,8 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.nesterov": _nesterov_problem,
     "optim.beta1": _dense_problem("beta1", ("adam", "adamw", "lamb")),
     "optim.beta2": _dense_problem("beta2", ("adam", "adamw", "lamb")),
+    "optim.clip_norm": _clip_norm_problem,
+    "optim.clip_scope": _clip_scope_problem,
+    "optim.clip_value": _clip_value_problem,
     "optim.ema_evaluate": _average_problem,
 }

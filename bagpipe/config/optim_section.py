@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
 from bagpipe.types.schema import RowOptimizer
 
-__all__ = ["DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
+__all__ = ["ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial"]
+ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
 
 
@@ -44,6 +45,10 @@ class OptimConfig:
         rows_schedule: schedule of the rows' learning rate: same (and the same warm-up), or one of its own with the
             numbers of schedule_* and rows_warmup_steps.
         rows_warmup_steps: warmup_steps of a schedule of its own.
+        clip_norm: largest 2-norm of the gradients in clip_scope, of the global batch; 0: no limit.
+        clip_scope: gradients whose norm is limited: of dense parameters (dense), of rows (rows), or all together (all).
+            rows and all need one rank.
+        clip_value: largest magnitude of an element of a dense gradient; 0: no limit.
         ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
         ema_evaluate: evaluate with the averaged weights; needs ema_decay.
     """
@@ -70,6 +75,9 @@ class OptimConfig:
     warmup_start: Annotated[float, FROM_0_TO_1] = 0.0
     rows_schedule: Literal["same"] | RateShape = "same"
     rows_warmup_steps: Annotated[int, at_least(0)] = 0
+    clip_norm: Annotated[float, at_least(0)] = 0.0
+    clip_scope: ClipScope = "dense"
+    clip_value: Annotated[float, at_least(0)] = 0.0
     ema_decay: Annotated[float, BELOW_1] = 0.0
     ema_evaluate: bool = False
 

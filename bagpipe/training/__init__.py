@@ -10,7 +10,7 @@
     accumulated_dense   the same, for several micro-batches a step                     lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
-    nonfinite, checkpointing, weight_average, learning_rates, totals: work before and after others' actions, no lanes
+    nonfinite, row_clip, learning_rates, weight_average, checkpointing, totals: work before and after others' actions
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the
 plan's two hazards decide which lane does what when; no part does.

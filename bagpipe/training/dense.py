@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bagpipe.dense.clip import NO_CLIP, Clip
 from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.loss_scale import LossScale, ScaleHolder
 from bagpipe.dense.precision import Precision
@@ -72,6 +73,7 @@ class DensePart(LoopPart):
         optimizer: of all its parameters. With stages it has the state of those held here after a run.
         precision: what is computed in which dtype, and the loss scale of the first batch.
         loss_scale: of the batch that is computed.
+        clip: limits of the gradients of parameters, applied before an optimizer's step.
         chunks: by name.
         parameters: all that are trained, on whatever rank, by their names in the whole model.
         gradient_points: where gradients of parameters are complete, for the check that they are finite.
@@ -85,12 +87,19 @@ class DensePart(LoopPart):
     is_staged: bool = False
 
     def __init__(
-        self, *, model: nn.Module, optimizer: Optimizer, precision: Precision, skips_nonfinite: bool = False
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        skips_nonfinite: bool = False,
+        clip: Clip = NO_CLIP,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
         self.skips_nonfinite = skips_nonfinite
+        self.clip = clip
         self.loss_scale: LossScale = precision.loss_scale
         self.chunks: Mapping[str, ModelChunk] = {}
         self.parameters: Mapping[str, nn.Parameter] = {}
@@ -139,6 +148,7 @@ class WholeDense(DensePart):
         skips_nonfinite: see `DensePart`.
         replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
         scale_holder: has the loss scale of each batch; None: it is kept here.
+        clip: see `DensePart`.
     """
 
     gradient_points = (Point.GRADIENTS,)
@@ -152,9 +162,14 @@ class WholeDense(DensePart):
         skips_nonfinite: bool = False,
         replicas: GradientSum | None = None,
         scale_holder: ScaleHolder | None = None,
+        clip: Clip = NO_CLIP,
     ) -> None:
         super().__init__(
-            model=model, optimizer=optimizer, precision=executor.precision, skips_nonfinite=skips_nonfinite
+            model=model,
+            optimizer=optimizer,
+            precision=executor.precision,
+            skips_nonfinite=skips_nonfinite,
+            clip=clip,
         )
         if self.loss_scale.growth_interval and not skips_nonfinite:
             raise InputError("a loss scale that grows needs batches that can be left out")
@@ -228,6 +243,7 @@ class WholeDense(DensePart):
                     buffer.copy_(self._buffers[name])
         else:
             self.loss_scale.unscale_parameters(self.model.parameters())
+            self.clip.apply(self.model.parameters())
             self.optimizer.step()
         self._buffers = {}
         if self.skips_nonfinite and not batch.is_skipped:

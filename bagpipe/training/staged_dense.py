@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bagpipe.dense.clip import NO_CLIP, Clip
 from bagpipe.dense.loss import summed_loss
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
@@ -36,9 +37,10 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
+        clip: of the elements; a limit of the norm would need the gradients of all stages.
 
     Raises:
-        InputError: the loss scale grows.
+        InputError: the loss scale grows, or the norm has a limit.
     """
 
     gradient_points = (Point.GRADIENTS, Point.STEP)
@@ -50,8 +52,11 @@ class StagedDense(DensePart):
         pipeline: DensePipeline,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
+        clip: Clip = NO_CLIP,
     ) -> None:
-        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision)
+        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision, clip=clip)
+        if clip.norm:
+            raise InputError("a limit of the gradients' norm is not possible with stages: no lane has all gradients")
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline
@@ -131,7 +136,9 @@ class StagedDense(DensePart):
             self.pipeline.reduce(stage)
 
     def step(self, stage: int, b: int) -> None:
-        self.loss_scale.unscale_parameters(parameter for _, parameter in self.chunks[str(stage)].parameters)
+        parameters = [parameter for _, parameter in self.chunks[str(stage)].parameters]
+        self.loss_scale.unscale_parameters(parameters)
+        self.clip.apply(parameters)
         self.pipeline.optimize(stage)
 
     def loss_sums(self) -> Mapping[str, Tensor]:

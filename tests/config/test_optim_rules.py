@@ -10,7 +10,7 @@ import pytest
 from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config
+from bagpipe.config.sections import CheckpointConfig, Config, PipelineConfig
 from bagpipe.errors import InputError
 
 
@@ -83,6 +83,10 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         ({"beta2": 0.99}, "optim.beta2 0.99 needs optim.dense adam or adamw or lamb, got adagrad"),
         ({"beta1": 1.0}, "optim.beta1 must be at least 0 and below 1, got 1.0"),
         ({"weight_decay": -0.1}, "optim.weight_decay must be at least 0, got -0.1"),
+        ({"clip_norm": -1.0}, "optim.clip_norm must be at least 0, got -1.0"),
+        ({"clip_scope": "all"}, "optim.clip_scope all needs optim.clip_norm above 0, got 0"),
+        ({"clip_norm": 1.0, "clip_value": 0.5}, "optim.clip_value 0.5 needs optim.clip_norm 0, got 1"),
+        ({"clip_scope": "tables"}, "optim.clip_scope must be one of dense, rows, all, got 'tables'"),
         ({"ema_evaluate": True}, "optim.ema_evaluate needs optim.ema_decay above 0, got 0"),
     ],
 )
@@ -103,3 +107,14 @@ def test_keys_that_a_resume_may_change() -> None:
         with pytest.raises(InputError) as refused:
             check_config(dataclasses.replace(Config(), checkpoint=CheckpointConfig(change=change)))
         assert str(refused.value) == f"checkpoint.change {words}"
+
+
+def test_a_limit_of_the_norm_needs_a_whole_model() -> None:
+    config = dataclasses.replace(optim(clip_norm=0.5), pipeline=PipelineConfig(microbatches=2))
+    with pytest.raises(InputError) as refused:
+        check_config(config)
+    assert str(refused.value) == (
+        "optim.clip_norm 0.5 is not possible with stages or micro-batches (pipeline.schedule none, "
+        "pipeline.microbatches 2): use optim.clip_value"
+    )
+    check_config(dataclasses.replace(config, optim=OptimConfig(clip_value=0.5)))

@@ -265,6 +265,7 @@ def plain_training(
     dense_lr: float,
     eps: float,
     schedulers: Sequence[MakeScheduler | None] = (None, None),
+    before_steps: Callable[[list[nn.Parameter], list[nn.Parameter]], object] | None = None,
     make_dense: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Trained:
     """Train on all batches in order, on the mean loss of each.
@@ -272,13 +273,14 @@ def plain_training(
     Args:
         dense_parameters: initial values of all parameters except the tables, by name.
         make_dense: makes the dense optimizer, in place of `dense`, `dense_lr` and `eps`.
+        before_steps: called with the tables and the dense parameters between backward and steps.
         schedulers: of the learning rates of rows and dense part, stepped after every batch.
     """
     sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
     plain = PlainTables(tables, sparse=sparse)
     dtype = tables[0].weights.dtype
     model = PLAIN_MODELS[model_name](plain, batches[0].dense.shape[1], dim, bottom, top).to(dtype)
-    table_parameters = [module.weight for module in plain.rows]
+    table_parameters = [module.get_parameter("weight") for module in plain.rows]
     their_ids = {id(parameter) for parameter in table_parameters}
     others = {name: value for name, value in model.named_parameters() if id(value) not in their_ids}
     assert others.keys() == dense_parameters.keys()
@@ -299,6 +301,8 @@ def plain_training(
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if before_steps is not None:
+            before_steps(table_parameters, list(others.values()))
         for optimizer in optimizers:
             optimizer.step()
         for follower in followers:

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
 from bagpipe.config.load import Option, parse_config
+from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.sections import Config
 from bagpipe.rates import Schedule
 from bagpipe.util.program import run_program
@@ -71,9 +73,24 @@ def _train(config: Config) -> Trained:
         dense=optim.dense,
         dense_lr=optim.dense_lr,
         eps=optim.eps,
+        before_steps=lambda tables, dense: _clip(optim, tables, dense),
         make_dense=lambda parameters: dense_optimizer(parameters, optim),
         schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],
     )
+
+
+def _clip(optim: OptimConfig, tables: Sequence[Parameter], dense: Sequence[Parameter]) -> None:
+    """Limits gradients; those of rows can be sparse."""
+    if optim.clip_value:
+        torch.nn.utils.clip_grad_value_(dense, optim.clip_value)
+    clipped = {"dense": dense, "rows": tables, "all": [*tables, *dense]}[optim.clip_scope]
+    gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
+    if not optim.clip_norm or not gradients:
+        return
+    values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    norm = torch.stack([torch.linalg.vector_norm(each) for each in values]).square().sum().sqrt()
+    for gradient in gradients:
+        gradient.mul_(torch.clamp(optim.clip_norm / (norm + 1e-6), max=1.0))
 
 
 def _scheduler(schedule: Schedule, epochs: Sequence[int]) -> MakeScheduler:

@@ -1,0 +1,46 @@
+"""Limits of gradients equal torch's. In whole jobs: `tests/system/test_optim_settings.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagpipe.dense.clip import NO_CLIP, Clip
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (3, 5, 2)]
+    for parameter in made[:2]:
+        parameter.grad = torch.randn(len(parameter), generator=generator, dtype=torch.float64)
+    return made
+
+
+def gradients_after(clip: Clip) -> list[list[float]]:
+    made = parameters()
+    clip.apply(made)
+    return [parameter.grad.tolist() for parameter in made if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("norm", [0.01, 1.0, 100.0])
+def test_the_norm_is_torchs(norm: float) -> None:
+    theirs = parameters()
+    torch.nn.utils.clip_grad_norm_(theirs, norm)
+    expected = [parameter.grad.tolist() for parameter in theirs if parameter.grad is not None]
+    assert gradients_after(Clip(norm=norm)) == expected
+    factor = Clip(norm=norm).coefficient([p.grad for p in parameters() if p.grad is not None])
+    ours = [(factor * p.grad).tolist() for p in parameters() if p.grad is not None]
+    for found, plain in zip(ours, expected, strict=True):
+        assert found == pytest.approx(plain, rel=1e-12)
+
+
+def test_the_value_is_torchs() -> None:
+    theirs = parameters()
+    torch.nn.utils.clip_grad_value_(theirs, 0.3)
+    assert gradients_after(Clip(value=0.3)) == [p.grad.tolist() for p in theirs if p.grad is not None]
+
+
+def test_no_limit_changes_nothing() -> None:
+    assert gradients_after(NO_CLIP) == [p.grad.tolist() for p in parameters() if p.grad is not None]
+    NO_CLIP.apply([])
+    Clip(norm=1.0, value=1.0).apply([torch.nn.Parameter(torch.zeros(2))])
