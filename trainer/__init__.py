@@ -9,5 +9,6 @@ services           cacher and store                       assembly             m
 inputs, dense, optimizers, stages, devices, settings: from configuration to objects
 metrics, ranking, totals, result                          AUC and others, sums over ranks, the JSON
 evaluation, early_stop  scores during training and after  export             a checkpoint for serving
+scoring, score_file     `trainer eval` and `trainer predict`: scores with a checkpoint's model
 observe            progress, logs, trackers, Prometheus
 """

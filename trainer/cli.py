@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
@@ -25,8 +26,12 @@ __all__ = ["main"]
 #: Importing torchrec makes torch.fx log a deprecation note that users cannot act on.
 _TRACING_LOGGER = "torch.fx._symbolic_trace"
 
-#: The only subcommand; without it the program trains.
-_EXPORT = "export"
+#: Module and function of each subcommand; without one the program trains.
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "eval": ("trainer.scoring", "evaluate"),
+    "export": ("trainer.export", "export"),
+    "predict": ("trainer.scoring", "predict"),
+}
 
 
 def main() -> None:
@@ -35,9 +40,8 @@ def main() -> None:
         membership = Membership.from_environment()
     with exiting() if membership is None else exiting(partial(_print_once, membership)):
         argv = sys.argv[1:]
-        if argv[:1] == [_EXPORT]:
-            _export(argv[1:])
-            return
+        if argv and argv[0] in _COMMANDS:
+            sys.exit(_run_command(*_COMMANDS[argv[0]], argv[1:]))
         options = (Option(flag="--result", help="write the result as one JSON object"),)
         command_line = parse_config(argv, "python -m trainer", options)
         config = command_line.config
@@ -66,12 +70,13 @@ def _print_once(membership: Membership, error: BaseException, write: Callable[[B
     print_once(membership, error, write)
 
 
-def _export(argv: Sequence[str]) -> None:
+def _run_command(module: str, function: str, argv: Sequence[str]) -> int:
+    """Run a subcommand. Returns its exit code."""
     check_environment("cpu")
     logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
-    from trainer.export import export
-
-    export(argv)
+    configure_process()
+    code: int = getattr(import_module(module), function)(argv)
+    return code
 
 
 def _is_no_tracing_note(record: logging.LogRecord) -> bool:

@@ -163,6 +163,8 @@ class Evaluator:
         is_next = self._settings.every and not self._settings.batches and self.history.last_step != step
         if is_next and scored.error is None and not scored.is_stopped:
             self._note(step, scored.quality)
+            if self.history.best_step == step:
+                self.name_best()  # the end of training has made its checkpoint
         return scored
 
     def _note(self, step: int, quality: Quality) -> None:

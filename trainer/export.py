@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from bagpipe.checkpoint.export import FORMATS, ExportTable, collect, write
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.config.sections import ModelConfig
-from bagpipe.errors import InputError
+from bagpipe.errors import EXIT_DONE, InputError
 from bagpipe.models.torchrec_models import build_model
 from bagpipe.types.schema import DataSchema, RowSchema
 
@@ -25,8 +25,8 @@ __all__ = ["export", "names_in"]
 _GIB = 1 << 30
 
 
-def export(argv: Sequence[str]) -> None:
-    """Run the command.
+def export(argv: Sequence[str]) -> int:
+    """Run the command. Returns the exit code.
 
     Raises:
         InputError: a flag is wrong, there is no checkpoint, the checkpoint is too large, or the folder cannot be
@@ -46,6 +46,7 @@ def export(argv: Sequence[str]) -> None:
     sys.stdout.write(
         f"step {manifest.step}: {len(exported.weights)} tensors, {num_bytes / 1e6:.1f} MB of weights in {out}\n"
     )
+    return EXIT_DONE
 
 
 def names_in(checkpoint: Checkpoint) -> tuple[list[ExportTable], list[str]]:

@@ -23,7 +23,7 @@ from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.server.embedded import EmbeddedServer
 from cacher.embedded import EmbeddedCacher
 
-__all__ = ["Services", "open_services"]
+__all__ = ["Services", "open_cacher", "open_services"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,15 @@ class Services:
     secret: str
     store_url: str
     job_id: str
+
+
+def open_cacher(config: Config, stack: ExitStack) -> str:
+    """Start a cacher of this process's own. Returns its URL; `stack` stops it.
+
+    Raises:
+        InputError: the data cannot be opened.
+    """
+    return stack.enter_context(EmbeddedCacher(config)).url
 
 
 def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callable[[str], object]) -> Services:

@@ -1,0 +1,102 @@
+"""`trainer eval` and `trainer predict`: the scores of the job that made the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from bagpipe.store.server.embedded import EmbeddedServer
+from tests.system.programs import run_forked
+from tests.system.resumed import JOB, Resumed
+from trainer.metrics import METRICS, Scores
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+TRAINED = ["--data.eval_fraction", "0.2", "--eval.every", "6", "--eval.keep_best", "true", "--optim.ema_decay", "0.9"]
+#: Of a program that scores: what describes the data, and the sizes of the cache.
+SCORED = [*JOB[: JOB.index("--model.embedding_dim")], "--cache.rows", "500"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """A job that has ended, and whose store is gone."""
+    folder = tmp_path_factory.mktemp("scored")
+    with EmbeddedServer(folder / "server") as server:
+        job = Resumed(folder=folder, arguments=["--store.url", server.url, *TRAINED])
+        done = job.run()
+        assert done.code == 0
+    return job
+
+
+def _score(job: Resumed, command: str, *more: str) -> tuple[int, str]:
+    done = run_forked([command, *SCORED, "--checkpoint.dir", str(job.checkpoints), *more], job.folder)
+    return done.code, done.err
+
+
+def test_an_evaluation_alone_has_the_metrics_of_the_job(job: Resumed) -> None:
+    trained = json.loads(job.result.read_text())
+    out = job.folder / "eval.json"
+    assert _score(job, "eval", "--data.eval_fraction", "0.2", "--result", str(out)) == (0, "")
+    found = json.loads(out.read_text())
+    assert found["step"] == trained["steps"]
+    assert {name: found[name] for name in METRICS} == {name: trained[name] for name in METRICS}
+    best = ["--checkpoint.resume", "best"]
+    assert _score(job, "eval", "--data.eval_fraction", "0.2", "--result", str(out), *best) == (0, "")
+    found = json.loads(out.read_text())
+    (at_best,) = [item for item in trained["evaluations"] if item["step"] == trained["best_step"]]
+    assert found["step"] == trained["best_step"]
+    assert {name: found[name] for name in METRICS} == {name: at_best[name] for name in METRICS}
+
+
+def test_averaged_weights_are_scored_on_request(job: Resumed) -> None:
+    results = []
+    for averages in ("false", "true"):
+        out = job.folder / f"{averages}.parquet"
+        assert _score(
+            job, "predict", "--out", str(out), "--optim.ema_decay", "0.9", "--optim.ema_evaluate", averages
+        ) == (0, "")
+        results.append(pyarrow.parquet.read_table(out)["logit"].to_numpy())
+    assert not np.array_equal(*results)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_predictions_are_those_of_the_evaluation_in_the_order_of_the_data(suffix: str, job: Resumed) -> None:
+    trained = json.loads(job.result.read_text())
+    out = job.folder / f"scores{suffix}"
+    assert _score(job, "predict", "--out", str(out)) == (0, "")
+    table = (pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.csv.read_csv)(out)
+    assert table["example"].to_pylist() == list(range(3_000))
+    held_out = table.slice(2_400)
+    scores = Scores(logits=held_out["logit"].to_numpy(), labels=held_out["label"].to_numpy().astype(np.float64))
+    assert METRICS["auc"].compute(scores) == trained["auc"]
+    assert METRICS["logloss"].compute(scores) == pytest.approx(trained["logloss"], rel=1e-12)
+    np.testing.assert_allclose(table["score"].to_numpy(), 1 / (1 + np.exp(-table["logit"].to_numpy())), rtol=1e-12)
+    assert not [path.name for path in job.folder.iterdir() if path.name.endswith(".partial")]
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "line"),
+    [
+        ("predict", [], "predict needs --out, the file of the scores, got none"),
+        ("predict", ["--out", "scores.txt"], "--out must end with one of .parquet, .csv, got scores.txt"),
+        ("eval", ["--checkpoint.resume", "7"], "has no whole checkpoint of step 7"),
+        ("eval", ["--checkpoint.resume", "never"], "checkpoint.resume must be auto, best or a step number here"),
+        ("eval", ["--data.schema", ""], "the data differs from that of the checkpoint: "),
+    ],
+)
+def test_what_cannot_be_scored_gets_one_line(command: str, more: list[str], line: str, job: Resumed) -> None:
+    code, err = _score(job, command, *more)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    done = run_forked(["eval", *SCORED, "--checkpoint.dir", str(tmp_path)], tmp_path)
+    assert (done.code, done.error_line) == (2, f"error: checkpoint.dir {tmp_path} has no checkpoint of trained weights")

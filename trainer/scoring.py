@@ -1,0 +1,202 @@
+"""`python -m trainer eval` and `predict`: score examples with the model of a checkpoint. Nothing is trained or written.
+
+    checkpoint ──settings──> model ──dense state──> weights ─┐
+               ──row files──> CheckpointStore                ├──> scores ──> metrics (eval), or a file (predict)
+    data.path, in its order ──cacher process──> plans ───────┘
+
+`eval` scores the held-out examples as training does; with `data.eval_fraction = 0`, and in `predict`, all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bagpipe.checkpoint.checkpoint_store import CheckpointStore
+from bagpipe.checkpoint.dense_state import combine, load
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from bagpipe.checkpoint.manifest import BrokenCheckpoint
+from bagpipe.client.agreement import first_difference
+from bagpipe.client.remote import RemoteBatches
+from bagpipe.config.load import Option, parse_config
+from bagpipe.config.sections import Config
+from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
+from bagpipe.jobs.job_facts import note
+from bagpipe.oracle.rank_batch import Phase
+from bagpipe.training.evaluation import OnScores
+from bagpipe.training.weight_average import WeightAverage
+from bagpipe.types.schema import DataSchema, RowSchema
+from bagpipe.util.outputs import check_writable, write_json
+from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
+from trainer.metrics import METRICS, BinaryMetrics
+from trainer.score_file import ScoreFile
+from trainer.services import open_cacher
+
+__all__ = ["evaluate", "predict"]
+
+_RESULT = Option(flag="--result", help="write the metrics as one JSON object")
+_OUT = Option(flag="--out", help="file of the scores: .parquet or .csv")
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Run ``python -m trainer eval``. Returns the exit code.
+
+    Raises:
+        InputError: a flag is wrong, there is no checkpoint, or the data or the model does not fit it.
+    """
+    command = parse_config(argv, "python -m trainer eval", (_RESULT,))
+    result = command.options["result"]
+    if result:
+        check_writable(result, "--result")
+    config = command.config
+    metrics = BinaryMetrics()
+    step, is_whole = _score(config, "eval" if config.data.has_evaluation else "train", metrics.add)
+    quality = metrics.quality()
+    values = {name: getattr(quality, name) for name in METRICS}
+    if result:
+        write_json(result, {"step": step, **values, "metrics_left_out": dict(quality.left_out)})
+    shown = [f"{METRICS[name].title} {value:.5f}" for name, value in values.items() if value is not None]
+    sys.stdout.write(f"step {step}: {', '.join(shown) or 'no metric has a value'}\n")
+    return EXIT_DONE if is_whole else EXIT_INTERRUPTED
+
+
+def predict(argv: Sequence[str]) -> int:
+    """Run ``python -m trainer predict``. Returns the exit code.
+
+    Raises:
+        InputError: see `evaluate`.
+    """
+    command = parse_config(argv, "python -m trainer predict", (_OUT,))
+    out = command.options["out"]
+    if not out:
+        raise InputError("predict needs --out, the file of the scores, got none")
+    check_writable(out, "--out")
+    data = dataclasses.replace(command.config.data, eval_fraction=0.0, eval_path="")
+    with ScoreFile(Path(out)) as file:
+        step, is_whole = _score(dataclasses.replace(command.config, data=data), "train", file.add)
+        if is_whole:
+            file.publish()
+    if not is_whole:
+        return EXIT_INTERRUPTED
+    sys.stdout.write(f"step {step}: {file.num_examples} scores in {out}\n")
+    return EXIT_DONE
+
+
+def _score(config: Config, phase: Phase, on_scores: OnScores) -> tuple[int, bool]:
+    """Score the examples of a phase in their order. Returns the checkpoint's step, and whether all are scored."""
+    checkpoint = _choose(config)
+    data = dataclasses.replace(config.data, shuffle=False, epochs=1)
+    config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
+    with ExitStack() as stack:
+        cacher_url = open_cacher(config, stack)
+        source = stack.enter_context(RemoteBatches(cacher_url, config, credits=config.cache.read_ahead))
+        _check_columns(source.schema, checkpoint)
+        built = build_training_model(config, source.schema)
+        store = CheckpointStore(checkpoint.folder, checkpoint.manifest, RowSchema.from_json(_rows(checkpoint)))
+        difference = first_difference(_rows(checkpoint), _as_json(built.rows.to_json()))
+        if difference is not None:
+            raise InputError(
+                f"the checkpoint's rows differ from the model's: {difference.path} is {difference.first} in the "
+                f"checkpoint and {difference.second} in the model"
+            )
+        dense = build_dense(built)
+        engine = build_engine(built, store, dense=dense)
+        _restore(built, checkpoint, averages=config.optim.ema_evaluate)
+        scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores)
+    if scored.input_error is not None:
+        raise scored.input_error
+    return checkpoint.manifest.step, not scored.report.stopped
+
+
+def _choose(config: Config) -> Checkpoint:
+    """The checkpoint that `checkpoint.resume` names."""
+    settings = config.checkpoint
+    if not settings.dir:
+        raise InputError("checkpoint.dir must name the folder of a job's checkpoints, got none")
+    if settings.resume == "never":
+        raise InputError("checkpoint.resume must be auto, best or a step number here, got never")
+    folder = CheckpointFolder(Path(settings.dir))
+    found: Checkpoint | None
+    if settings.resume == "best":
+        found = folder.best(note)
+    else:
+        found = folder.newest(note) if settings.resume == "auto" else folder.at(int(settings.resume), note)
+    if found is None or not found.manifest.parts:
+        raise InputError(f"checkpoint.dir {settings.dir} has no checkpoint of trained weights")
+    return found
+
+
+def _as_trained(config: Config, checkpoint: Checkpoint) -> Config:
+    """The configuration with the model, the number types and the seed that the checkpoint was trained with."""
+    recorded = checkpoint.manifest.settings
+    changed: dict[str, Any] = {"pipeline": type(config.pipeline)()}
+    for section, names in (("model", None), ("optim", None), ("run", ("dtype", "seed", "autocast"))):
+        before = getattr(config, section)
+        values = _recorded(recorded, section, before, names)
+        changed[section] = dataclasses.replace(before, **values)
+    rows = RowSchema.from_json(_rows(checkpoint))
+    cache: dict[str, Any] = {
+        "dtype": "run" if rows.dtype == changed["run"].dtype else rows.dtype,
+        "rounding": rows.rounding,
+    }
+    changed["cache"] = dataclasses.replace(config.cache, **cache)
+    return dataclasses.replace(config, **changed)
+
+
+def _recorded(
+    settings: Mapping[str, Any], section: str, before: object, names: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Values of a section that a checkpoint records."""
+    known = {field.name for field in dataclasses.fields(before)} if dataclasses.is_dataclass(before) else set()
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for key, value in settings.items()
+        for part, _, name in [key.partition(".")]
+        if part == section and name in known and (names is None or name in names)
+    }
+
+
+def _check_columns(schema: DataSchema, checkpoint: Checkpoint) -> None:
+    """Raise InputError unless the data has the columns that the model was trained on."""
+    difference = first_difference(checkpoint.manifest.settings["data columns"], _as_json(schema.to_json()))
+    if difference is not None:
+        raise InputError(
+            f"the data differs from that of the checkpoint: {difference.path} is {difference.first} in the checkpoint "
+            f"and {difference.second} in the data"
+        )
+
+
+def _as_json(value: Mapping[str, Any]) -> Any:
+    """The value as a manifest has it: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+def _rows(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    return checkpoint.manifest.row_schema
+
+
+def _restore(built: BuiltModel, checkpoint: Checkpoint, *, averages: bool) -> None:
+    """Load the weights, or their averages.
+
+    Raises:
+        InputError: they are of another model, or cannot be read.
+    """
+    model = built.converted.model
+    try:
+        state = combine(load(checkpoint.folder, part.dense) for part in checkpoint.manifest.parts)
+    except BrokenCheckpoint as error:
+        raise InputError(str(error)) from None
+    state.restore(model)
+    found = state.of_part(WeightAverage.name)
+    if averages and found:
+        weights = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, average in found.items():
+                weights[name].copy_(average)
