@@ -29,6 +29,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/oracle/rank_batch.py": "tests/client/rank_batches.py",
     "bagpipe/config/ranges.py": "tests/config/test_rules.py",
+    "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
     "bagpipe/config/optim_section.py": "tests/config/test_keys.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/dense/loss.py": "tests/dense/test_executor.py",
