@@ -26,48 +26,22 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import bagpipe
+from bagpipe.models.din import DIN
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 20_000, 5_000, 20
 MAX_HISTORY = 20
 DIM = 16
 
 
-class DIN(nn.Module):
-    """`forward(batch)` returns the loss and the probabilities ``[n]``.
-
-    A batch is a tuple: a KeyedJaggedTensor with features ``user``, ``target`` (one id each) and ``history`` (up to
-    MAX_HISTORY ids), and labels ``[n]``.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        sizes = {"embedding_dim": DIM, "weight_init_min": -0.1, "weight_init_max": 0.1}
-        configs = [
-            EmbeddingConfig(name="user", num_embeddings=NUM_USERS, feature_names=["user"], **sizes),
-            EmbeddingConfig(name="item", num_embeddings=NUM_ITEMS, feature_names=["target", "history"], **sizes),
-        ]
-        self.embeddings = EmbeddingCollection(tables=configs, device=torch.device(device))
-        self.attention = nn.Sequential(nn.Linear(4 * DIM, 36), nn.PReLU(), nn.Linear(36, 1))
-        self.top = nn.Sequential(nn.Linear(3 * DIM, 64), nn.PReLU(), nn.Linear(64, 1))
-
-    def forward(self, batch: tuple[KeyedJaggedTensor, Tensor]) -> tuple[Tensor, Tensor]:
-        features, labels = batch
-        vectors = self.embeddings(features)
-        user, target = vectors["user"].values(), vectors["target"].values()  # [n, DIM]
-        history = vectors["history"].values()  # [ids of all examples, DIM]: no padding
-        lengths = vectors["history"].lengths()
-        owner = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
-        targets = target.index_select(0, owner)
-        pairs = torch.cat([history, targets, history - targets, history * targets], dim=1)
-        interest = torch.zeros_like(target).index_add(0, owner, self.attention(pairs) * history)
-        logits = self.top(torch.cat([interest, target, user], dim=1)).squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, labels), logits.detach().sigmoid()
-
-
 def make_model(device: str = "meta") -> DIN:
     """The model with its tables on `device`. On the meta device they take no memory: the rows live in the store."""
     torch.manual_seed(0)
-    return DIN(device)
+    sizes = {"embedding_dim": DIM, "weight_init_min": -0.1, "weight_init_max": 0.1}
+    configs = [
+        EmbeddingConfig(name="user", num_embeddings=NUM_USERS, feature_names=["user"], **sizes),
+        EmbeddingConfig(name="item", num_embeddings=NUM_ITEMS, feature_names=["target", "history"], **sizes),
+    ]
+    return DIN(EmbeddingCollection(tables=configs, device=torch.device(device)), dim=DIM, others=["user"])
 
 
 def make_batches(num: int, batch_size: int, seed: int) -> Iterator[tuple[KeyedJaggedTensor, Tensor]]:

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import bagpipe
+from bagpipe.models.mmoe import MMoE
 
 #: Table -> rows. The feature of a table has its name.
 TABLES = {"user": 30_000, "item": 30_000, "category": 200}
@@ -34,46 +35,15 @@ NUM_EXPERTS = 4
 TASKS = {"click": 1.0, "buy": 0.5}
 
 
-class MMoE(nn.Module):
-    """`forward(batch)` returns the loss and a dict of tasks -> probabilities ``[n]``.
-
-    A batch is a dict: ``sparse`` (KeyedJaggedTensor), ``dense`` ``[n, NUM_DENSE]``, ``weight`` ``[n]``, and for each
-    task its labels ``[n]``.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        configs = [
-            EmbeddingBagConfig(name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=[name])
-            for name, rows in TABLES.items()
-        ]
-        self.bags = EmbeddingBagCollection(tables=configs, device=torch.device(device))
-        width = len(TABLES) * DIM + NUM_DENSE
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()) for _ in range(NUM_EXPERTS)
-        )
-        self.gates = nn.ModuleDict({task: nn.Linear(width, NUM_EXPERTS) for task in TASKS})
-        self.towers = nn.ModuleDict(
-            {task: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)) for task in TASKS}
-        )
-
-    def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs = torch.cat([self.bags(batch["sparse"]).values(), batch["dense"]], dim=1)
-        experts = torch.stack([expert(inputs) for expert in self.experts], dim=1)  # [n, experts, 16]
-        loss = inputs.new_zeros(())
-        outputs = {}
-        for task, task_weight in TASKS.items():
-            gate = self.gates[task](inputs).softmax(1)  # [n, experts]
-            logits = self.towers[task]((gate.unsqueeze(2) * experts).sum(1)).squeeze(1)
-            loss = loss + task_weight * F.binary_cross_entropy_with_logits(logits, batch[task], weight=batch["weight"])
-            outputs[task] = logits.detach().sigmoid()
-        return loss, outputs
-
-
 def make_model(device: str = "meta") -> MMoE:
     """The model with its tables on `device`. On the meta device they take no memory: the rows live in the store."""
     torch.manual_seed(0)
-    return MMoE(device)
+    configs = [
+        EmbeddingBagConfig(name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=[name])
+        for name, rows in TABLES.items()
+    ]
+    bags = EmbeddingBagCollection(tables=configs, device=torch.device(device))
+    return MMoE(bags, tasks=TASKS, num_dense=NUM_DENSE, num_experts=NUM_EXPERTS, expert_mlp=(32, 16), tower_mlp=(16,))
 
 
 def make_batches(num: int, batch_size: int, seed: int) -> Iterator[dict[str, Any]]:

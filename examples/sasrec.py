@@ -14,19 +14,18 @@ Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018, arXiv 1
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import bagpipe
+from bagpipe.models.sasrec import SASRec
 
 NUM_ITEMS = 10_000
 MAX_LENGTH = 20
@@ -35,65 +34,19 @@ NUM_BLOCKS = 2
 FEATURES = ["sequence", "positive", "negative"]
 
 
-class Block(nn.Module):
-    """Causal self-attention with one head, then an MLP; a residual connection around each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.query, self.key, self.value = (nn.Linear(DIM, DIM, bias=False) for _ in range(3))
-        self.mlp = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU(), nn.Linear(DIM, DIM))
-
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """States ``[n, length, DIM]``; `hidden` ``[length, length]`` marks the positions that a position ignores."""
-        normed = self.attention_norm(x)
-        scores = self.query(normed) @ self.key(x).transpose(1, 2) / math.sqrt(DIM)
-        x = x + scores.masked_fill(hidden, -math.inf).softmax(2) @ self.value(x)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class SASRec(nn.Module):
-    """`forward(batch)` returns the loss and, for each position, whether the positive item scores higher (bool).
-
-    A batch is a KeyedJaggedTensor: ``sequence`` (1 to MAX_LENGTH ids), ``positive`` and ``negative`` of equal lengths.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        items = EmbeddingConfig(
-            name="item",
-            embedding_dim=DIM,
-            num_embeddings=NUM_ITEMS,
-            feature_names=FEATURES,
-            weight_init_min=-0.1,
-            weight_init_max=0.1,
-        )
-        self.items = EmbeddingCollection(tables=[items], device=torch.device(device))
-        self.positions = nn.Parameter(0.1 * torch.randn(MAX_LENGTH, DIM))
-        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
-        self.norm = nn.LayerNorm(DIM)
-
-    def forward(self, batch: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        vectors = self.items(batch)
-        lengths = vectors["sequence"].lengths()
-        # Padding stands behind a sequence, where no earlier position can see it.
-        is_real = torch.arange(MAX_LENGTH, device=lengths.device) < lengths[:, None]  # [n, MAX_LENGTH]
-        padded = self.positions.new_zeros(len(lengths), MAX_LENGTH, DIM)
-        x = padded.masked_scatter(is_real.unsqueeze(2), vectors["sequence"].values()) + self.positions
-        hidden = torch.ones(MAX_LENGTH, MAX_LENGTH, dtype=torch.bool, device=x.device).triu(1)
-        for block in self.blocks:
-            x = block(x, hidden)
-        states = self.norm(x)[is_real]  # [ids, DIM], in the order of the ids
-        positive = (states * vectors["positive"].values()).sum(1)
-        negative = (states * vectors["negative"].values()).sum(1)
-        loss = (F.softplus(-positive) + F.softplus(negative)).mean()
-        return loss, (positive > negative).detach()
-
-
 def make_model(device: str = "meta") -> SASRec:
     """The model with its tables on `device`. On the meta device they take no memory: the rows live in the store."""
     torch.manual_seed(0)
-    return SASRec(device)
+    items = EmbeddingConfig(
+        name="item",
+        embedding_dim=DIM,
+        num_embeddings=NUM_ITEMS,
+        feature_names=FEATURES,
+        weight_init_min=-0.1,
+        weight_init_max=0.1,
+    )
+    collection = EmbeddingCollection(tables=[items], device=torch.device(device))
+    return SASRec(collection, dim=DIM, max_length=MAX_LENGTH, num_blocks=NUM_BLOCKS)
 
 
 def make_batches(num: int, batch_size: int, seed: int) -> Iterator[KeyedJaggedTensor]:

@@ -14,69 +14,21 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import bagpipe
+from bagpipe.models.two_tower import TwoTower, TwoTowerBatch
 
 NUM_USERS, NUM_ITEMS, NUM_TAGS = 50_000, 20_000, 500
 #: A user prefers the items of one of these groups.
 NUM_GROUPS = 20
 DIM = 16
-
-
-@dataclass
-class Batch:
-    """A batch of a class of your own: anything with tensors and jagged tensors, and `to`.
-
-    Attributes:
-        user: features ``user`` and ``history`` of n examples.
-        item: features ``item`` and ``tags``.
-        log_q: float32 ``[n]``, log of the probability with which the item is in a batch.
-    """
-
-    user: KeyedJaggedTensor
-    item: KeyedJaggedTensor
-    log_q: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(*(getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)))
-
-
-class Tower(nn.Module):
-    """Bags and an MLP over them: unit vectors ``[n, DIM]``."""
-
-    def __init__(self, tables: list[EmbeddingBagConfig], device: str) -> None:
-        super().__init__()
-        self.bags = EmbeddingBagCollection(tables=tables, device=torch.device(device))
-        num_features = sum(len(table.feature_names) for table in tables)
-        self.mlp = nn.Sequential(nn.Linear(num_features * DIM, 64), nn.ReLU(), nn.Linear(64, DIM))
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        return F.normalize(self.mlp(self.bags(features).values()))
-
-
-class TwoTower(nn.Module):
-    """`forward(batch)` returns the loss and the vectors of users and items."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.user = Tower([table("user", NUM_USERS), table("history", NUM_ITEMS, PoolingType.MEAN)], device)
-        self.item = Tower([table("item", NUM_ITEMS), table("tags", NUM_TAGS)], device)
-        self.log_scale = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        users, items = self.user(batch.user), self.item(batch.item)
-        scores = self.log_scale.exp() * users @ items.T - batch.log_q
-        loss = F.cross_entropy(scores, torch.arange(len(users), device=scores.device))
-        return loss, (users.detach(), items.detach())
 
 
 def table(name: str, rows: int, pooling: PoolingType = PoolingType.SUM) -> EmbeddingBagConfig:
@@ -86,10 +38,13 @@ def table(name: str, rows: int, pooling: PoolingType = PoolingType.SUM) -> Embed
 def make_model(device: str = "meta") -> TwoTower:
     """The model with its tables on `device`. On the meta device they take no memory: the rows live in the store."""
     torch.manual_seed(0)
-    return TwoTower(device)
+    users = [table("user", NUM_USERS), table("history", NUM_ITEMS, PoolingType.MEAN)]
+    items = [table("item", NUM_ITEMS), table("tags", NUM_TAGS)]
+    user_bags, item_bags = (EmbeddingBagCollection(tables=t, device=torch.device(device)) for t in (users, items))
+    return TwoTower(user_bags, item_bags, dim=DIM)
 
 
-def make_batches(num: int, batch_size: int, seed: int) -> Iterator[Batch]:
+def make_batches(num: int, batch_size: int, seed: int) -> Iterator[TwoTowerBatch]:
     """Users with up to five former items, and the next item, all of the user's group."""
     generator = torch.Generator().manual_seed(seed)
     per_group = NUM_ITEMS // NUM_GROUPS
@@ -108,7 +63,7 @@ def make_batches(num: int, batch_size: int, seed: int) -> Iterator[Batch]:
         items, log_q = draw_items(groups)
         tags = torch.stack([items % NUM_TAGS, items * 7 % NUM_TAGS], dim=1)
         ones = torch.ones(batch_size, dtype=torch.int64)
-        yield Batch(
+        yield TwoTowerBatch(
             user=KeyedJaggedTensor(
                 keys=["user", "history"], values=torch.cat([users, history]), lengths=torch.cat([ones, lengths])
             ),
