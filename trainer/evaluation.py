@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from bagpipe.training.evaluation import Scoring
 from bagpipe.training.part import LoopPart, LoopRun
 from bagpipe.training.stepped_run import SteppedRun
 from trainer.early_stop import Evaluation, EvaluationHistory
+from trainer.groups import GroupColumn
 from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out, metric_of
 from trainer.observe.reporter import Reporter
 
@@ -76,6 +78,7 @@ class Evaluator:
         spec: what the cacher plans them for.
         record: keeps the history.
         reporter: told what is scored.
+        group: number of the feature whose ids are the groups of the examples; None: they have none.
 
     Attributes:
         error: held-out examples cannot be used; no evaluation follows. None so far.
@@ -89,6 +92,7 @@ class Evaluator:
         spec: OracleSpec,
         record: EvaluationRecord,
         reporter: Reporter,
+        group: int | None = None,
     ) -> None:
         self.error: InputError | None = None
         self._settings = settings
@@ -97,6 +101,7 @@ class Evaluator:
         self._spec = spec
         self._record = record
         self._reporter = reporter
+        self._group = group
         self._next: Generator[RankBatch, None, None] | None = None
         self._quality: Quality | None = None
 
@@ -177,27 +182,31 @@ class Evaluator:
     def _score(self, training: SteppedRun | None = None) -> Scored:
         """Score the held-out examples; `training` rests meanwhile, or there is none."""
         self._reporter.phase("evaluating")
-        job, metrics = self._session.job, BinaryMetrics()
+        job, groups = self._session.job, None if self._group is None else GroupColumn(self._group)
+        metrics = BinaryMetrics(groups)
         ranks = job.ranks
         batches, self._next = self._next, None
         if batches is None:
             batches = self._source.batches("eval", self._spec)
-        with evaluation_run(
-            job,
-            batches,
-            Scoring(job.job.model, job.engine.cache.streams, metrics.add),
-            peers=None if ranks.peers is None else ranks.peers.evaluation(),
-            cache=job.engine.cache if training is None else None,  # between two runs it is empty
-            wake=self._source.interrupt,
-            stops_on_signals=training is None,
-        ) as run:
+        with (
+            closing(batches),
+            evaluation_run(
+                job,
+                batches if groups is None else groups.watched(batches),
+                Scoring(job.job.model, job.engine.cache.streams, metrics.add),
+                peers=None if ranks.peers is None else ranks.peers.evaluation(),
+                cache=job.engine.cache if training is None else None,  # between two runs it is empty
+                wake=self._source.interrupt,
+                stops_on_signals=training is None,
+            ) as run,
+        ):
             while run.step() is not None:
                 if training is not None and training.is_stopping:
                     run.stop()
             result = run.end()
         error = result.input_error
         for text in filter(None, ranks.gather(None if error is None else str(error))):
-            return Scored(quality=left_out(text), error=error or InputError(text))
+            return Scored(quality=left_out(text, has_groups=groups is not None), error=error or InputError(text))
         if result.report.stopped:
             return Scored(quality=Quality(), is_stopped=True)
         if ranks.peers is not None:

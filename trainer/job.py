@@ -167,7 +167,7 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
     if ranks.is_first:
         sums = RowSums(changes[0].num_buckets)
         found = {
-            **{name: getattr(evaluation.quality, name) for name in METRICS},
+            **{name: getattr(evaluation.quality, name) for name in (*METRICS, "gauc_groups", "gauc_groups_left_out")},
             "metrics_left_out": dict(evaluation.quality.left_out),
             "embedding_digest": embedding_digest(store, sums),
             "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from trainer.groups import GroupColumn
 from trainer.ranking import Areas, areas_by_group
 
 __all__ = ["METRICS", "BinaryMetrics", "Metric", "Quality", "Scores", "UndefinedMetric", "left_out", "metric_of"]
@@ -35,11 +36,13 @@ class Scores:
     Attributes:
         logits, labels: float64 ``[n]``.
         groups: int64 ``[n]``, the group of each example; None: they have none.
+        num_groups: int32 ``[n]``, groups that each example names; one without any has no group. None: one each.
     """
 
     logits: NDArray[np.float64]
     labels: NDArray[np.float64]
     groups: NDArray[np.int64] | None = None
+    num_groups: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +90,21 @@ def grouped_area(scores: Scores) -> float:
 
 
 def group_areas(scores: Scores) -> Areas:
-    """The areas of the groups. Raises UndefinedMetric: soft labels."""
+    """The areas of the groups. Examples without a group are left out.
+
+    Raises:
+        UndefinedMetric: soft labels, an example with several groups, or none with one.
+    """
     _check_hard(scores)
-    return areas_by_group(scores.logits, scores.labels == 1, scores.groups)
+    if scores.num_groups is None:
+        return areas_by_group(scores.logits, scores.labels == 1, scores.groups)
+    assert scores.groups is not None, "num_groups come with groups"
+    num_several, chosen = int((scores.num_groups > 1).sum()), scores.num_groups == 1
+    if num_several or not chosen.any():
+        what = "several" if num_several else "none"
+        count = num_several or len(scores.labels)
+        raise UndefinedMetric(f"it needs one group per example, and {count} of {len(scores.labels)} have {what}")
+    return areas_by_group(scores.logits[chosen], scores.labels[chosen] == 1, scores.groups[chosen])
 
 
 def log_loss(scores: Scores) -> float:
@@ -150,6 +165,8 @@ class Quality:
         logloss: mean binary cross entropy, in nats.
         calibration: mean predicted probability / mean label.
         gauc: mean of the groups' areas, weighted by their examples; None without groups.
+        gauc_groups, gauc_groups_left_out: groups with both classes, and those with one, which `gauc` leaves out; None
+            without `gauc`.
         left_out: why a metric has no value, by its name; empty if none was asked for.
     """
 
@@ -158,6 +175,8 @@ class Quality:
     logloss: float | None = None
     calibration: float | None = None
     gauc: float | None = None
+    gauc_groups: int | None = None
+    gauc_groups_left_out: int | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def values(self) -> dict[str, float]:
@@ -174,9 +193,13 @@ def left_out(reason: str, *, has_groups: bool = False) -> Quality:
 class BinaryMetrics:
     """Collects logits and labels on the host, 8 B per example in float32 and 16 B in float64; on rank 0 all ranks' in
     float64, 16 B per example. All metrics are exact: they need the scores of all examples.
+
+    Args:
+        groups: notes the groups of the same examples, 12 B more each; None: they have none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: GroupColumn | None = None) -> None:
+        self._columns = None if groups is None else groups.columns
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
 
@@ -190,6 +213,10 @@ class BinaryMetrics:
         """Metrics over the examples of all ranks. `collect` concatenates the ranks' 1-D tensors (`Ranks.collect`)."""
         together = BinaryMetrics()
         together.add(collect(_joined(self._logits)), collect(_joined(self._labels)))
+        if self._columns is not None:
+            ids, lengths = self._columns()
+            columns = collect(ids), collect(lengths)
+            together._columns = lambda: columns
         return together
 
     def quality(self) -> Quality:
@@ -197,7 +224,7 @@ class BinaryMetrics:
         try:
             scores = self._scores()
         except UndefinedMetric as error:
-            return left_out(str(error))
+            return left_out(str(error), has_groups=self._columns is not None)
         values: dict[str, Any] = {}
         reasons: dict[str, str] = {}
         for name, metric in METRICS.items():
@@ -209,6 +236,9 @@ class BinaryMetrics:
                 reasons[name] = str(error)
             except Exception as error:  # such as no memory
                 reasons[name] = f"it failed with {type(error).__name__}: {' '.join(str(error).split())}"
+        if "gauc" in values:
+            has_both = group_areas(scores).has_both
+            values["gauc_groups"], values["gauc_groups_left_out"] = int(has_both.sum()), int((~has_both).sum())
         return Quality(**values, left_out=reasons)
 
     def _scores(self) -> Scores:
@@ -223,7 +253,10 @@ class BinaryMetrics:
         num_bad = int((~np.isfinite(logits)).sum())
         if num_bad:
             raise UndefinedMetric(f"{num_bad} of {len(logits)} held-out scores are not finite")
-        return Scores(logits=logits, labels=labels)
+        if self._columns is None:
+            return Scores(logits=logits, labels=labels)
+        ids, lengths = self._columns()
+        return Scores(logits=logits, labels=labels, groups=ids.numpy(), num_groups=lengths.numpy())
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

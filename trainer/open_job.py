@@ -28,6 +28,7 @@ from bagpipe.pipeline.trace import Trace
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
+from trainer.groups import feature_number
 from trainer.inputs import InputMaker
 from trainer.observe.reporter import Reporter
 from trainer.services import Services, open_services
@@ -94,6 +95,7 @@ def open_trainer_job(
     if config.eval.every:
         # A phase ends the one before: evaluations during training have a connection of their own.
         held_out = stack.enter_context(_remote_batches(config, services, ranks, suffix="-eval"))
+    group = feature_number(source.schema, config.eval.group) if config.eval.group else None
     reporter.phase("building the model")
     built = build_training_model(config, source.schema, ranks.world_size)
     _check_memory(built, ranks.world_size)
@@ -104,7 +106,7 @@ def open_trainer_job(
     reporter.phase("connecting to the store")
     job = open_job(_job(built, source, services.store_url, record, trace), ranks, stack)
     session = JobSession(job, stack.pop_all())
-    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter)
+    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter, group)
     return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)
 
 

@@ -23,6 +23,7 @@ class Result:
         samples_per_s: examples trained in this process / seconds.
         loss: mean training loss of the whole job; None without steps or if it is not finite.
         auc, ne, logloss, calibration, gauc: of the held-out examples (`trainer.metrics.Quality`); None without a value.
+        gauc_groups, gauc_groups_left_out: groups with both classes, and with one; None without `gauc`.
         metrics_left_out: why a metric of the held-out examples has no value, by its field; empty without evaluation.
         rows_unique: unique rows, summed over batches.
         rows_new: those of them that neither the cache nor the store had when their batch came.
@@ -55,6 +56,8 @@ class Result:
     logloss: float | None
     calibration: float | None
     gauc: float | None
+    gauc_groups: int | None
+    gauc_groups_left_out: int | None
     metrics_left_out: Mapping[str, str]
     rows_unique: int
     rows_new: int

@@ -179,6 +179,12 @@ def _peer_problem(config: Config) -> str | None:
     return f"must be more than store.timeout_s ({config.store.timeout_s:g}), got {config.run.peer_timeout_s:g}"
 
 
+def _group_problem(config: Config) -> str | None:
+    if config.eval.metric != "gauc" or config.eval.group:
+        return None
+    return "gauc needs eval.group, the feature whose ids are the groups, got none"
+
+
 RULES: tuple[Rule, ...] = (
     Rule("data.format", _path_problem),
     Rule("data.eval_path", _eval_path_problem),
@@ -189,6 +195,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.resume", _resume_problem),
     Rule("checkpoint.change", _change_problem),
     Rule("eval.every", _held_out_problem),
+    Rule("eval.metric", _group_problem),
     Rule("eval.patience", _patience_problem),
     Rule("eval.keep_best", _best_problem),
     *(Rule(path, problem) for path, problem in MODEL_PROBLEMS.items()),

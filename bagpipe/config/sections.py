@@ -251,6 +251,7 @@ class EvalConfig:
         every: steps between evaluations during training; 0: one, at the end. Training is the same bit for bit.
         batches: score only the first so many batches during training; 0: all. The evaluation at the end scores all.
         metric: metric that tells the best evaluation.
+        group: feature whose id is the group of an example, for gauc; empty: none.
         patience: stop training after so many evaluations in a row that are not better than the best; 0: never.
         min_delta: a better evaluation is better by more than this.
         keep_best: make a checkpoint at each evaluation that is the best so far, and keep that of the best
@@ -260,6 +261,7 @@ class EvalConfig:
     every: Annotated[int, at_least(0)] = 0
     batches: Annotated[int, at_least(0)] = 0
     metric: Metric = "auc"
+    group: str = ""
     patience: Annotated[int, at_least(0)] = 0
     min_delta: Annotated[float, at_least(0)] = 0.0
     keep_best: bool = False

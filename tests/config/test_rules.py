@@ -126,6 +126,11 @@ def test_every_number_has_a_range():
         ("checkpoint.full_every", 0, "checkpoint.full_every must be at least 1, got 0"),
         ("checkpoint.resume", "1200", "checkpoint.resume 1200 needs checkpoint.dir, a folder, got none"),
         ("eval.metric", "mae", "eval.metric must be one of auc, gauc, ne, logloss, got 'mae'"),
+        (
+            "eval.metric",
+            "gauc",
+            "eval.metric gauc needs eval.group, the feature whose ids are the groups, got none",
+        ),
         ("eval.patience", 2, "eval.patience 2 needs eval.every, the steps between evaluations, got 0"),
         (
             "eval.keep_best",

@@ -95,6 +95,24 @@ def test_a_job_that_fails_says_so_in_its_log(tmp_path: Path) -> None:
     assert last["error"] in done.err
 
 
+def test_areas_by_the_ids_of_a_feature(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    more = ["--eval.group", "C1", "--eval.metric", "gauc", "--eval.every", "10", "--result", str(result)]
+    done = run_forked([*SMALL, *more], tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    value = json.loads(result.read_text())
+    assert 0 < value["gauc"] < 1
+    assert value["gauc_groups"] > 0
+    assert value["gauc"] == value["evaluations"][-1]["gauc"]
+    assert f"GAUC {value['gauc']:.5f}" in done.out
+
+
+def test_a_group_that_is_no_feature_is_refused(tmp_path: Path) -> None:
+    done = run_forked([*SMALL, "--eval.group", "user"], tmp_path)
+    assert done.code == 2
+    assert "error: eval.group must be a feature of the data, one of " in done.err
+
+
 def test_evaluations_during_training_are_events(tmp_path: Path) -> None:
     done = run_forked([*SMALL, "--run.log_format", "json", "--eval.every", "10"], tmp_path)
     assert (done.code, done.err) == (0, ""), done.err

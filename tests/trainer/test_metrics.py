@@ -14,6 +14,8 @@ from torchrec.metrics.gauc import compute_gauc_3d, compute_window_auc
 from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 
 from bagpipe.errors import InputError
+from tests.trainer.batches import batch_of
+from trainer.groups import GroupColumn
 from trainer.metrics import METRICS, BinaryMetrics, Quality, Scores, UndefinedMetric, left_out, metric_of
 
 #: Metrics of examples without groups.
@@ -132,7 +134,8 @@ def test_examples_come_batch_by_batch() -> None:
 
 
 def test_every_metric_is_a_field_and_says_which_direction_is_better() -> None:
-    assert {field.name for field in dataclasses.fields(Quality)} == {*METRICS, "left_out"}
+    extra = {"left_out", "gauc_groups", "gauc_groups_left_out"}
+    assert {field.name for field in dataclasses.fields(Quality)} == {*METRICS, *extra}
     assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
         "auc": True, "ne": False, "logloss": False, "calibration": None, "gauc": True,
     }  # fmt: skip
@@ -182,6 +185,30 @@ def test_groups_without_both_classes_have_no_area() -> None:
     scores = Scores(logits=np.arange(3.0), labels=np.array([0.0, 1.0, 1.0]), groups=np.array([0, 1, 1]))
     with pytest.raises(UndefinedMetric, match="it needs a group with both classes, and none of 2 groups has them"):
         metric_of("gauc").compute(scores)
+
+
+def grouped(logits: list[float], labels: list[float], bags: list[list[int]]) -> BinaryMetrics:
+    groups = GroupColumn(0)
+    groups.add(batch_of([bags]))
+    metrics = BinaryMetrics(groups)
+    metrics.add(torch.tensor(logits), torch.tensor(labels))
+    return metrics
+
+
+def test_groups_of_one_class_and_examples_without_a_group_are_left_out() -> None:
+    bags = [[7], [7], [-3], [-3], [], [7]]
+    metrics = grouped([0.0, 1.0, 2.0, 3.0, 9.0, 0.5], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0], bags)
+    quality = metrics.quality()
+    assert (quality.gauc, quality.gauc_groups, quality.gauc_groups_left_out) == (1.0, 1, 1)
+    together = metrics.gathered(lambda values: torch.cat([values, values])).quality()
+    assert (together.gauc, together.gauc_groups, together.gauc_groups_left_out) == (1.0, 1, 1)
+
+
+@pytest.mark.parametrize(("bags", "count", "what"), [([[1], [2, 3]], 1, "several"), ([[], []], 2, "none")])
+def test_examples_with_several_groups_or_none_have_no_area(bags: list[list[int]], count: int, what: str) -> None:
+    quality = grouped([0.0, 1.0], [0.0, 1.0], bags).quality()
+    assert (quality.gauc, quality.auc) == (None, 1.0)
+    assert quality.left_out == {"gauc": f"it needs one group per example, and {count} of 2 have {what}"}
 
 
 def test_a_metric_that_fails_is_left_out_and_the_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

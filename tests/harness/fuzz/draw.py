@@ -142,5 +142,7 @@ def settings_of(draw: Draw, twin: Twin, places: Places) -> dict[str, str]:
         settings["run.dir"] = f"{places.folder}/own"
     if twin.traces:
         settings["run.trace"] = f"{places.folder}/trace.json"
+    if settings.get("eval.metric") == "gauc":
+        settings["eval.group"] = draw.log.columns[0].name
     settings["run.peer_timeout_s"] = "60"
     return settings

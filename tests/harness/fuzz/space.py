@@ -156,7 +156,7 @@ SET = frozenset(
     {
         "data.path", "data.format", "data.schema", "data.limit", "model.name", "model.factory", "cache.rows",
         "store.url", "store.namespace", "cacher.url", "checkpoint.dir", "checkpoint.resume", "run.dir", "run.trace",
-        "run.peer_timeout_s",
+        "run.peer_timeout_s", "eval.group",
     }
 )  # fmt: skip
 
