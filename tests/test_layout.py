@@ -32,7 +32,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
     "bagpipe/config/optim_section.py": "tests/config/test_keys.py",
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
-    "bagpipe/dense/loss.py": "tests/dense/test_executor.py",
     "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/lookahead/interface.py": "tests/lookahead/test_inline.py",
     "bagpipe/oracle/capacity.py": "tests/lookahead/test_planning.py",

@@ -36,7 +36,7 @@ from bagpipe.training.row_clip import RowClip
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
-from trainer.dense import dense_executor, precision_of
+from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.optimizers import dense_clip, dense_optimizer, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
@@ -173,7 +173,11 @@ def build_dense(
         reduce=reduce,
     )
     return StagedDense(
-        pipeline=pipeline, optimizer=optimizer, precision=built.dense.precision, clip=dense_clip(config.optim)
+        pipeline=pipeline,
+        optimizer=optimizer,
+        precision=built.dense.precision,
+        clip=dense_clip(config.optim),
+        loss=loss_of(config.model),
     )
 
 

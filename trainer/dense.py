@@ -1,6 +1,6 @@
 """Dense executor and precision of a job, from its configuration.
 
-run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> DenseExecutor
+run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph ─> DenseExecutor        model.loss ─> Loss
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bagpipe.config.sections import Config, RunConfig
+from bagpipe.config.sections import Config, ModelConfig, RunConfig
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.graphs import open_graphs
+from bagpipe.dense.loss import Loss
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
 from bagpipe.dense.stage_module import prepared
@@ -23,7 +24,7 @@ from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["dense_executor", "precision_of"]
+__all__ = ["dense_executor", "loss_of", "precision_of"]
 
 
 def precision_of(run: RunConfig) -> Precision:
@@ -34,6 +35,17 @@ def precision_of(run: RunConfig) -> Precision:
         loss_scale=LossScale(
             value=run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast], growth_interval=run.loss_scale_growth_interval
         ),
+    )
+
+
+def loss_of(config: ModelConfig) -> Loss:
+    """Loss that a model is trained on."""
+    return Loss(
+        name=config.loss,
+        label_smoothing=config.label_smoothing,
+        pos_weight=config.pos_weight,
+        gamma=config.focal_gamma,
+        alpha=config.focal_alpha,
     )
 
 
@@ -51,16 +63,18 @@ def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_siz
             the dense part, no compiler is available, or the forward draws random numbers.
     """
     run = config.run
-    precision = precision_of(run)
+    precision, loss = precision_of(run), loss_of(config.model)
     if not (run.compile or run.cuda_graph):
-        return EagerExecutor(model, precision)
+        return EagerExecutor(model, precision, loss)
     if run.compile:
         check_compiler(torch.device(run.device))
     staged = prepared(_in_one_stage(model, data, run, precision), precision, compiles=run.compile)
     if not run.cuda_graph:
-        return SplitExecutor(staged, precision)
+        return SplitExecutor(staged, precision, loss)
     graphs = open_graphs(torch.device(run.device))
-    return CudaGraphExecutor(staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1)
+    return CudaGraphExecutor(
+        staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1, loss=loss
+    )
 
 
 def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision: Precision) -> StagedModel:

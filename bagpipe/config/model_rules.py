@@ -1,4 +1,7 @@
-"""Checks of the `model` keys that only some models have, for `bagpipe.config.rules`. A `model.factory` can read any."""
+"""Checks of the `model` keys that only some models or losses have, for `bagpipe.config.rules`.
+
+A `model.factory` can read the keys of any model.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,20 @@ def _heads_problem(config: Config) -> str | None:
     return f"must divide the last widths of model.bottom_mlp and model.top_mlp, {widths}, got {model.heads}"
 
 
+#: Keys of a loss -> the loss that has them.
+_LOSS_OF_KEY: Mapping[str, str] = {"pos_weight": "weighted_bce", "focal_gamma": "focal", "focal_alpha": "focal"}
+
+
+def _loss_problem(name: str) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        value, loss = getattr(config.model, name), _LOSS_OF_KEY[name]
+        if value == getattr(ModelConfig, name) or config.model.loss == loss:
+            return None
+        return f"{value:g} needs model.loss {loss}, got {config.model.loss}"
+
+    return problem
+
+
 #: Key -> the problem of its value, as the end of the message.
 MODEL_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     f"model.{name}": problem
@@ -60,5 +77,6 @@ MODEL_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
         **{name: _unused_problem(name) for name in MODELS_OF_KEY},
         **{name: _gate_problem(name) for name in ("first_gate", "second_gate")},
         "heads": _heads_problem,
+        **{name: _loss_problem(name) for name in _LOSS_OF_KEY},
     }.items()
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bagpipe.config.ranges import BELOW_1, WIDTHS, at_least, matching
+from bagpipe.config.ranges import ABOVE_0, BELOW_1, WIDTHS, Range, at_least, matching
 
-__all__ = ["Model", "ModelConfig", "Structure"]
+__all__ = ["LossName", "Model", "ModelConfig", "Structure"]
 
 Model = Literal["dlrm", "dcnv2", "deepfm", "wide-deep", "towers", "dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp"]
 Structure = Literal["parallel", "stacked"]
+LossName = Literal["bce", "weighted_bce", "focal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,12 @@ class ModelConfig:
         gate_mlp: hidden widths of finalmlp's feature gates; empty: no gates.
         first_gate: features and dense columns that the first stream's gate reads, separated by commas; empty: none.
         second_gate: the same of the second stream.
+        loss: of the logits, in training: binary cross-entropy (bce), with pos_weight (weighted_bce), or focal. Metrics
+            are always of the plain labels and bce.
+        label_smoothing: share s of a label y that is replaced by 1/2: y * (1 - s) + s / 2.
+        pos_weight: factor of the loss of positive examples, of weighted_bce.
+        focal_gamma: exponent of focal; 0 or at least 1.
+        focal_alpha: weight of positive examples in focal, 1 - focal_alpha is that of negative ones; 0: equal weights.
         factory: "module:function" that returns a model of the user's own; overrides name.
     """
 
@@ -47,6 +54,11 @@ class ModelConfig:
     gate_mlp: Annotated[tuple[int, ...], WIDTHS] = ()
     first_gate: str = ""
     second_gate: str = ""
+    loss: LossName = "bce"
+    label_smoothing: Annotated[float, BELOW_1] = 0.0
+    pos_weight: Annotated[float, ABOVE_0] = 1.0
+    focal_gamma: Annotated[float, Range("0 or at least 1", lambda value: value == 0 or value >= 1)] = 2.0
+    focal_alpha: Annotated[float, BELOW_1] = 0.25  # as torchvision's sigmoid_focal_loss
     factory: Annotated[str, matching(r"|[\w.]+:[\w.]+", 'empty or "module:function"')] = ""
 
     def gate_context(self, key: str) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ __all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
 #: Keys that decide which state an optimizer or an average has: a checkpoint has that of the values it was made with.
 _KEYS_OF_STATE = frozenset({"rows", "dense", "ema_decay", "ema_evaluate"})
 #: Keys of results that a resume may change, if `checkpoint.change` names them.
-CHANGEABLE = tuple(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE)
+CHANGEABLE = (
+    *(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE),
+    *(f"model.{name}" for name in ("loss", "label_smoothing", "pos_weight", "focal_gamma", "focal_alpha")),
+)
 
 #: Key -> the shapes that use it.
 _USERS: Mapping[str, tuple[str, ...]] = {

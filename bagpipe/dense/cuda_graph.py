@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bagpipe.dense.executor import DensePass, heads_of, split_pass, values_of
 from bagpipe.dense.graphs import Graphs, Recording
-from bagpipe.dense.loss import total_loss
+from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
@@ -101,13 +101,21 @@ class CudaGraphExecutor:
         graphs: of the model's device.
         full_batch: examples of a global batch that is not the last one.
         copies: gradients of values must outlive the next batch's forward.
+        loss: of the logits.
 
     Raises:
         InputError: the model draws random numbers.
     """
 
     def __init__(
-        self, staged: StagedModel, precision: Precision, graphs: Graphs, *, full_batch: int, copies: bool
+        self,
+        staged: StagedModel,
+        precision: Precision,
+        graphs: Graphs,
+        *,
+        full_batch: int,
+        copies: bool,
+        loss: Loss = BCE,
     ) -> None:
         if staged.stages[0].uses_random:
             raise InputError("run.cuda_graph is not possible for a model that draws random numbers (dropout)")
@@ -116,6 +124,7 @@ class CudaGraphExecutor:
         self._graphs = graphs
         self._full_batch = full_batch
         self._copies = copies
+        self._loss = loss
         self._parameters = [p for p in staged.stages[0].module.parameters() if p.requires_grad]
         # By the number of this rank's examples, which a full batch gives one or two values.
         self._recorded: dict[int, _Recorded] = {}
@@ -123,7 +132,7 @@ class CudaGraphExecutor:
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         values = values_of(self._staged, inputs)
         if num_global_examples != self._full_batch:
-            return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale)
+            return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale, self._loss)
         num_examples = inputs.labels.shape[0]
         recorded = self._recorded.get(num_examples)
         if recorded is None:
@@ -141,7 +150,7 @@ class CudaGraphExecutor:
         reached: list[bool] = []
 
         def work() -> list[Tensor]:
-            total = total_loss(heads_of(self._staged, leaves), static_labels)
+            total = self._loss.total(heads_of(self._staged, leaves), static_labels)
             loss = total / self._full_batch
             gradients = torch.autograd.grad(loss, wanted, root, allow_unused=True)
             reached[:] = [gradient is not None for gradient in gradients]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.loss import as_heads, total_loss
+from bagpipe.dense.loss import BCE, Loss, as_heads
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.split.staged_model import StagedModel
@@ -84,9 +84,11 @@ class EagerPass:
         torch.autograd.backward(self.loss, self.loss_scale.root_gradient(self.loss))
 
 
-def eager_pass(heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale) -> EagerPass:
+def eager_pass(
+    heads: tuple[Tensor, ...], labels: Tensor, num_global_examples: int, loss_scale: LossScale, loss: Loss = BCE
+) -> EagerPass:
     """The pass of the heads' logits, each ``[num_examples]``."""
-    total = total_loss(heads, labels)
+    total = loss.total(heads, labels)
     return EagerPass(loss=total / num_global_examples, loss_sum=total.detach(), loss_scale=loss_scale)
 
 
@@ -96,16 +98,18 @@ class EagerExecutor:
     Args:
         model: called as ``model(dense, sparse)``; gives logits or a tuple of them.
         precision: what it computes in.
+        loss: of the logits.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision | None = None) -> None:
+    def __init__(self, model: nn.Module, precision: Precision | None = None, loss: Loss = BCE) -> None:
         self.precision = precision if precision is not None else Precision()
         self._model = model
+        self._loss = loss
 
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         with self.precision.autocast():
             logits = self._model(inputs.dense, inputs.sparse)
-        return eager_pass(as_heads(logits), inputs.labels, num_global_examples, loss_scale)
+        return eager_pass(as_heads(logits), inputs.labels, num_global_examples, loss_scale, self._loss)
 
 
 class SplitExecutor:
@@ -114,14 +118,17 @@ class SplitExecutor:
     Args:
         staged: the model as an embedding stage and one stage.
         precision: what it computes in.
+        loss: of the logits.
     """
 
-    def __init__(self, staged: StagedModel, precision: Precision) -> None:
+    def __init__(self, staged: StagedModel, precision: Precision, loss: Loss = BCE) -> None:
         self.precision = precision
         self._staged = staged
+        self._loss = loss
 
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
-        return split_pass(self._staged, values_of(self._staged, inputs), inputs.labels, num_global_examples, loss_scale)
+        values = values_of(self._staged, inputs)
+        return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale, self._loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,11 +156,16 @@ class _SplitPass:
 
 
 def split_pass(
-    staged: StagedModel, values: Sequence[Tensor], labels: Tensor, num_global_examples: int, loss_scale: LossScale
+    staged: StagedModel,
+    values: Sequence[Tensor],
+    labels: Tensor,
+    num_global_examples: int,
+    loss_scale: LossScale,
+    loss: Loss = BCE,
 ) -> _SplitPass:
     """The pass of the values that the lookups returned."""
     leaves = _leaves_of(values)
-    stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale)
+    stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale, loss)
     return _SplitPass(stage=stage, values=values, leaves=leaves)
 
 

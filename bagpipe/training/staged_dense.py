@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.dense.clip import NO_CLIP, Clip
-from bagpipe.dense.loss import summed_loss
+from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
@@ -37,6 +37,7 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
+        loss: of each output of the model, which are all taken for logits of the labels.
         clip: of the elements; a limit of the norm would need the gradients of all stages.
 
     Raises:
@@ -53,6 +54,7 @@ class StagedDense(DensePart):
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         clip: Clip = NO_CLIP,
+        loss: Loss = BCE,
     ) -> None:
         super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision, clip=clip)
         if clip.norm:
@@ -60,6 +62,7 @@ class StagedDense(DensePart):
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline
+        self._loss = loss
         self.chunks = {
             str(stage): ModelChunk(
                 name=str(stage),
@@ -119,7 +122,7 @@ class StagedDense(DensePart):
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
-            _head_loss,
+            lambda head, logits, labels: self._loss.summed(logits.reshape(-1), labels),
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
         )
@@ -170,8 +173,3 @@ class StagedDense(DensePart):
         batch = self._run.in_flight[b].stage_batch
         assert batch is not None, "read before"
         return batch
-
-
-def _head_loss(head: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """Every output of the model is taken for logits of the labels."""
-    return summed_loss(logits.reshape(-1), labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, get_args
 
 import pytest
@@ -51,3 +52,19 @@ def test_keys_of_a_model(values: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as caught:
         check_config(config)
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"loss": "hinge"}, "model.loss must be one of bce, weighted_bce, focal, got 'hinge'"),
+        ({"pos_weight": 3.0}, "model.pos_weight 3 needs model.loss weighted_bce, got bce"),
+        ({"loss": "weighted_bce", "focal_gamma": 1.0}, "model.focal_gamma 1 needs model.loss focal, got weighted_bce"),
+        ({"loss": "focal", "focal_gamma": 0.5}, "model.focal_gamma must be 0 or at least 1, got 0.5"),
+        ({"label_smoothing": 1.0}, "model.label_smoothing must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_keys_that_the_loss_has_not_are_refused(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check_config(dataclasses.replace(Config(), model=ModelConfig(**values)))
+    assert str(refused.value) == line

@@ -265,6 +265,7 @@ def plain_training(
     dense_lr: float,
     eps: float,
     schedulers: Sequence[MakeScheduler | None] = (None, None),
+    loss_of: Callable[[Tensor, Tensor], Tensor] = nn.functional.binary_cross_entropy_with_logits,
     before_steps: Callable[[list[nn.Parameter], list[nn.Parameter]], object] | None = None,
     make_dense: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Trained:
@@ -273,6 +274,7 @@ def plain_training(
     Args:
         dense_parameters: initial values of all parameters except the tables, by name.
         make_dense: makes the dense optimizer, in place of `dense`, `dense_lr` and `eps`.
+        loss_of: mean loss of logits and labels.
         before_steps: called with the tables and the dense parameters between backward and steps.
         schedulers: of the learning rates of rows and dense part, stepped after every batch.
     """
@@ -297,7 +299,7 @@ def plain_training(
     for batch in batches:
         plain.batch = batch
         logits = model(batch.dense.to(dtype), None).reshape(-1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.to(dtype))
+        loss = loss_of(logits, batch.labels.to(dtype))
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

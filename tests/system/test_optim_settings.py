@@ -1,4 +1,4 @@
-"""Jobs with the settings of `optim` that a plain loop has too: equal to it, to direct mode, on ranks and in stages."""
+"""Jobs with optimizers, rates, limits and losses of a plain loop: equal to it, to direct mode, on ranks, in stages."""
 
 from __future__ import annotations
 
@@ -216,12 +216,57 @@ def test_limits_of_elements_in_stages(world_size: int, clicks: MakeConfig) -> No
     assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
 
 
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def plain_focal(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Lin et al., arXiv:1708.02002, equation 5."""
+    p = torch.sigmoid(logits)
+    positive = -0.4 * (1 - p) ** 1.5 * torch.log(p)
+    negative = -(1 - 0.4) * p**1.5 * torch.log(1 - p)
+    return torch.where(labels == 1, positive, negative).mean()
+
+
+def plain_smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    targets = torch.stack([1 - labels, labels], dim=1)
+    scores = torch.stack([torch.zeros_like(logits), logits], dim=1)  # two classes: torch smooths these
+    return torch.nn.functional.cross_entropy(scores, targets, label_smoothing=0.2)
+
+
+def plain_weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    p = torch.sigmoid(logits)
+    return -(3.0 * labels * torch.log(p) + (1 - labels) * torch.log(1 - p)).mean()
+
+
+#: Keys, and the mean loss of the plain loop.
+LOSSES: dict[str, tuple[dict[str, object], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "focal": ({"loss": "focal", "focal_gamma": 1.5, "focal_alpha": 0.4}, plain_focal),
+    "smoothed": ({"label_smoothing": 0.2}, plain_smoothed),
+    "weighted": ({"loss": "weighted_bce", "pos_weight": 3.0}, plain_weighted),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
+    keys, loss = LOSSES[name]
+    config = change(clicks(limit=200), run__dtype="float64", **{f"model__{key}": value for key, value in keys.items()})
+    check(config, loss_of=loss)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_stages(name: str, clicks: MakeConfig) -> None:
+    keys, _ = LOSSES[name]
+    config = change(clicks(limit=60), run__dtype="float64", **{f"model__{key}": value for key, value in keys.items()})
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), 2), run_staged(config))
+
+
 # ---- killed and resumed ----------------------------------------------------------------------------------------------
 
 #: Flags of jobs that are killed after their second checkpoint.
 RESUMED = {
     "momentum": ["--optim.dense=sgd", "--optim.momentum=0.9", "--optim.nesterov=true", "--optim.weight_decay=1e-4"],
     "adamw": ["--optim.dense=adamw", "--optim.beta2=0.9", "--optim.weight_decay=0.1"],
+    "focal": ["--model.loss=focal", "--model.label_smoothing=0.1"],
     "norm": ["--optim.clip_norm=0.05", "--optim.clip_scope=all"],
     "lamb": ["--optim.dense=lamb", "--optim.weight_decay=0.1"],
     "schedule": ["--optim.schedule=cosine", "--optim.schedule_length=20", "--optim.warmup_steps=7"],

@@ -13,13 +13,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from bagpipe.config.sections import Config, ModelConfig, RunConfig
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
+from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model
 from tests.trainer.schemas import schema_of
-from trainer.dense import dense_executor, precision_of
+from trainer.dense import dense_executor, loss_of, precision_of
 
 DATA = schema_of(None, None, dense=2)
 CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))
@@ -79,3 +80,10 @@ def test_a_model_that_cannot_be_split_is_refused(key: str) -> None:
         InputError, match=rf"^run\.{key} needs embedding lookups that are separate from the dense part: "
     ):
         work_of(Counting(), **{key: True})
+
+
+def test_the_loss_of_the_configuration() -> None:
+    assert loss_of(ModelConfig()) == BCE
+    values = {"label_smoothing": 0.1, "pos_weight": 2.0, "focal_gamma": 3.0, "focal_alpha": 0.5}
+    expected = Loss(name="focal", label_smoothing=0.1, pos_weight=2.0, gamma=3.0, alpha=0.5)
+    assert loss_of(ModelConfig(loss="focal", **values)) == expected

@@ -27,6 +27,7 @@ from data.formats import open_source
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
 from tests.system.reference import MakeScheduler, PlainTable, Trained, plain_training, row_state
 from trainer.assembly import build_training_model
+from trainer.dense import loss_of
 from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
 
 __all__ = ["main"]
@@ -59,7 +60,7 @@ def _train(config: Config) -> Trained:
     read = all_batches(config)[: config.run.steps or None]
     batches = [plain_batch(batch, built.data) for batch in read]
     epochs = [batch.reader_state["epoch"] if batch.reader_state else 0 for batch in read]
-    model, optim = config.model, config.optim
+    model, optim, loss = config.model, config.optim, loss_of(config.model)
     return plain_training(
         "factory" if model.factory else model.name,
         plain_tables(built, batches, config.run.dtype),
@@ -73,6 +74,7 @@ def _train(config: Config) -> Trained:
         dense=optim.dense,
         dense_lr=optim.dense_lr,
         eps=optim.eps,
+        loss_of=lambda logits, labels: loss.summed(logits, labels) / len(labels),
         before_steps=lambda tables, dense: _clip(optim, tables, dense),
         make_dense=lambda parameters: dense_optimizer(parameters, optim),
         schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],

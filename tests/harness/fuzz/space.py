@@ -104,6 +104,13 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "model.top_mlp": {"5": 3, "7,4": 1, "40,9": 0.5},
     },
     {
+        "model.loss": _even("model.loss", bce=2),
+        "model.label_smoothing": {"0": 3, "0.1": 1},
+        "model.pos_weight": {"1": 3, "5": 1},
+        "model.focal_gamma": {"2": 3, "0": 1, "1.5": 1},
+        "model.focal_alpha": {"0.25": 3, "0": 1},
+    },
+    {
         "data.batch_size": {"1": 0.3, "2": 0.6, "5": 2, "8": 3, "12": 3, "16": 2, "33": 0.5, "64": 0.3},
         "data.epochs": {"1": 3, "2": 1, "3": 0.5},
         "data.eval_fraction": {"0": 2, "0.1": 1, "0.3": 1},
