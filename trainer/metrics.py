@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class UndefinedMetric(ValueError):
     """A metric is not defined for these examples; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: `areas` is computed once
 class Scores:
     """Scored examples; at least one, with finite logits.
 
@@ -43,6 +44,24 @@ class Scores:
     labels: NDArray[np.float64]
     groups: NDArray[np.int64] | None = None
     num_groups: NDArray[np.int32] | None = None
+
+    @cached_property
+    def areas(self) -> Areas:
+        """The areas of the groups. Examples without a group are left out.
+
+        Raises:
+            UndefinedMetric: soft labels, an example with several groups, or none with one.
+        """
+        _check_hard(self)
+        if self.num_groups is None:
+            return areas_by_group(self.logits, self.labels == 1, self.groups)
+        assert self.groups is not None, "num_groups come with groups"
+        num_several, chosen = int((self.num_groups > 1).sum()), self.num_groups == 1
+        if num_several or not chosen.any():
+            what = "several" if num_several else "none"
+            count = num_several or len(self.labels)
+            raise UndefinedMetric(f"it needs one group per example, and {count} of {len(self.labels)} have {what}")
+        return areas_by_group(self.logits[chosen], self.labels[chosen] == 1, self.groups[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +102,10 @@ def grouped_area(scores: Scores) -> float:
     Raises:
         UndefinedMetric: no group has both classes, or soft labels.
     """
-    areas = group_areas(scores)
+    areas = scores.areas
     if not areas.has_both.any():
         raise UndefinedMetric(f"it needs a group with both classes, and none of {len(areas.groups)} groups has them")
     return float(np.average(areas.areas(), weights=areas.examples[areas.has_both]))
-
-
-def group_areas(scores: Scores) -> Areas:
-    """The areas of the groups. Examples without a group are left out.
-
-    Raises:
-        UndefinedMetric: soft labels, an example with several groups, or none with one.
-    """
-    _check_hard(scores)
-    if scores.num_groups is None:
-        return areas_by_group(scores.logits, scores.labels == 1, scores.groups)
-    assert scores.groups is not None, "num_groups come with groups"
-    num_several, chosen = int((scores.num_groups > 1).sum()), scores.num_groups == 1
-    if num_several or not chosen.any():
-        what = "several" if num_several else "none"
-        count = num_several or len(scores.labels)
-        raise UndefinedMetric(f"it needs one group per example, and {count} of {len(scores.labels)} have {what}")
-    return areas_by_group(scores.logits[chosen], scores.labels[chosen] == 1, scores.groups[chosen])
 
 
 def log_loss(scores: Scores) -> float:
@@ -237,7 +238,7 @@ class BinaryMetrics:
             except Exception as error:  # such as no memory
                 reasons[name] = f"it failed with {type(error).__name__}: {' '.join(str(error).split())}"
         if "gauc" in values:
-            has_both = group_areas(scores).has_both
+            has_both = scores.areas.has_both
             values["gauc_groups"], values["gauc_groups_left_out"] = int(has_both.sum()), int((~has_both).sum())
         return Quality(**values, left_out=reasons)
 
