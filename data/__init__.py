@@ -7,7 +7,8 @@
     mlperf-npz ─┤
     movielens ──┼─ Source: segments ─> blocks ─read─> Columns ─> rows in order ─> Batch ─> bounded queue ─> consumer
     parquet ────┤                  (bounded in flight)
-    synthetic ──┘
+    synthetic ──┤
+    tfrecord ───┘
 
 A *segment* is what a source can open at random: a byte range, a row group, a whole .gz file. Its *blocks* come in
 order. `open_source` makes a source from the configuration, `LookaheadLoader` serves its rows as batches:
@@ -16,7 +17,8 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
         for batch in batches: ...
 
     formats         name -> Source: criteo, avazu, csv (csv_layout, csv_lines), mlperf (npy_files),
-                    movielens (movielens_genres), parquet and huggingface (arrow_files), synthetic
+                    movielens (movielens_genres), parquet and huggingface (arrow_files), synthetic,
+                    tfrecord (tf_example)
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids

@@ -105,6 +105,12 @@ def _open_synthetic(config: DataConfig, seed: int) -> Source:
     )
 
 
+def _open_tfrecord(config: DataConfig, seed: int) -> Source:
+    from data.tfrecord import TfRecordSource
+
+    return TfRecordSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+
+
 #: Format name -> opener(config, seed). A new reader is one entry here.
 FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
     "avazu-csv": _open_avazu,
@@ -115,6 +121,7 @@ FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
     "movielens": _open_movielens,
     "parquet": _open_parquet,
     "synthetic": _open_synthetic,
+    "tfrecord": _open_tfrecord,
 }
 
 

@@ -69,6 +69,8 @@ def _format_of(path: Path, schema: str) -> DataFormat:
             first = path / min(names)
         elif path.name.endswith(_MLPERF):
             return "mlperf-npz"
+        elif _has_records({path.name}):
+            return "tfrecord"
         else:
             first = path
         return _format_of_file(path, first, schema)
@@ -92,12 +94,17 @@ def _has_arrays(names: set[str]) -> bool:
     return any(name.endswith(_MLPERF) for name in names)
 
 
+def _has_records(names: set[str]) -> bool:
+    return any(".tfrecord" in name for name in names)
+
+
 #: Tests of the names in a folder, in this order.
 _FOLDERS: Sequence[tuple[Callable[[set[str]], bool], DataFormat]] = (
     (_is_dataset, "huggingface"),
     (_has_ratings, "movielens"),
     (_has_columnar, "parquet"),
     (_has_arrays, "mlperf-npz"),
+    (_has_records, "tfrecord"),
 )
 
 

@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 # Names that the code dispatches on, repeated so that a wrong one is refused without importing torch.
-DataFormat = Literal["avazu-csv", "criteo-tsv", "csv", "huggingface", "mlperf-npz", "movielens", "parquet", "synthetic"]
+DataFormat = Literal[
+    "avazu-csv", "criteo-tsv", "csv", "huggingface", "mlperf-npz", "movielens", "parquet", "synthetic", "tfrecord"
+]
 BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Policy = Literal["belady-window", "drop-unused"]
@@ -58,8 +60,8 @@ class DataConfig:
     Attributes:
         path: file or folder; the synthetic format needs none.
         format: format of the data; if a path is given without one, it is told from the path's content.
-        schema: TOML file that names the columns (csv, huggingface, parquet, synthetic) or overrides tables (other
-            formats).
+        schema: TOML file that names the columns (csv, huggingface, parquet, synthetic, tfrecord) or overrides
+            tables (other formats).
         batch_size: examples in a global batch.
         limit: use only the first so many examples (before the evaluation split); 0: all.
         epochs: passes over the training examples.

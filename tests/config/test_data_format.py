@@ -16,7 +16,7 @@ from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from data import cli
 from data.formats import open_source
-from tests.data.files import avazu_csv, avazu_rows, criteo_lines, save_to_disk
+from tests.data.files import avazu_csv, avazu_rows, criteo_lines, save_to_disk, write_examples
 
 TABLE = pa.table({"y": [1, 0], "user": [7, 8]})
 SCHEMA = 'label = "y"\nsparse = ["user"]\n'
@@ -58,6 +58,7 @@ FILES = [
     ("a", parquet, "a", "parquet"),
     ("parts/part-0.parquet", parquet, "parts", "parquet"),
     ("a.arrow", arrow, "a.arrow", "parquet"),
+    ("a.tfrecord", lambda path: write_examples(path, TABLE.to_pylist()), "a.tfrecord", "tfrecord"),
     ("hf", lambda path: save_to_disk(TABLE, path), "hf", "huggingface"),
     ("days/x", arrays, "days", "mlperf-npz"),
     ("x", arrays, "day_0_labels.npy", "mlperf-npz"),
@@ -73,7 +74,7 @@ def test_the_format_is_told_from_the_content(tmp_path, file, content, given, exp
     else:
         write(tmp_path / file, content)
     schema = ""
-    if expected in ("csv", "huggingface", "parquet"):
+    if expected in ("csv", "huggingface", "parquet", "tfrecord"):
         schema = str(tmp_path / "schema.toml")
         more = '[csv]\ndelimiter = ";"\ncolumns = ["y", "user"]' if given == "clicks.gz" else ""
         Path(schema).write_text(SCHEMA + more)

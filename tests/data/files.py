@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +21,7 @@ __all__ = [
     "criteo_lines",
     "real_samples",
     "save_to_disk",
+    "write_examples",
 ]
 
 
@@ -122,3 +126,27 @@ def save_to_disk(table: pa.Table, folder: Path, num_shards: int = 1, batch_rows:
     }
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+
+
+def write_examples(path: Path, rows: Iterable[Mapping[str, object] | None]) -> None:
+    """A TFRecord file of examples: lists of int, float, str or bytes by feature; None: a record that is no example."""
+    from data.tf_example import example_class
+    from data.tfrecord import masked_crc
+
+    records = []
+    for row in rows:
+        example = example_class()()
+        for name, values in (row or {}).items():
+            items = [item.encode() if isinstance(item, str) else item for item in _as_list(values)]
+            kind = {int: "int64_list", float: "float_list", bytes: "bytes_list"}[type(items[0])] if items else ""
+            if kind:
+                getattr(example.features.feature[name], kind).value.extend(items)
+        record = b"no example" if row is None else example.SerializeToString()
+        length = struct.pack("<Q", len(record))
+        records += [length, struct.pack("<I", masked_crc(length)), record, struct.pack("<I", masked_crc(record))]
+    content = b"".join(records)
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def _as_list(values: object) -> list[object]:
+    return [] if values is None else values if isinstance(values, list) else [values]

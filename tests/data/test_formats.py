@@ -16,7 +16,7 @@ from tests.data.files import criteo_lines
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data.format must be one of avazu-csv, .*, parquet, synthetic, got 'tsv'"):
+    with pytest.raises(InputError, match=r"data.format must be one of avazu-csv, .*, tfrecord, got 'tsv'"):
         open_source(DataConfig(format="tsv"))
     with pytest.raises(InputError, match=r"data.bad_rows must be one of stop, skip, got 'maybe'"):
         open_source(DataConfig(bad_rows="maybe"))
@@ -30,7 +30,7 @@ def test_every_format_opens(tmp_path: Path) -> None:
     assert tuple(FORMATS) == get_args(DataFormat)
     assert len(open_source(DataConfig(format="criteo-tsv", path=str(path))).schema.tables) == 26
     assert len(open_source(DataConfig(format="synthetic")).schema.tables) == 26
-    schemas = {"csv": str(schema)}
+    schemas = {"csv": str(schema), "tfrecord": str(schema)}
     for name in set(FORMATS) - {"synthetic"}:
         with pytest.raises(InputError, match=r"data.path is empty"):
             open_source(DataConfig(format=name, schema=schemas.get(name, "")))

@@ -71,6 +71,7 @@ _FORMATS: Values = {
     "parquet": 5,
     "csv": 1,
     "huggingface": 1,
+    "tfrecord": 1,
     "synthetic": 2,
     "criteo-tsv": 2,
     "avazu-csv": 1,

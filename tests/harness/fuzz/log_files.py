@@ -21,7 +21,7 @@ from bagpipe.types.schema import Table
 from data.avazu import COLUMNS as AVAZU_COLUMNS
 from data.avazu import HEX_NAMES, INTEGER_NAMES
 from data.criteo import NUM_DENSE
-from tests.data.files import save_to_disk
+from tests.data.files import save_to_disk, write_examples
 from tests.harness.fuzz.log import BAG_LENGTHS, Column, Examples, Log, examples
 
 __all__ = ["FIXED_COLUMNS", "NAMED_COLUMNS", "SHAPES", "write_log"]
@@ -36,10 +36,11 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
     "mlperf-npz": ("multi-hot", "one-hot"),
     "parquet": ("file", "arrow", "folder"),
     "synthetic": ("drawn",),
+    "tfrecord": ("file", "gz", "folder"),
 }
 
 #: Formats whose schema file names the columns of the files.
-NAMED_COLUMNS = ("csv", "huggingface", "parquet")
+NAMED_COLUMNS = ("csv", "huggingface", "parquet", "tfrecord")
 
 #: By format: the sparse columns that it fixes, each with a table of its name.
 FIXED_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -162,6 +163,17 @@ def _parquet(log: Log, folder: Path) -> Path:
     return path
 
 
+def _tfrecord(log: Log, folder: Path) -> Path:
+    rows = _rows(log).to_pylist()
+    parts = _parts(len(rows)) if log.shape == "folder" else [(0, len(rows))]
+    path = folder / ("days" if log.shape == "folder" else f"log.tfrecord{'.gz' if log.shape == 'gz' else ''}")
+    if log.shape == "folder":
+        path.mkdir()
+    for number, (low, high) in enumerate(parts):
+        write_examples(path / f"day_{number + 8}" if log.shape == "folder" else path, rows[low:high])
+    return path
+
+
 def _criteo(log: Log, folder: Path) -> Path:
     values = examples(log)
     rng = np.random.default_rng(log.seed + 1)
@@ -242,6 +254,7 @@ _WRITERS: Mapping[str, Callable[[Log, Path], Path | None]] = {
     "mlperf-npz": _mlperf,
     "movielens": _movielens,
     "synthetic": _synthetic,
+    "tfrecord": _tfrecord,
 }
 
 

@@ -28,6 +28,7 @@ PRELOADED = (
     "data.csv",
     "data.huggingface",
     "data.mlperf",
+    "data.tfrecord",
     "data.parquet",
     "tests.harness.fuzz.capacity",
     "tests.harness.fuzz.plain_loop",

@@ -1,0 +1,218 @@
+"""Reader of TFRecord files of `tf.train.Example` messages, plain or .gz; the schema TOML names the features.
+
+    file: length, crc of it, record, crc of it, …       numbers little-endian; crc: masked CRC-32C
+    file ──one segment; walked from its start──> blocks of whole records ──data.tf_example──> Arrow table ──> Columns
+
+The format has no index, so a file is a segment of its own. Every checksum is verified; that needs `google-crc32c`.
+Records are numbered from 0 within their file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from bagpipe.errors import InputError
+from data.arrow_columns import ArrowBlock, ArrowSource
+from data.column_rules import ColumnRules
+from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
+from data.source import Block, FileVersion, Segment, file_version
+from data.text_files import BLOCK_BYTES, is_gzip, list_files
+from data.tf_example import decode_examples
+
+__all__ = ["TfRecordSource", "masked_crc"]
+
+_HEADER = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+#: A longer record is taken for damage. Records are some kilobytes.
+_MAX_RECORD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TfRecordSource(ArrowSource):
+    """TFRecord files of one schema.
+
+    Attributes:
+        paths: data files in reading order.
+        rules: of their columns.
+        columns: names and types of the columns.
+        bad_rows: stop or skip.
+        block_bytes: approximate bytes in a block.
+    """
+
+    paths: tuple[str, ...]
+    rules: ColumnRules
+    columns: pa.Schema
+    bad_rows: str = "stop"
+    block_bytes: int = BLOCK_BYTES
+
+    @classmethod
+    def at(
+        cls, path: str, *, schema_path: str, bad_rows: str = "stop", block_bytes: int = BLOCK_BYTES
+    ) -> TfRecordSource:
+        """The source of a file or folder.
+
+        Raises:
+            InputError: no file, no schema, or no package for the checksums.
+        """
+        masked_crc(b"")
+        if not schema_path:
+            raise InputError("data.schema is empty: tfrecord needs a TOML file that names label and columns")
+        found = parse_schema(schema_path, read_schema_file(schema_path))
+        paths = list_files(path)
+        columns = _columns(schema_path, found)
+        rules = ColumnRules.of(paths[0], found, columns)
+        return cls(paths=paths, rules=rules, columns=columns, bad_rows=bad_rows, block_bytes=block_bytes)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.paths, *self.rules.dictionaries)
+
+    @property
+    def in_processes(self) -> bool:
+        return True
+
+    @property
+    def layout(self) -> str:
+        return f"tfrecord/{self.block_bytes}"
+
+    def segments(self) -> tuple[Segment, ...]:
+        for path in self.paths:
+            try:
+                is_empty = file_version(path).num_bytes == 0
+            except OSError as error:
+                raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+            if is_empty:
+                raise InputError(f"{path}: the file is empty, expected records")
+        return tuple(Segment(file=path, start=0, stop=0) for path in self.paths)
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        first, parts, size = 0, list[bytes](), 0
+        for record in _records(segment.file):
+            parts.append(record)
+            size += len(record)
+            if size >= self.block_bytes:
+                yield _block(segment.file, first, parts)
+                first, parts, size = first + len(parts), [], 0
+        if parts:
+            yield _block(segment.file, first, parts)
+
+    def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
+        return _count(segment.file, at_most, file_version(segment.file))
+
+    def locate(self, block: Block, row: int) -> str:
+        return f"{block.file}: record {block.start + row} (from 0)"
+
+    def arrow_block(self, block: Block) -> ArrowBlock:
+        assert block.payload is not None, "blocks of records carry them"
+        return decode_examples(_split(block), self.columns, stops=self.bad_rows == "stop")
+
+
+def _columns(path: str, found: SchemaFile) -> pa.Schema:
+    """The columns to read, each with its type. A sparse feature is a list of any length."""
+    types: dict[str, pa.DataType] = {}
+    uses = [(name, pa.float64()) for name in (found.schema.label, *found.schema.dense)]
+    for feature in found.schema.features:
+        column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
+        if column.separator:
+            raise InputError(f"{path}: column {column.name!r}: separator is for text, features of records are lists")
+        ids = pa.list_(pa.binary() if feature.table in found.strings else pa.int64())
+        uses.append((column.name, pa.float64() if column.buckets else ids))
+        if feature.weighted:
+            uses.append((found.weights[feature.name], pa.list_(pa.float32())))
+    for name, kind in uses:
+        if types.setdefault(name, kind) != kind:
+            raise InputError(f"{path}: column {name!r} is named as {types[name]} and as {kind}, expected one of them")
+    return pa.schema(types.items())
+
+
+def masked_crc(data: bytes) -> int:
+    """TFRecord's checksum: CRC-32C, rotated right by 15 bits, plus a constant.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    crc = _crc_function()(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=1)
+def _crc_function() -> Callable[[bytes], int]:
+    try:
+        from google_crc32c import value
+    except ModuleNotFoundError:
+        raise InputError(
+            "data.format tfrecord needs the Python package google-crc32c, which is not installed: "
+            "pip install google-crc32c"
+        ) from None
+    function: Callable[[bytes], int] = value
+    return function
+
+
+def _records(path: str) -> Iterator[bytes]:
+    """The records of a file with the checksum that follows each. Lengths are verified, contents are not yet."""
+    number = 0
+    try:
+        with gzip.open(path) if is_gzip(path) else open(path, "rb") as stream:
+            while (record := _next_record(stream, f"{path}: record {number} (from 0)")) is not None:
+                yield record
+                number += 1
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: record {number} (from 0): expected gzip data: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if not number:
+        raise InputError(f"{path}: the file is empty, expected records")
+
+
+def _next_record(stream: BinaryIO | gzip.GzipFile, where: str) -> bytes | None:
+    """The next record and its checksum; None at the end of the file."""
+    header = stream.read(_HEADER.size)
+    if not header:
+        return None
+    if len(header) < _HEADER.size:
+        raise InputError(f"{where}: expected {_HEADER.size} bytes of length and checksum, got {len(header)}")
+    length, crc = _HEADER.unpack(header)
+    if masked_crc(header[:8]) != crc or length > _MAX_RECORD_BYTES:
+        raise InputError(f"{where}: the checksum of its length is wrong: no TFRecord file, or a damaged one")
+    record = stream.read(length + _CRC.size)
+    if len(record) != length + _CRC.size:
+        raise InputError(f"{where}: expected {length + _CRC.size} bytes, got {len(record)}: the file is cut short")
+    return record
+
+
+def _block(path: str, first: int, parts: list[bytes]) -> Block:
+    """A block that carries records: their number in `start`, and `payload` with a length before each."""
+    payload = b"".join(piece for part in parts for piece in (_CRC.pack(len(part)), part))
+    return Block(file=path, start=first, stop=first + len(parts), num_rows=len(parts), payload=payload)
+
+
+def _split(block: Block) -> Iterator[bytes]:
+    """The records of a block. Raises InputError for one whose checksum is wrong."""
+    payload, place = block.payload or b"", 0
+    for number in range(block.start, block.stop):
+        (size,) = _CRC.unpack_from(payload, place)
+        end = place + _CRC.size + size
+        record = payload[place + _CRC.size : end - _CRC.size]
+        if masked_crc(record) != _CRC.unpack_from(payload, end - _CRC.size)[0]:
+            raise InputError(f"{block.file}: record {number} (from 0): its checksum is wrong: the file is damaged")
+        yield record
+        place = end
+
+
+@lru_cache(maxsize=4096)
+def _count(path: str, at_most: int | None, version: FileVersion) -> int:
+    del version  # part of the cache key only
+    count = 0
+    for _ in _records(path):
+        count += 1
+        if at_most is not None and count >= at_most:
+            break
+    return count
