@@ -38,6 +38,7 @@ from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
+from trainer.model_check import check_model
 from trainer.optimizers import dense_clip, dense_optimizer, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
@@ -96,6 +97,8 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
         row_dtype=None if config.cache.dtype == "run" else config.cache.dtype,
     )
     rows = converted.row_schema(optimizer=config.optim.rows, seed=config.run.seed, rounding=config.cache.rounding)
+    if config.model.factory:
+        check_model(converted, data, rows, torch.device(config.run.device), config.model.factory)
     stages = stage_model(converted.model, data, config, world_size)
     dense = (
         dense_executor(converted.model, data, config, world_size)

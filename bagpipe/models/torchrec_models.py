@@ -8,6 +8,8 @@ in the store. Data without dense columns gets one constant column, which torchre
 from __future__ import annotations
 
 import importlib
+import os
+import traceback
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -303,10 +305,27 @@ def _from_factory(schema: DataSchema, config: ModelConfig) -> nn.Module:
         raise InputError(f"model.factory: no module {module_name!r} on the path") from None
     if not callable(factory):
         raise InputError(f"model.factory: module {module_name!r} has no function {function_name!r}")
-    model = factory(schema, config)
+    try:
+        model = factory(schema, config)
+    except KeyError as error:
+        if not _is_name_of_table(error):
+            raise
+        raise InputError(
+            f"model.factory {config.factory}: torchrec cannot hold a table of that name ({error.args[0]}); choose "
+            "another, or make the tables with bagpipe.models.torchrec_models.embedding_bags, which takes any name"
+        ) from None
     if not isinstance(model, nn.Module):
         raise InputError(f"model.factory: expected {config.factory!r} to return a module, got {type(model).__name__}")
     return model
+
+
+def _is_name_of_table(error: KeyError) -> bool:
+    """Whether torchrec failed to make a table's name an attribute of a ModuleDict: ``items``, ``keys`` or ``a.b``."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_torchrecs = any(
+        code.co_filename.endswith(os.path.join("torchrec", "modules", "embedding_modules.py")) for code in frames
+    )
+    return is_torchrecs and frames[-1].co_name == "add_module"
 
 
 def _need_widths(widths: tuple[int, ...], key: str, config: ModelConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,12 @@ __all__ = ["PrintError", "exiting", "run_program"]
 
 #: Prints an error with the given function, or leaves it to another process.
 PrintError = Callable[[BaseException, Callable[[BaseException], None]], None]
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OWN_FOLDERS = tuple(os.path.join(_ROOT, name, "") for name in ("bagpipe", "cacher", "data", "trainer"))
+_INSTALLED_FOLDERS = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 #: Errors that say all in one line. Any other exception is a defect.
 _EXPECTED = (InputError, StoreError, JobError)
@@ -48,7 +55,7 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
     """Run a program's `main` and return its exit code: 0 done, 1 failure, 2 bad input, 130 interrupted.
 
     `InputError`, `StoreError` and `JobError` print one line on stderr; ``BAGPIPE_TRACEBACK=1`` adds the traceback. Any
-    other exception is a defect and prints its traceback.
+    other exception is a defect and prints its traceback, from the first frame of the user's own code if that failed.
     """
     try:
         return main(sys.argv[1:] if argv is None else argv) or EXIT_DONE
@@ -73,7 +80,29 @@ def _write(error: BaseException) -> None:
     elif isinstance(error, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
     else:
-        traceback.print_exception(error)
+        _print_traceback(error)
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback of a defect. If a function of the user's own failed, it begins at its frame."""
+    printed = traceback.TracebackException.from_exception(error)
+    files = [frame.filename for frame in printed.stack]
+    first = next((number for number, file in enumerate(files) if _is_of_user(file)), 0)
+    if first and not _wants_tracebacks() and not _is_of_project(files[-1]):
+        printed.stack = traceback.StackSummary.from_list(printed.stack[first:])
+        sys.stderr.write(
+            f"{first} frames before the first one of your code are left out (BAGPIPE_TRACEBACK=1 shows them)\n"
+        )
+    sys.stderr.write("".join(printed.format()))
+
+
+def _is_of_project(file: str) -> bool:
+    return file.startswith(_OWN_FOLDERS)
+
+
+def _is_of_user(file: str) -> bool:
+    """Whether a file belongs neither to the project nor to Python or an installed package."""
+    return os.path.isabs(file) and not file.startswith((*_OWN_FOLDERS, *_INSTALLED_FOLDERS))
 
 
 def _wants_tracebacks() -> bool:

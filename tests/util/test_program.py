@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from bagpipe.errors import CapacityError, InputError, JobError, StoreError
+from bagpipe.util import program
 from bagpipe.util.program import run_program
+
+TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,26 @@ def test_a_defect_keeps_its_traceback(capsys):
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (130, 130)])
 def test_the_return_value_is_the_exit_code(returned, code):
     assert run_program(lambda argv: returned, []) == code
+
+
+def test_a_traceback_begins_at_the_users_code(monkeypatch, capsys, tmp_path):
+    """The frames before are the project's; torch's after it stay."""
+    (tmp_path / "their_own.py").write_text("def build():\n    return inner()\ndef inner():\n    return 1 // 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("bagpipe.util.program._INSTALLED_FOLDERS", (*program._INSTALLED_FOLDERS, TESTS))
+    monkeypatch.delenv("BAGPIPE_TRACEBACK", raising=False)
+
+    def main(argv):
+        from their_own import build
+
+        build()
+
+    assert run_program(main, []) == 1
+    shown = capsys.readouterr().err
+    assert "in build" in shown
+    assert "in inner" in shown
+    assert "run_program" not in shown
+    assert shown.startswith("2 frames before the first one of your code are left out (BAGPIPE_TRACEBACK=1")
+    monkeypatch.setenv("BAGPIPE_TRACEBACK", "1")
+    assert run_program(main, []) == 1
+    assert "run_program" in capsys.readouterr().err
