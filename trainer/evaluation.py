@@ -82,6 +82,7 @@ class Evaluator:
 
     Attributes:
         error: held-out examples cannot be used; no evaluation follows. None so far.
+        skipped_rows: malformed rows skipped in the latest evaluation.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Evaluator:
         group: int | None = None,
     ) -> None:
         self.error: InputError | None = None
+        self.skipped_rows = 0
         self._settings = settings
         self._session = session
         self._source = source
@@ -188,6 +190,7 @@ class Evaluator:
         batches, self._next = self._next, None
         if batches is None:
             batches = self._source.batches("eval", self._spec)
+        skipped_before = self._source.skipped_rows()
         with (
             closing(batches),
             evaluation_run(
@@ -204,6 +207,7 @@ class Evaluator:
                 if training is not None and training.is_stopping:
                     run.stop()
             result = run.end()
+        self.skipped_rows = self._source.skipped_rows() - skipped_before
         error = result.input_error
         for text in filter(None, ranks.gather(None if error is None else str(error))):
             return Scored(quality=left_out(text, has_groups=groups is not None), error=error or InputError(text))

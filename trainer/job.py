@@ -193,7 +193,7 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
         step_s_p50=totals.step_s_p50,
         dense_digest=totals.dense_digest,
         peak_rss_bytes=totals.peak_rss_bytes,
-        skipped_rows=job.source.skipped_rows(),
+        skipped_rows=job.skipped_rows(),
         skipped_batches=totals.skipped_batches,
         loss_scale=totals.loss_scale,
         resumed_from=checkpoints.resumed_from,

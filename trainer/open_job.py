@@ -62,6 +62,11 @@ class TrainerJob:
         """The open parts of the session's job."""
         return self.session.job
 
+    def skipped_rows(self) -> int:
+        """Malformed rows skipped in training and in the evaluation after it."""
+        own = self.evaluator.skipped_rows if self.built.config.eval.every else 0  # else the source has counted them
+        return self.source.skipped_rows() + own
+
     def batches(self) -> Generator[RankBatch, None, None]:
         """Training batches, from the start of the job."""
         checkpoints = self.open.checkpoints

@@ -356,14 +356,15 @@ def test_an_unresponsive_server(good_file: Path, tmp_path: Path) -> None:
 # ---- skipping --------------------------------------------------------------------------------------------------------
 
 
-def test_skipped_rows_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluation", [[], ["--eval.every", "2"], ["--eval.every", "2", "--eval.batches", "1"]])
+def test_skipped_rows_are_counted(evaluation: list[str], tmp_path: Path) -> None:
     """Bad lines in the training and held-out parts are counted, and the rest trains as if they were absent."""
     lines = criteo_lines(100).split(b"\n")[:-1]
     for number in (0, 1, 40, 70, 97):
         lines[number] = b"bad\tline"
     path, result = tmp_path / "some.tsv", tmp_path / "result.json"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    arguments = ["--data.path", str(path), "--data.bad_rows", "skip", "--data.eval_fraction", "0.1"]
+    arguments = ["--data.path", str(path), "--data.bad_rows", "skip", "--data.eval_fraction", "0.1", *evaluation]
     done = run_forked([*SMALL, *arguments, "--store.url", "memory://", "--result", str(result)], tmp_path)
     assert (done.code, done.err) == (0, "")
     value = json.loads(result.read_text())
