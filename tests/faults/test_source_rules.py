@@ -9,9 +9,11 @@ import pytest
 
 from tests.test_layout import modules, name_of
 
+#: Modules that write the time of an event into a log.
+LOGS = ("cacher/logs.py", "trainer/observe/lines.py")
 #: Call, as the last parts of its name -> modules where it is allowed.
-WALL_CLOCKS = {"time.time": (), "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
-               "date.today": (), "time.localtime": (), "time.gmtime": ("cacher/logs.py",),
+WALL_CLOCKS = {"time.time": LOGS, "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
+               "date.today": (), "time.localtime": (), "time.gmtime": LOGS,
                "clock_gettime": ()}  # fmt: skip
 EXPIRY = {"expire": (), "pexpire": (), "expireat": (), "pexpireat": (), "setex": (), "psetex": ()}
 CODE = {"eval": (), "exec": (), "torch.load": (), "torch.save": (), "all_gather_object": (), "gather_object": (),

@@ -7,11 +7,11 @@ lane B  wait(Handover): B's stream, or thread, waits for the event; B's thread k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from bagpipe.pipeline.stream import Event, Mark, Stream, Streams
 from bagpipe.schedule.ir.program import Resource
@@ -35,6 +35,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self._history.operator(func, args, kwargs, result)
         return result
+
+
+def _is_watched() -> bool:
+    """The calling thread is in an `OperatorMode`."""
+    return any(isinstance(mode, OperatorMode) for mode in _get_current_dispatch_mode_stack())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +133,9 @@ class _WatchedStream(_Here):
     @contextmanager
     def current(self) -> Iterator[None]:
         self._history.introduce(self._made_by)
-        with OperatorMode(self._history), self._inner.current():
+        # The thread that steps a run is watched already; two modes would record each operator twice.
+        mode = nullcontext() if _is_watched() else OperatorMode(self._history)
+        with mode, self._inner.current():
             self._history.stream.name = f"lane {self._lane}"
             yield
 
