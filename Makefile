@@ -30,6 +30,8 @@ check: setup ## ruff, formatting, mypy --strict
 # tests with servers or processes run on all cores. Exit code 5 of pytest: no test of that part was chosen.
 PYTEST := $(PY) -m pytest
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests with servers or processes wait for half of their time: one worker more than cores.
+WITH_PROCESSES := -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
 	@pure=$$(mktemp); \
@@ -37,7 +39,7 @@ suite: setup browser ## the test suite only (ARGS go to pytest)
 	trap 'kill $$pid 2> /dev/null; cat $$pure; rm $$pure' EXIT; \
 	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
 	wait $$pid; codes="$$codes $$?"; cat $$pure; : > $$pure; \
-	$(PYTEST) $(ON_ALL_CORES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
+	$(PYTEST) $(WITH_PROCESSES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
 	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
 
 test-full: test ## all tests: `make test`, then those marked slow, the full products of settings among them

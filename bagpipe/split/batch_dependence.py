@@ -76,7 +76,12 @@ def _results(module: fx.GraphModule, inputs: list[Tensor]) -> dict[fx.Node, Any]
     finally:
         for part, mode in modes.items():
             part.training = mode
-    return {node: value for node, value in recorder.env.items() if node.op not in ("placeholder", "output")}
+    # A node that only reads a parameter has the parameter itself, which keeps its history.
+    return {
+        node: value.detach() if isinstance(value, Tensor) else value
+        for node, value in recorder.env.items()
+        if node.op not in ("placeholder", "output")
+    }
 
 
 def _near(left: Tensor, right: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc, pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
 SEED = 11
 #: Small jobs that differ in format, model, optimizers, number types, stages, stores, and ends; with those below, ten.
-NUMBERS = (7, 60, 85, 157, 167, 200, 216, 245)
+NUMBERS = (2, 3, 7, 60, 157, 167, 200, 216)
 COMMAND = 202
 #: A draw that is compared with the plain loop.
 PLAIN = 51
@@ -106,7 +107,7 @@ def test_a_wrong_draw_is_reported_with_its_commands_and_a_simpler_one(
     out = capsys.readouterr().out
     assert "WRONG: cached: loss 1 for 2" in out
     assert f"again: python -m tests.harness.fuzz --runs 1 --seed {SEED} --first {COMMAND}" in out
-    assert "simpler, also wrong: dlrm on 44" in out
+    assert re.search(r"simpler, also wrong: dlrm on \d+ ", out)
     assert out.splitlines()[-1].endswith(f"1 wrong, numbers [{COMMAND}]")
     # The wrong draw's folder and that of the simplest one are kept.
     assert len(list(tmp_path.iterdir())) == 2
