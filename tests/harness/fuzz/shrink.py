@@ -54,7 +54,9 @@ def simplifications() -> Iterator[Callable[[Draw], Draw]]:
     yield lambda draw: dataclasses.replace(draw, log=dataclasses.replace(draw.log, num_bad=0, extreme=0.0))
     for group in JOB:
         yield partial(_with_defaults, paths=tuple(group))
-    yield partial(_with_defaults, paths=("model.factory", "model.name", "data.limit"))
+    # Together: a model refuses the keys of another one.
+    model = tuple(path for path in _SIMPLE if path.startswith("model."))
+    yield partial(_with_defaults, paths=(*model, "data.limit"))
     yield _with_plain_twins
 
 

@@ -107,7 +107,7 @@ def test_a_wrong_draw_is_reported_with_its_commands_and_a_simpler_one(
     out = capsys.readouterr().out
     assert "WRONG: cached: loss 1 for 2" in out
     assert f"again: python -m tests.harness.fuzz --runs 1 --seed {SEED} --first {COMMAND}" in out
-    assert re.search(r"simpler, also wrong: dlrm on \d+ ", out)
+    assert re.search(r"simpler, also wrong: dlrm on \d+ ", out), out
     assert out.splitlines()[-1].endswith(f"1 wrong, numbers [{COMMAND}]")
     # The wrong draw's folder and that of the simplest one are kept.
     assert len(list(tmp_path.iterdir())) == 2
