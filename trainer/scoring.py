@@ -122,12 +122,7 @@ def _choose(config: Config) -> Checkpoint:
         raise InputError("checkpoint.dir must name the folder of a job's checkpoints, got none")
     if settings.resume == "never":
         raise InputError("checkpoint.resume must be auto, best or a step number here, got never")
-    folder = CheckpointFolder(Path(settings.dir))
-    found: Checkpoint | None
-    if settings.resume == "best":
-        found = folder.best(note)
-    else:
-        found = folder.newest(note) if settings.resume == "auto" else folder.at(int(settings.resume), note)
+    found = CheckpointFolder(Path(settings.dir)).chosen(settings.resume, note)
     if found is None or not found.manifest.parts:
         raise InputError(f"checkpoint.dir {settings.dir} has no checkpoint of trained weights")
     return found

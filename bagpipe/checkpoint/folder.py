@@ -265,6 +265,15 @@ class CheckpointFolder:
             f"{', '.join(map(str, steps)) or 'none'}"
         )
 
+    def chosen(self, resume: str, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The checkpoint that `checkpoint.resume` names: auto (the newest; None: there is none), best or a step.
+
+        Raises: see `newest`, `best` and `at`.
+        """
+        if resume == "auto":
+            return self.newest(warn)
+        return self.best(warn) if resume == "best" else self.at(int(resume), warn)
+
     def best(self, warn: Callable[[str], None]) -> Checkpoint:
         """The checkpoint of the best evaluation. Raises `InputError` if none is named, or it is not whole."""
         best = read_best(self.path)

@@ -148,11 +148,7 @@ def _restart_count() -> int:
 def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoint | None:
     if resume == "never":
         return None
-    found: Checkpoint | None
-    if resume == "best":
-        found = folder.best(note)
-    else:
-        found = folder.newest(note) if resume == "auto" else folder.at(int(resume), note)
+    found = folder.chosen(resume, note)
     if found is not None:
         compare(found.manifest, facts)
     return found
