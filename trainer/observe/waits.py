@@ -30,7 +30,7 @@ _WORKERS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What most of the waits were for.
+    """The cause of most of the waits.
 
     Attributes:
         on: who was waited for: the cacher, the store, other ranks, …

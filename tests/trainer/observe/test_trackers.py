@@ -57,7 +57,7 @@ def track(name: str, config: Config, *, failed: bool = False) -> None:
     sink.close(failed=failed)
 
 
-#: What the interval and the evaluation above are to a tracker.
+#: Values that a tracker gets of the interval and the evaluation above.
 EXPECTED = {
     "train/samples_per_s": 5.0,
     "train/loss": 0.5,
