@@ -9,6 +9,7 @@ differ (and `data.checked_read` checks its label).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -55,7 +56,7 @@ class ArrowBlock:
         return np.delete(rows, self.malformed)[: self.table.num_rows] if self.malformed.size else rows
 
 
-class ArrowSource:
+class ArrowSource(ABC):
     """The common part of sources that read Arrow tables; see `data.source.Source`. A format adds the rest."""
 
     __slots__ = ()
@@ -63,16 +64,17 @@ class ArrowSource:
     rules: ColumnRules
     bad_rows: str
 
+    @abstractmethod
     def arrow_block(self, block: Block) -> ArrowBlock:
         """The rows of a block.
 
         Raises:
             InputError: the file is unreadable or has changed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def locate(self, block: Block, row: int) -> str:
-        raise NotImplementedError
+        """See `data.source.Source`."""
 
     @property
     def schema(self) -> DataSchema:
