@@ -1,6 +1,6 @@
 """`python -m trainer export`: export a checkpoint's model for serving or for training in other programs.
 
-checkpoint.dir ──newest whole, or --step──> settings ──build_model──> names ──bagpipe.checkpoint.export──> --out
+checkpoint.dir ──newest whole, best, or --step──> settings ──build_model──> names ──bagpipe.checkpoint.export──> --out
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def export(argv: Sequence[str]) -> int:
     """
     options = _parse(argv)
     folder = CheckpointFolder(Path(options.checkpoint_dir))
-    checkpoint = folder.newest(_warn) if options.step is None else folder.at(options.step, _warn)
+    checkpoint = folder.chosen(options.step, _warn)
     if checkpoint is None:
         raise InputError(f"checkpoint.dir {options.checkpoint_dir} has no checkpoint")
     tables, dense = names_in(checkpoint)
@@ -84,13 +84,22 @@ class _Parser(argparse.ArgumentParser):
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="python -m trainer export", allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint.dir", dest="checkpoint_dir", metavar="DIR", required=True)
-    parser.add_argument("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    parser.add_argument(
+        "--step", type=_step, metavar="N|best", default="auto", help="step of the checkpoint (default: the newest)"
+    )
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0])
     parser.add_argument(
         "--max-gib", type=float, default=16.0, metavar="G", help="largest size of all tables (default: 16)"
     )
     return parser.parse_args(list(argv))
+
+
+def _step(text: str) -> str:
+    """A step, or best: a value of `checkpoint.resume`."""
+    if text not in ("auto", "best") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a step number or best, got {text!r}")
+    return text
 
 
 def _data_schema(settings: Mapping[str, Any]) -> DataSchema:

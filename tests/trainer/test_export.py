@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from bagpipe.checkpoint.best import Best, write_best
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
@@ -96,6 +97,12 @@ def test_tables_of_a_users_model_keep_their_names(tmp_path):
     """Two bag collections and a sequence collection; `topic` has nine rows, trained or not."""
     trained(tmp_path, "everything", "--model.factory", "tests.system.factory:build", "--optim.rows", "adam")
     weights, states = exported(tmp_path, "--step", "20")
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    generation = folder.at(20, pytest.fail).manifest.generation
+    write_best(folder.path, Best(generation=generation, step=20, metric="auc", value=0.5))
+    export(["--checkpoint.dir", str(folder.path), "--out", str(tmp_path / "best"), "--step", "best"])
+    best = load_file(tmp_path / "best" / "model.safetensors")
+    assert all(torch.equal(best[name], weights[name]) for name in weights)
     weight = next(name for name in weights if name.endswith(".embedding_bags.topic.weight"))
     assert weights[weight].shape == states[f"{weight}.exp_avg"].shape == states[f"{weight}.exp_avg_sq"].shape == (9, 5)
     history = next(name for name in weights if name.endswith(".embeddings.history.ids"))
@@ -109,6 +116,8 @@ def test_export_errors_are_one_line(tmp_path):
         export([*checkpoints, "--out", str(tmp_path / "out")])
     with pytest.raises(InputError, match="required: --out"):
         export(checkpoints)
+    with pytest.raises(InputError, match="--step: expected a step number or best, got 'last'"):
+        export([*checkpoints, "--out", "x", "--step", "last"])
     with pytest.raises(InputError, match="invalid choice: 'pickle'"):
         export([*checkpoints, "--out", "x", "--format", "pickle"])
     assert not (tmp_path / "out").exists()
