@@ -201,4 +201,5 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
         checkpoint_stall_s=totals.checkpoint_stall_s,
         stopped=evaluation.is_stopped,
         continued=checkpoints.claim.continued,
+        started_from=checkpoints.origin.get("takings"),
     )

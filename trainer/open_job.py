@@ -110,6 +110,8 @@ def open_trainer_job(
     record = EvaluationRecord()
     reporter.phase("connecting to the store")
     job = open_job(_job(built, source, services.store_url, record, trace), ranks, stack)
+    if job.checkpoints.origin:
+        reporter.phase("started from other weights", **job.checkpoints.origin["takings"])
     session = JobSession(job, stack.pop_all())
     evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter, group)
     return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)

@@ -44,6 +44,7 @@ class Result:
         best_step: step of the best evaluation; None: there is none.
         early_stopped: training ended because patience ran out.
         continued: training started from another job's rows (``store.existing = rows-only``).
+        started_from: what the job took from other weights (`checkpoint.start_from`); None: from initial values.
     """
 
     steps: int
@@ -80,6 +81,7 @@ class Result:
     evaluations: list[dict[str, Any]]
     best_step: int | None
     early_stopped: bool
+    started_from: Mapping[str, Any] | None
 
     def write(self, path: str) -> None:
         """Write the JSON object atomically."""
@@ -98,6 +100,8 @@ class Result:
             notes.append(f"{len(self.evaluations)} evaluations, {best}")
         if self.early_stopped:
             notes.append("training ended early: evaluations did not get better any more (eval.patience)")
+        if self.started_from is not None:
+            notes.append(f"the job started from {self.started_from['source']} (checkpoint.start_from)")
         if self.resumed_from is not None:
             notes.append(f"resumed from the checkpoint at step {self.resumed_from}")
         if self.checkpoints:

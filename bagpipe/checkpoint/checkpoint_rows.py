@@ -117,6 +117,15 @@ class CheckpointRows:
         """All ids of a table that have a row, ascending. Heap: 16 B per id."""
         return np.concatenate([np.empty(0, np.int64), *merged_ids(self._files[table], table)])
 
+    def extent(self, table: int) -> tuple[int, int, int]:
+        """Number of a table's rows, the least and the largest id (0 and -1 without rows). Builds no index."""
+        num_rows, least, largest = 0, 0, -1
+        for ids in merged_ids(self._files[table], table):
+            if len(ids):
+                least, largest = least if num_rows else int(ids[0]), int(ids[-1])
+                num_rows += len(ids)
+        return num_rows, least, largest
+
     def count(self, num_buckets: int) -> NDArray[np.int64]:
         """Rows in each bucket of a namespace, int64 ``[num_buckets]``."""
         self.build_index()

@@ -32,7 +32,12 @@ _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 
 #: Format version -> the fields that it added, with their values in manifests of earlier versions.
-_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {2: {"arithmetic": []}, 3: {"row_sums": []}, 4: {"changes": []}}
+_ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {
+    2: {"arithmetic": []},
+    3: {"row_sums": []},
+    4: {"changes": []},
+    5: {"origin": {}},
+}
 #: The same of parts in a manifest.
 _ADDED_PART_FIELDS: Mapping[int, Mapping[str, Any]] = {3: {"row_sums": []}}
 

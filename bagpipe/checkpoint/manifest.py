@@ -16,8 +16,9 @@ from bagpipe.errors import InputError
 __all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
-#: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`.
-FORMAT_VERSION = 4
+#: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`, version 5
+#: `Manifest.origin`.
+FORMAT_VERSION = 5
 
 
 class BrokenCheckpoint(InputError):
@@ -97,6 +98,9 @@ class Manifest:
         settings: configuration that affects results, by key; JSON values.
         changes: settings that resumes have changed (`checkpoint.change`), oldest first: key, step from which the new
             value holds, values before and after.
+        origin: what the job's first checkpoint was made from (`bagpipe.start_from`): ``takings``; batches of earlier
+            jobs that row optimizers (``rows_step``) and learning rates (``schedule_step``) count; ``checkpoint_id``.
+            Empty: initial values.
         row_schema: `RowSchema.to_json`.
         identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name; empty if not known.
         arithmetic: by rank, what its sums depend on besides the settings (`bagpipe.jobs.arithmetic`); empty if not
@@ -121,6 +125,7 @@ class Manifest:
     identity: Mapping[str, Any]
     arithmetic: tuple[Mapping[str, str], ...] = ()
     changes: tuple[Mapping[str, Any], ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     base: tuple[RowFile, ...] = ()
     row_sums: tuple[int, ...] = ()

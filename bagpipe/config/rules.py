@@ -75,6 +75,24 @@ def _every_problem(config: Config) -> str | None:
     return f"{config.checkpoint.every} needs checkpoint.dir, a folder, got none"
 
 
+def _start_from_problem(config: Config) -> str | None:
+    checkpoint, store = config.checkpoint, config.store
+    if not checkpoint.start_from:
+        return None
+    if not checkpoint.dir:
+        return f"{checkpoint.start_from} needs checkpoint.dir, a folder for the new job's own checkpoints, got none"
+    if store.existing == "rows-only":
+        return f"{checkpoint.start_from} needs store.existing refuse or reset, got rows-only"
+    return None
+
+
+def _start_without_problem(config: Config) -> str | None:
+    names = config.checkpoint.start_without
+    if not names or config.checkpoint.start_from:
+        return None
+    return f"{','.join(names)} needs checkpoint.start_from, what it is left out of, got none"
+
+
 def _resume_problem(config: Config) -> str | None:
     if config.checkpoint.resume in ("auto", "never") or config.checkpoint.dir:
         return None
@@ -194,6 +212,8 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
     Rule("checkpoint.change", _change_problem),
+    Rule("checkpoint.start_from", _start_from_problem),
+    Rule("checkpoint.start_without", _start_without_problem),
     Rule("eval.every", _held_out_problem),
     Rule("eval.metric", _group_problem),
     Rule("eval.patience", _patience_problem),

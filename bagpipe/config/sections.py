@@ -234,6 +234,10 @@ class CheckpointConfig:
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
         change: keys whose values may differ from those of the checkpoint that is resumed, such as optim.dense_lr.
+        start_from: what a new job takes rows and dense weights from: FOLDER, FOLDER@STEP or FOLDER@best of another
+            job's checkpoints, a folder of torch.distributed.checkpoint, or a safetensors file (docs/daily.md). A job
+            with a checkpoint of its own resumes that instead.
+        start_without: what it does not take of it, by the names that it prints; * stands for any text.
     """
 
     dir: str = ""
@@ -243,6 +247,8 @@ class CheckpointConfig:
     full_every: Annotated[int, at_least(1)] = 16
     take_over: bool = False
     change: tuple[str, ...] = ()  # its range is a rule
+    start_from: str = ""
+    start_without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.best import Best, read_best, write_best
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import check_model, combine, load, restore_random_state
+from bagpipe.checkpoint.dense_state import capture, check_model, combine, load, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
@@ -32,10 +32,14 @@ from bagpipe.jobs.claim import Claim
 from bagpipe.jobs.job_facts import JobFacts, changes
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.resume_point import ResumePoint, start_generation
+from bagpipe.start_from.counts import optimizer_name
+from bagpipe.start_from.dense import JobDense
+from bagpipe.start_from.first_checkpoint import FirstCheckpoint, NewJob
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
-from bagpipe.training.part import LoopPart
+from bagpipe.training.part import EarlierSteps, LoopPart
+from bagpipe.training.weight_average import WeightAverage
 
 __all__ = ["Checkpoints"]
 
@@ -89,8 +93,10 @@ class Checkpoints:
         self._ranks = ranks
         self._facts = facts
         self._store = store
+        self._parts = tuple(parts)
         self._stack = ExitStack()
-        self.resume_point: ResumePoint = start_generation(settings, namespace, ranks, facts, store)
+        origin = _first_checkpoint(settings, facts, dense, self._parts, cache) if ranks.is_first else None
+        self.resume_point: ResumePoint = start_generation(settings, namespace, ranks, facts, store, origin)
         self._rows: CheckpointRows | None = None
         checkpoint = self.resume_point.checkpoint
         if checkpoint is not None:
@@ -109,7 +115,6 @@ class Checkpoints:
         )
         self._publisher: Publisher | None = None
         self._dense = dense
-        self._parts = tuple(parts)
         self._device = cache.device
         self.recorder = self._make_recorder(cache)
 
@@ -147,8 +152,21 @@ class Checkpoints:
 
     @property
     def resumed_from(self) -> int | None:
-        """Step of the loaded checkpoint; None for initial values."""
-        return self.first_batch if self.resume_point.is_trained else None
+        """Step of the loaded checkpoint of this job; None for initial values, or those of `origin`."""
+        is_first = bool(self.origin) and not self.first_batch
+        return self.first_batch if self.resume_point.is_trained and not is_first else None
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """What the job's first checkpoint was made from (`Manifest.origin`); empty: initial values."""
+        checkpoint = self.resume_point.checkpoint
+        return checkpoint.manifest.origin if checkpoint is not None else {}
+
+    @property
+    def earlier(self) -> EarlierSteps:
+        """Steps of earlier jobs that this one goes on counting."""
+        origin = self.origin
+        return EarlierSteps(rows=origin.get("rows_step", 0), schedule=origin.get("schedule_step", 0))
 
     @property
     def num_published(self) -> int:
@@ -220,7 +238,7 @@ class Checkpoints:
         state.restore(dense.model, *(chunk.optimizer for chunk in dense.chunks.values() if chunk.optimizer is not None))
         for part in self._parts:
             part.load_tensors(state.of_part(part.name))
-        if has_own:
+        if has_own and state.rng():
             restore_random_state(state.rng(), self._device)
 
     def carried(self) -> Mapping[str, Any]:
@@ -281,6 +299,7 @@ class Checkpoints:
             identity=facts.identity_record,
             arithmetic=facts.arithmetic,
             changes=(*checkpoint.manifest.changes, *changes(checkpoint.manifest, facts)),
+            origin=checkpoint.manifest.origin,
         )
         return Publisher(
             folder,
@@ -310,6 +329,29 @@ class Checkpoints:
         """Delete logs up to epoch - 2. Another rank may not have closed the log of the previous epoch yet."""
         if self._ranks.is_first and epoch > 2:
             self.claim.ledger.commit("", epoch - 2)
+
+
+def _first_checkpoint(
+    settings: CheckpointConfig, facts: JobFacts, dense: DensePart, parts: Sequence[LoopPart], cache: RowCache
+) -> FirstCheckpoint | None:
+    """Makes checkpoint 0 of a new job from other weights, if `checkpoint.start_from` names them."""
+    if not settings.start_from:
+        return None
+    optimizer = dense.optimizer
+    is_plain = type(optimizer).__name__ == "SGD" and not optimizer.defaults.get("momentum")
+    job = NewJob(
+        rows=facts.rows,
+        dense=JobDense(
+            initial=capture(cache.streams, dense.model, optimizer).get(),
+            trainable=tuple(dense.parameters),
+            optimizer=optimizer_name(facts.settings),
+            keeps_state=not is_plain,
+            has_averages=any(part.name == WeightAverage.name for part in parts),
+        ),
+        settings=facts.settings,
+        world_size=facts.world_size,
+    )
+    return FirstCheckpoint(settings.start_from, settings.start_without, job)
 
 
 def _combined_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:

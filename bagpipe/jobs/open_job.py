@@ -127,6 +127,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
         recorder=checkpoints.recorder,
         known=checkpoints.known,
         wake=job.wake,
+        earlier=checkpoints.earlier,
         parts=made.parts,
     )
     ranks.listen(engine.abort)

@@ -27,6 +27,7 @@ from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.jobs.job_facts import JobFacts, compare, note
 from bagpipe.jobs.ranks import Ranks
+from bagpipe.start_from.first_checkpoint import FirstCheckpoint
 from bagpipe.store.interface import Store
 
 __all__ = ["ResumePoint", "namespace_label", "start_generation"]
@@ -79,7 +80,12 @@ def namespace_label(namespace: StoreConfig) -> str:
 
 
 def start_generation(
-    checkpoint: CheckpointConfig, namespace: StoreConfig, ranks: Ranks, facts: JobFacts, store: Store
+    checkpoint: CheckpointConfig,
+    namespace: StoreConfig,
+    ranks: Ranks,
+    facts: JobFacts,
+    store: Store,
+    origin: FirstCheckpoint | None = None,
 ) -> ResumePoint:
     """Choose and compare a checkpoint on rank 0, then start the next generation. Returns the same on every rank.
 
@@ -89,10 +95,12 @@ def start_generation(
         ranks: the ranks of the job.
         facts: what checkpoints are compared with.
         store: open store.
+        origin: makes the first checkpoint of a job that has none from other weights; None: from initial values.
 
     Raises:
-        InputError: a job runs on the folder, no checkpoint can be used, the store holds another job's rows, the folder
-            cannot be written, or this rank's folder is not that of rank 0. The first three errors change nothing.
+        InputError: a job runs on the folder, no checkpoint can be used, the store holds another job's rows, `origin`
+            does not fit, the folder cannot be written, or this rank's folder is not that of rank 0. The first four
+            errors change nothing.
         StoreError: the store failed.
     """
     if not checkpoint.dir:
@@ -107,7 +115,10 @@ def start_generation(
         resume = checkpoint.resume if not _restart_count() else "auto"
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
-        _check_existing(namespace, store, lineage, is_trained=found is not None and bool(found.manifest.parts))
+        is_trained = origin is not None if found is None else bool(found.manifest.parts)
+        _check_existing(namespace, store, lineage, is_trained=is_trained)
+        if origin is not None and found is None:
+            origin.compare()
         generation = folder.new_generation()
         if running := folder.holder(before=generation):  # it started at the same time
             try:
@@ -124,7 +135,7 @@ def start_generation(
             with _file_errors_as_input_errors(folder):
                 folder.note_start(generation, token, found)
         first = ResumePoint(token=token, generation=generation, checkpoint=found, folder=folder)
-        first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts))
+        first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts, origin))
     message = ranks.share(None if first is None else _to_message(first))
     if first is not None:
         return first
@@ -154,18 +165,23 @@ def _choose(folder: CheckpointFolder, resume: str, facts: JobFacts) -> Checkpoin
     return found
 
 
-def _publish_first(folder: CheckpointFolder, start: ResumePoint, lineage: str, facts: JobFacts) -> Checkpoint:
+def _publish_first(
+    folder: CheckpointFolder, start: ResumePoint, lineage: str, facts: JobFacts, origin: FirstCheckpoint | None
+) -> Checkpoint:
     """Make the starting checkpoint the newest one, so that a restart of the job finds it."""
     found = start.checkpoint
     with _file_errors_as_input_errors(folder):
         if found is None:
-            return folder.publish(_initial_manifest(start, lineage, facts))
+            manifest = _initial_manifest(start, lineage, facts)
+            if origin is not None:
+                manifest = origin.write(folder.step_folder(manifest.generation, manifest.step), manifest)
+            return folder.publish(manifest)
         # If the newer checkpoints are all broken, a restart skips them again.
         return folder.adopt(found, start.generation) if folder.has_newer(found) else found
 
 
 def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Manifest:
-    """Manifest of checkpoint 0, before the first batch: no rows. Every rank computes its own initial values."""
+    """Manifest of checkpoint 0, before the first batch: no rows. Without them every rank computes initial values."""
     return Manifest(
         lineage=lineage,
         generation=start.generation,

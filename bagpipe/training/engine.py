@@ -8,6 +8,7 @@ parts ──declare──> one checked Loop ──Runner──> one thread per l
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.interface import RowStep, RowSteps
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.signals import StopOnSignals
@@ -34,7 +35,7 @@ from bagpipe.training.checkpointing import Checkpointing
 from bagpipe.training.dense import DensePart
 from bagpipe.training.evaluation import OnScores, Scoring
 from bagpipe.training.nonfinite import NonfiniteGuard
-from bagpipe.training.part import LoopPart, LoopRun, handlers_of
+from bagpipe.training.part import EarlierSteps, LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import RunResult
 from bagpipe.training.reading import PrepareInputs, Reading
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
@@ -88,6 +89,7 @@ class Engine:
         known: rows that a checkpoint holds, which the store must therefore have: a missing one is a `LostRowError`.
             Rows that this process wrote are known without.
         wake: called when a run has failed: ends the wait for a batch that never comes (`RemoteBatches.interrupt`).
+        earlier: steps of earlier jobs that this one goes on counting.
         parts: further parts of the training loop, such as `WeightAverage`.
     """
 
@@ -107,13 +109,15 @@ class Engine:
         recorder: Recorder | None = None,
         known: IsWritten | None = None,
         wake: Callable[[], object] | None = None,
+        earlier: EarlierSteps | None = None,
         parts: Sequence[LoopPart] = (),
     ) -> None:
         self.cache = cache
         self.store = store
         self.dense = dense
         self.settings = settings
-        self.row_steps: RowStepsOfBatch = _same_step(settings) if row_steps is None else row_steps
+        self._earlier = EarlierSteps() if earlier is None else earlier
+        self.row_steps = _going_on(_same_step(settings) if row_steps is None else row_steps, self._earlier)
         self.trace = trace
         self.layout = layout
         self.prepare = prepare
@@ -285,6 +289,7 @@ class Engine:
             parts=(reading, guard, rows, update, *self.parts, self.dense, totals, *filter(None, [recording])),
             first_batch=first_batch,
             carried=carried or {},
+            earlier=self._earlier,
         )
         with self._running(run, reading, stops_on_signals=stops_on_signals) as runner:
             yield SteppedRun(
@@ -368,6 +373,20 @@ def _same_step(settings: EngineSettings) -> RowStepsOfBatch:
     if lr is None or eps is None:
         raise InputError(f"expected row_steps, or rows_lr and eps in the settings, got {settings}")
     return lambda b: RowStep(lr=lr, eps=eps, step=b + 1)
+
+
+def _going_on(steps_of: RowStepsOfBatch, earlier: EarlierSteps) -> RowStepsOfBatch:
+    """The same settings, counted on from earlier jobs: rates from theirs, steps from those of their rows."""
+    if earlier == EarlierSteps():
+        return steps_of
+
+    def going_on(b: int) -> RowSteps:
+        steps = steps_of(earlier.schedule + b)
+        if isinstance(steps, RowStep):
+            return dataclasses.replace(steps, step=earlier.rows + b + 1)
+        return tuple(dataclasses.replace(step, step=earlier.rows + b + 1) for step in steps)
+
+    return going_on
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

@@ -4,7 +4,8 @@
     before OPT of b   rate of the dense optimizer * factor of b ──> its parameter groups             lane of the chunk
 
 A factor depends on the number of the batch and on its epoch alone. So it is the same with and without a cache, on every
-rank, in every stage, and after a resume. It keeps nothing in checkpoints.
+rank, in every stage, and after a resume. It keeps nothing in checkpoints. The number counts the batches of earlier jobs
+(`EarlierSteps`); epochs are those of this job.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LearningRates(LoopPart):
             group["lr"] = rate * factor
 
     def _factor(self, schedule: Schedule, b: int) -> float:
-        return schedule.factor(b, self._epoch(b) if schedule.by_epoch else 0)
+        return schedule.factor(self._run.earlier.schedule + b, self._epoch(b) if schedule.by_epoch else 0)
 
     def _epoch(self, b: int) -> int:
         state = self._run.in_flight[b].rank_batch.batch.reader_state

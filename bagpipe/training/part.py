@@ -33,7 +33,7 @@ from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import ReadResult, WriteRequest
 
-__all__ = ["Hook", "InFlightBatch", "LoopPart", "LoopRun", "handlers_of"]
+__all__ = ["EarlierSteps", "Hook", "InFlightBatch", "LoopPart", "LoopRun", "handlers_of"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,6 +74,19 @@ class InFlightBatch:
     is_skipped: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierSteps:
+    """Batches of earlier jobs that a job goes on counting (`bagpipe.start_from`); its own begin at 0.
+
+    Attributes:
+        rows: in the steps of row optimizers.
+        schedule: in the positions of learning rates.
+    """
+
+    rows: int = 0
+    schedule: int = 0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoopRun:
     """One run of a loop over some batches, as its parts see it.
@@ -83,6 +96,7 @@ class LoopRun:
         parts: all parts of the loop, in their order.
         first_batch: number of the first batch.
         carried: counters of the checkpoint that the job resumes; empty for a fresh start.
+        earlier: steps of earlier jobs.
         in_flight: the batches under way, by number.
         runner: walks the loop; set once, before the first handler is called.
     """
@@ -91,6 +105,7 @@ class LoopRun:
     parts: Sequence[LoopPart]
     first_batch: int = 0
     carried: Mapping[str, Any] = field(default_factory=dict)
+    earlier: EarlierSteps = EarlierSteps()
     in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
     runner: Runner | None = None
 

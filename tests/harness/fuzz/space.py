@@ -169,6 +169,8 @@ SET = frozenset(
 
 LEFT: Mapping[str, str] = {
     "checkpoint.change": "all starts of a draw have the same settings",
+    "checkpoint.start_from": "names the checkpoints of another job, and a draw is one job",
+    "checkpoint.start_without": "needs checkpoint.start_from",
     "cacher.secret_file": "of cachers on a network",
     "cacher.tls_ca": "of cachers on a network",
     "cacher.tls_cert": "of cachers on a network",

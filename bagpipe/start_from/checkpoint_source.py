@@ -1,0 +1,109 @@
+"""`CheckpointSource`: a checkpoint of another job, as what a new job takes from.
+
+manifest ──schema, settings──> tables, counts        row files ──merged chunks──> rows        dense files ──> DenseState
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
+from bagpipe.checkpoint.dense_state import DenseState, combine, load
+from bagpipe.checkpoint.folder import Checkpoint
+from bagpipe.checkpoint.manifest import BrokenCheckpoint
+from bagpipe.errors import InputError
+from bagpipe.kernels.initialization import TORCH_DTYPE
+from bagpipe.kernels.row_format import split_record
+from bagpipe.start_from.source import Counts, Extent, RowChunk, SourceTable
+from bagpipe.types.schema import RowSchema
+
+__all__ = ["CheckpointSource"]
+
+#: Counters of `Part.progress` that are equal on all ranks and go on in the next job.
+_CARRIED = ("loss_scale", "finite_steps")
+
+
+class CheckpointSource:
+    """See `bagpipe.start_from.source.Source`.
+
+    Args:
+        checkpoint: a valid checkpoint with a dense part.
+        label: its name for people.
+
+    Raises:
+        InputError: a file is missing or does not match the manifest.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, label: str) -> None:
+        manifest = checkpoint.manifest
+        self.label = label
+        self.settings: Mapping[str, Any] = manifest.settings
+        self.world_size = len(manifest.parts)
+        self.checkpoint_id = manifest.checkpoint_id
+        self._checkpoint = checkpoint
+        schema = RowSchema.from_json(manifest.row_schema)
+        self.seed: int | None = schema.seed
+        try:
+            rows = CheckpointRows(checkpoint.folder, manifest, schema)
+        except BrokenCheckpoint as error:
+            raise InputError(str(error)) from None
+        hashed = _hashed_rows(manifest.settings)
+        self.tables: Mapping[str, SourceTable] = {
+            table.name: _CheckpointTable(rows, schema, number, hashed.get(table.name))
+            for number, table in enumerate(schema.tables)
+        }
+        before, progress = manifest.origin, manifest.parts[0].progress
+        self.counts = Counts(
+            rows=int(before.get("rows_step", 0)) + manifest.step,
+            schedule=int(before.get("schedule_step", 0)) + manifest.step,
+            progress={name: progress[name] for name in _CARRIED if name in progress},
+        )
+
+    def dense(self, rank: int) -> DenseState:
+        """See `Source`. Stages of other ranks are added."""
+        parts = list(self._checkpoint.manifest.parts)
+        own = parts.pop(rank if rank < len(parts) else 0)
+        try:
+            state = load(self._checkpoint.folder, own.dense)
+            if _is_staged(self.settings):
+                state = combine([state, *(load(self._checkpoint.folder, part.dense) for part in parts)])
+        except BrokenCheckpoint as error:
+            raise InputError(str(error)) from None
+        return state
+
+
+class _CheckpointTable:
+    """See `SourceTable`."""
+
+    def __init__(self, rows: CheckpointRows, schema: RowSchema, number: int, hashed_rows: int | None) -> None:
+        self.dim = schema.tables[number].dim
+        self.dtype = schema.dtype_of(number)
+        self.optimizer = schema.optimizer_of(number)
+        self.hashed_rows = hashed_rows
+        self._rows = rows
+        self._schema = schema
+        self._number = number
+
+    def extent(self) -> Extent:
+        return Extent(**dict(zip(("num_rows", "least", "largest"), self._rows.extent(self._number), strict=True)))
+
+    def chunks(self) -> Iterator[RowChunk]:
+        dtype = TORCH_DTYPE[self.dtype]
+        for request in self._rows.rows(self._number):
+            records = torch.from_numpy(request.rows).view(dtype)
+            weights, state = split_record(records, self._schema, self.dim, self.optimizer)
+            yield RowChunk(ids=request.ids, weights=weights, state=state)
+
+
+def _hashed_rows(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Tables whose ids the reader hashes, with their numbers of rows."""
+    columns = settings.get("data columns") or {}
+    return {table["name"]: table["rows"] for table in columns.get("tables", ()) if table.get("hash")}
+
+
+def _is_staged(settings: Mapping[str, Any]) -> bool:
+    """As `PipelineConfig.is_staged`."""
+    return bool(settings.get("pipeline.schedule", "none") != "none" or settings.get("pipeline.microbatches", 1) > 1)

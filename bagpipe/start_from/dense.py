@@ -1,0 +1,177 @@
+"""The dense part: which parameters, buffers and optimizer states of a source fit a new job, and its first dense state.
+
+    source's DenseState, initial DenseState ──match_dense──> DensePlan, Takings
+    DensePlan, both states ──first_state──> the DenseState of the new job's checkpoint 0
+
+Names are those of `bagpipe.checkpoint.dense_state`. An average that is new begins as the weight that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bagpipe.checkpoint.dense_state import DenseState
+from bagpipe.start_from.takings import Fate, Taking, matches
+
+__all__ = ["DensePlan", "JobDense", "first_state", "match_dense"]
+
+_MODEL, _OPTIM, _RNG, _AVERAGE = "model.", "optim.", "rng.", "part.average."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobDense:
+    """The dense part of a new job.
+
+    Attributes:
+        initial: its initial state, with the state that a new optimizer has.
+        trainable: names of its parameters.
+        optimizer: name of its optimizer, in lower case.
+        keeps_state: the optimizer has state after its first step.
+        has_averages: it keeps averages of its weights.
+    """
+
+    initial: DenseState
+    trainable: Collection[str]
+    optimizer: str
+    keeps_state: bool
+    has_averages: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DensePlan:
+    """What is taken.
+
+    Attributes:
+        weights: names of parameters and buffers.
+        states: names of parameters whose optimizer state is taken.
+        averages: names of parameters whose average is taken.
+    """
+
+    weights: frozenset[str]
+    states: frozenset[str]
+    averages: frozenset[str]
+
+
+def match_dense(
+    theirs: DenseState, ours: JobDense, optimizer: str, without: Sequence[str]
+) -> tuple[DensePlan, list[Taking]]:
+    """Compare the dense part of a source with that of a new job.
+
+    Args:
+        theirs: of the source; only names, shapes and dtypes are read.
+        ours: of the new job.
+        optimizer: name of the source's optimizer, in lower case; empty: not known.
+        without: see `checkpoint.start_without`.
+    """
+    found = _named(theirs.tensors, _MODEL)
+    targets = _named(ours.initial.tensors, _MODEL)
+    states = _states(theirs)
+    is_same = optimizer == ours.optimizer and ours.keeps_state
+    items: list[Taking] = []
+    weights, taken_states = set(), set()
+    for name, target in targets.items():
+        label = f"dense.{name}"
+        state = "new" if name in ours.trainable and ours.keeps_state else ""
+        if name not in found or matches(label, without):
+            why = "not there" if name not in found else "left out (checkpoint.start_without)"
+            detail = f"{_type_name(target)}, {why}"
+            items.append(Taking(kind="dense", name=name, fate=Fate.NEW, detail=detail, state=state))
+            continue
+        if not _fits(found[name], target):
+            detail = f"{_type_name(found[name])} there, {_type_name(target)} here"
+            items.append(Taking(kind="dense", name=name, fate=Fate.CLASH, detail=detail))
+            continue
+        weights.add(name)
+        if name in states:
+            if is_same and not matches(f"state.{label}", without):
+                taken_states.add(name)
+                state = "taken"
+            else:
+                words = [f"{optimizer or 'its own'}: dropped", *([f"{ours.optimizer}: new"] if state else [])]
+                state = ", ".join(words)
+        detail = _type_name(found[name])
+        if found[name].dtype != target.dtype:
+            detail += f", as {str(target.dtype).removeprefix('torch.')}"
+        items.append(Taking(kind="dense", name=name, fate=Fate.TAKEN, detail=detail, state=state))
+    for name in found:
+        if name not in targets:
+            detail = f"{_type_name(found[name])}; this job's model has none of this name"
+            items.append(Taking(kind="dense", name=name, fate=Fate.DROPPED, detail=detail))
+    averages, more = _match_averages(theirs, ours, weights, without)
+    plan = DensePlan(weights=frozenset(weights), states=frozenset(taken_states), averages=frozenset(averages))
+    return plan, items + more
+
+
+def _match_averages(
+    theirs: DenseState, ours: JobDense, weights: Collection[str], without: Sequence[str]
+) -> tuple[set[str], list[Taking]]:
+    """Averages of weights that are taken; one line for all."""
+    found = _named(theirs.tensors, _AVERAGE)
+    if not ours.has_averages:
+        text = f"{len(found)} averages of weights; this job keeps none"
+        return set(), [Taking(kind="job", name="average", fate=Fate.DROPPED, detail=text)] if found else []
+    if matches("job.average", without) or not found:
+        text = "averages of weights begin as the weights"
+        return set(), [Taking(kind="job", name="average", fate=Fate.NEW, detail=text)]
+    averages = {name for name in found if name in weights}
+    text = f"averages of {len(averages)} weights"
+    return averages, [Taking(kind="job", name="average", fate=Fate.TAKEN, detail=text)]
+
+
+def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_random: bool) -> DenseState:
+    """The dense state with which the new job begins.
+
+    Args:
+        plan: of `match_dense`.
+        theirs: the source's, of one rank.
+        ours: the new job's.
+        takes_random: with the state of the source's random number generators.
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for name, target in _named(ours.initial.tensors, _MODEL).items():
+        source = theirs.tensors[_MODEL + name] if name in plan.weights else target
+        tensors[_MODEL + name] = source.to(target.dtype)
+    ours_states, theirs_states = _states(ours.initial), _states(theirs)
+    for name in ours.trainable:
+        weight = tensors[_MODEL + name]
+        state = theirs_states[name] if name in plan.states else ours_states.get(name, {})
+        for key, value in state.items():
+            full_name = f"{_OPTIM}{name}.{key}"
+            if not isinstance(value, Tensor):
+                values[full_name] = value
+            else:  # a count of steps keeps its dtype
+                tensors[full_name] = value.to(weight.dtype) if value.shape == weight.shape and value.dim() else value
+        if ours.has_averages:
+            average = theirs.tensors[_AVERAGE + name] if name in plan.averages else weight
+            tensors[_AVERAGE + name] = average.to(weight.dtype).clone()
+    if takes_random:
+        tensors.update({name: value for name, value in theirs.tensors.items() if name.startswith(_RNG)})
+    return DenseState(tensors=tensors, values=values)
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _states(state: DenseState) -> dict[str, dict[str, Any]]:
+    """Optimizer state by parameter and name."""
+    found: dict[str, dict[str, Any]] = {}
+    for full_name, value in (*state.tensors.items(), *state.values.items()):
+        if full_name.startswith(_OPTIM):
+            name, _, key = full_name.removeprefix(_OPTIM).rpartition(".")
+            found.setdefault(name, {})[key] = value
+    return found
+
+
+def _fits(theirs: Tensor, ours: Tensor) -> bool:
+    is_convertible = theirs.dtype == ours.dtype or (theirs.dtype.is_floating_point and ours.dtype.is_floating_point)
+    return theirs.shape == ours.shape and is_convertible
+
+
+def _type_name(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,137 @@
+"""`FirstCheckpoint`: makes checkpoint 0 of a new job from other weights.
+
+    open_source ──Source──> compare ──Takings──> stderr; refused before anything is changed
+                            write   ──row files, dense files──> folder of step 0 ──Manifest──> published by the caller
+
+One rank makes it. The job then begins as one that resumes checkpoint 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.errors import InputError
+from bagpipe.start_from.counts import JobPlan, match_job, optimizer_name
+from bagpipe.start_from.dense import DensePlan, JobDense, first_state, match_dense
+from bagpipe.start_from.open_source import open_source
+from bagpipe.start_from.source import Source
+from bagpipe.start_from.tables import TablePlan, match_tables, write_rows
+from bagpipe.start_from.takings import Takings
+from bagpipe.types.schema import RowSchema
+
+__all__ = ["FirstCheckpoint", "NewJob"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """The job that begins.
+
+    Attributes:
+        rows: schema of its rows.
+        dense: its dense part.
+        settings: that affect its results, by name.
+        world_size: number of its ranks.
+    """
+
+    rows: RowSchema
+    dense: JobDense
+    settings: Mapping[str, Any]
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    source: Source
+    tables: Sequence[TablePlan]
+    dense: DensePlan
+    job: JobPlan
+    takings: Takings
+
+
+class FirstCheckpoint:
+    """Checkpoint 0 of one job.
+
+    Args:
+        where: `checkpoint.start_from`.
+        without: `checkpoint.start_without`.
+        job: the job.
+    """
+
+    def __init__(self, where: str, without: Sequence[str], job: NewJob) -> None:
+        self._where = where
+        self._without = tuple(without)
+        self._job = job
+        self._plan: _Plan | None = None
+
+    def compare(self) -> None:
+        """Open the source, compare it with the job, and print what is taken on stderr. Changes nothing.
+
+        Raises:
+            InputError: there is no such source, something of one name does not fit, or nothing is taken.
+        """
+        job, source = self._job, open_source(self._where)
+        tables, table_items = match_tables(source.tables, job.rows, _hashed(job.settings), self._without)
+        name = optimizer_name(source.settings)
+        dense, dense_items = match_dense(source.dense(0), job.dense, name, self._without)
+        counts, job_items = match_job(source, job.settings, job.rows.seed, job.world_size, self._without)
+        takings = Takings(source=source.label, items=(*table_items, *dense_items, *job_items))
+        _print(takings)
+        if takings.clashes:
+            first = takings.clashes[0]
+            raise InputError(
+                f"checkpoint.start_from {self._where} does not fit this job: {first.label}: {first.detail} "
+                f"({len(takings.clashes)} such things, see above): checkpoint.start_without = "
+                f'["{first.label}"] begins it anew'
+            )
+        if takings.is_empty:
+            raise InputError(
+                f"checkpoint.start_from {self._where} has nothing that fits this job: expected tables "
+                f"{[table.name for table in job.rows.tables]}, it has {list(source.tables)}"
+            )
+        self._plan = _Plan(source=source, tables=tables, dense=dense, job=counts, takings=takings)
+
+    def write(self, folder: Path, manifest: Manifest) -> Manifest:
+        """Write the files of checkpoint 0, after `compare`.
+
+        Args:
+            folder: of the checkpoint; exists.
+            manifest: without files.
+
+        Returns:
+            The manifest with the files, to be published.
+
+        Raises:
+            InputError: the source cannot be read any more, or a weight is beyond the range of its new dtype.
+            OSError: a file cannot be written.
+        """
+        plan, job = self._plan, self._job
+        assert plan is not None, "compared before"
+        base = write_rows(folder, job.rows, plan.tables)
+        parts = []
+        for rank in range(job.world_size):
+            state = first_state(plan.dense, plan.source.dense(rank), job.dense, takes_random=plan.job.takes_random)
+            parts.append(Part(rank=rank, dense=state.save(folder, rank), progress=plan.job.progress))
+        origin = {
+            "rows_step": plan.source.counts.rows if any(table.takes_state for table in plan.tables) else 0,
+            "schedule_step": plan.job.schedule_step,
+            "checkpoint_id": plan.source.checkpoint_id,
+            "takings": plan.takings.to_json(),
+        }
+        return dataclasses.replace(manifest, world_size=job.world_size, parts=tuple(parts), base=base, origin=origin)
+
+
+def _hashed(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Tables whose ids the reader hashes, with their numbers of rows."""
+    columns = settings.get("data columns") or {}
+    return {table["name"]: table["rows"] for table in columns.get("tables", ()) if table.get("hash")}
+
+
+def _print(takings: Takings) -> None:
+    lines = [f"note: this job starts from {takings.source} and takes:", *(f"  {line}" for line in takings.lines())]
+    sys.stderr.write("\n".join(lines) + "\n")

@@ -1,0 +1,176 @@
+"""`checkpoint.start_from`: a day's job takes rows and dense part of the day before, and says what it does not take."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.start_from.open_source import open_source
+from tests.system.clicks import write_clicks, write_schemas
+from tests.system.programs import Done, run_forked
+
+pytestmark = pytest.mark.multiproc
+
+#: Batches of a day: the days end with whole batches, as those of one job over both do.
+DAY, BATCH = 120, 12
+
+SMALL = [
+    "--data.batch_size", str(BATCH), "--data.format", "parquet", "--data.workers", "0", "--data.eval_fraction", "0",
+    "--model.embedding_dim", "4", "--model.bottom_mlp", "6", "--model.top_mlp", "5", "--cache.rows", "60",
+    "--oracle.lookahead", "3", "--checkpoint.every", "4", "--store.url", "memory://",
+]  # fmt: skip
+
+
+def write_days(folder: Path) -> dict[str, Path]:
+    """Two days of clicks, and both in one file."""
+    whole = pq.read_table(write_clicks(folder / "clicks.parquet")).slice(0, 2 * DAY)
+    for name, first, count in (("day0", 0, DAY), ("day1", DAY, DAY), ("both", 0, 2 * DAY)):
+        pq.write_table(whole.slice(first, count), folder / f"{name}.parquet")
+    return {name: folder / f"{name}.parquet" for name in ("day0", "day1", "both")}
+
+
+def run(folder: Path, name: str, data: Path, *flags: str, dies_at: str = "") -> Done:
+    """One start of a job with checkpoints in ``folder/name``."""
+    paths = ["--data.path", str(data), "--data.schema", str(write_schemas(folder)["sum"])]
+    own = ["--checkpoint.dir", str(folder / name), "--result", str(folder / f"{name}.json")]
+    return run_forked([*SMALL, *paths, *own, *flags], folder, {"BAGPIPE_CRASH_AT": dies_at} if dies_at else {})
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return value
+
+
+def digests(folder: Path, name: str) -> tuple[str, str]:
+    value = result(folder, name)
+    return value["dense_digest"], value["embedding_digest"]
+
+
+SETTINGS = {
+    "adagrad": [],
+    "adam, schedule, averages": [
+        "--optim.rows", "adam", "--optim.rows_lr", "0.01", "--optim.dense", "adam", "--optim.dense_lr", "0.01",
+        "--optim.schedule", "cosine", "--optim.schedule_length", "30", "--optim.warmup_steps", "14",
+        "--optim.ema_decay", "0.9",
+    ],
+    "half rows, momentum, dropout, loss scale": [
+        "--optim.rows", "rowwise_adagrad", "--optim.dense", "sgd", "--optim.momentum", "0.9",
+        "--cache.dtype", "bfloat16", "--model.name", "finalmlp", "--model.dropout", "0.2", "--model.batch_norm", "true",
+        "--run.nonfinite", "skip", "--run.autocast", "bfloat16", "--run.loss_scale", "4096",
+        "--run.loss_scale_growth_interval", "7",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_two_days_are_one_job_over_both(tmp_path: Path, settings: str) -> None:
+    """Bit for bit, also when the second day is killed and resumed."""
+    flags, days = SETTINGS[settings], write_days(tmp_path)
+    for name, more in (("both", []), ("day0", [])):
+        done = run(tmp_path, name, days[name], *flags, *more)
+        assert (done.code, done.err) == (0, "")
+    start = ["--checkpoint.start_from", str(tmp_path / "day0")]
+    done = run(tmp_path, "day1", days["day1"], *flags, *start, dies_at="after-checkpoint-data:2")
+    assert done.code not in (0, 2), done.err
+    done = run(tmp_path, "day1", days["day1"], *flags, *start)
+    assert done.code == 0, done.err
+    assert "starts from" not in done.err
+    assert digests(tmp_path, "day1") == digests(tmp_path, "both")
+    assert result(tmp_path, "day1")["steps"] == DAY // BATCH
+    assert result(tmp_path, "day1")["resumed_from"] is not None
+    source = f"the checkpoint of step {DAY // BATCH} in {tmp_path / 'day0'}"
+    assert result(tmp_path, "day1")["started_from"]["source"] == source
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of day 0."""
+    folder = tmp_path_factory.mktemp("trained")
+    days = write_days(folder)
+    done = run(folder, "day0", days["day0"])
+    assert (done.code, done.err) == (0, "")
+    return folder
+
+
+def test_another_optimizer_and_model_take_what_fits(trained: Path) -> None:
+    flags = [
+        "--optim.rows", "adam", "--optim.dense", "adam", "--optim.ema_decay", "0.5", "--run.seed", "3",
+        "--model.top_mlp", "7", "--checkpoint.start_without", "dense.over_arch.*", "--cache.dtype", "float16",
+        "--checkpoint.start_from", f"{trained / 'day0'}@8",
+    ]  # fmt: skip
+    data = trained / "day1.parquet"
+    done = run(trained, "other", data, *flags)
+    assert done.code == 0, done.err
+    items = {
+        f"{item['kind']}.{item['name']}": (item["fate"], item.get("state", ""))
+        for item in result(trained, "other")["started_from"]["items"]
+    }
+    assert items["rows.user"] == items["rows.items"] == ("taken", "adagrad: dropped, adam: new")
+    dense = {name: fate for name, fate in items.items() if name.startswith("dense.")}
+    assert {name for name, fate in dense.items() if fate == ("new", "new")} == {
+        name for name in dense if name.startswith("dense.over_arch.")
+    }
+    assert {fate for name, fate in dense.items() if not name.startswith("dense.over_arch.")} == {
+        ("taken", "adagrad: dropped, adam: new"), ("taken", ""),
+    }  # fmt: skip
+    jobs = {name: fate for name, (fate, _) in items.items() if name.startswith("job.")}
+    assert jobs == {"job.average": "new", "job.schedule": "taken", "job.random": "new", "job.unseen rows": "new"}
+    assert f"this job starts from the checkpoint of step 8 in {trained / 'day0'} and takes:" in done.err
+    assert "rows.user" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--model.embedding_dim", "6", "--model.bottom_mlp", "6"],
+            r"does not fit this job: rows\.user: rows of 4 weights there, of 6 here \(\d+ such things, see above\)",
+        ),
+        (["--model.top_mlp", "7"], r"does not fit this job: dense\.over_arch\.\S+: float32 \[5, "),
+        (
+            ["--checkpoint.start_without", "rows.*,dense.*"],
+            r"has nothing that fits this job: expected tables \['user', 'items', 'topic'\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(trained: Path, flags: list[str], line: str) -> None:
+    data = trained / "day1.parquet"
+    done = run(trained, "refused", data, *flags, "--checkpoint.start_from", str(trained / "day0"))
+    assert done.code == 2
+    *table, error = done.err.splitlines()
+    assert re.match(rf"error: checkpoint\.start_from {trained / 'day0'} {line}", error), error
+    assert table[0].startswith("note: this job starts from")
+    assert sum(text.startswith("  rows.") for text in table) == 3  # one line a table
+    assert not (trained / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("none", "none: there is no none"),
+        ("{day0}@5", "checkpoint.start_from {day0} has no whole checkpoint of step 5, it has steps 8, 10"),
+        ("{day0}@best", "checkpoint.start_from {day0} has no whole checkpoint of a best evaluation"),
+        (
+            "{folder}",
+            "{folder}: expected a folder of checkpoints, a folder of torch.distributed.checkpoint, or safetensors",
+        ),
+        ("{folder}@3", "{folder}@3: @3 needs a folder of checkpoints, {folder} is none"),
+        (
+            "{folder}/m.pt",
+            "{folder}/m.pt is a file of torch.save, which is a pickle and is not read: convert its state",
+        ),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_one_line(trained: Path, where: str, line: str) -> None:
+    (trained / "m.pt").write_bytes(b"")
+    places = {"day0": str(trained / "day0"), "folder": str(trained)}
+    data = trained / "day1.parquet"
+    with pytest.raises(InputError, match=re.escape(line.format_map(places))):
+        open_source(where.format_map(places))
+    assert data.exists()
