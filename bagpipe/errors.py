@@ -74,7 +74,7 @@ class CapacityError(InputError):
         known = ""
         if last_batch is not None:
             known = f", the largest need up to batch {last_batch}"
-            known += "" if pushed else " (`python -m data replay` finds the whole log's)"
+            known += "" if pushed else " (`python -m bagpipe data replay` finds the whole log's)"
         return cls(
             f"{phase}batch {batch_index} needs {num_unique} unique rows but {cache_rows} is "
             f"{num_slots // world_size}{each}: "

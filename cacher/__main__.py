@@ -1,3 +1,3 @@
-from cacher.cli import main
+from bagpipe.cli.programs import run_command
 
-main()
+run_command("cacher")

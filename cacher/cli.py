@@ -25,6 +25,7 @@ from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util.program import run_program
+from bagpipe.util.programs import command_of
 from cacher.logs import LEVELS, start_logging
 from cacher.planning import PlannedData
 from cacher.process import configure_process
@@ -55,13 +56,13 @@ _OPTIONS = (
 )
 
 
-def main() -> None:
-    """Run the program and exit with its code."""
-    sys.exit(run_program(_cacher))
+def main(argv: Sequence[str]) -> int:
+    """Run the program; returns its exit code."""
+    return run_program(_cacher, argv)
 
 
 def _cacher(argv: Sequence[str]) -> int:
-    command_line = parse_config(argv, "python -m cacher", _OPTIONS)
+    command_line = parse_config(argv, command_of("cacher"), _OPTIONS)
     config, options = command_line.config, command_line.options
     ready = options["ready-fd"]
     if not ready:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Self
 from bagpipe.client.agreement import settings_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.programs import module_command, module_environment, module_of
 
 __all__ = ["EmbeddedCacher"]
 
@@ -77,9 +77,9 @@ class EmbeddedCacher:
         with open(read_end, encoding="utf-8") as ready:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "cacher", *self._arguments(folder), "--ready-fd", str(write_end)],
+                    [*module_command(module_of("cacher")), *self._arguments(folder), "--ready-fd", str(write_end)],
                     pass_fds=[write_end],
-                    env={**os.environ, "PYTHONPATH": _python_path()},
+                    env=module_environment(),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     # Only the trainer handles signals to its process group (Ctrl-C).
@@ -120,8 +120,3 @@ class EmbeddedCacher:
 
 def _as_flag(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _python_path() -> str:
-    """Includes the checkout: the programs are not installed, and the child must find them."""
-    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,3 +1,3 @@
-from data.cli import main
+from bagpipe.cli.programs import run_command
 
-raise SystemExit(main())
+run_command("data")

@@ -20,6 +20,7 @@ from typing import TextIO
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.util.program import run_program
+from bagpipe.util.programs import command_of
 from data.formats import FORMATS, open_source
 from data.source import BAD_ROWS
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m data", description="Tools around the data readers.")
+    parser = argparse.ArgumentParser(prog=command_of("data"), description="Tools around the data readers.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     synth = commands.add_parser("synth", help="write synthetic click logs")
     synth.add_argument("--out", required=True, help="file to write: .tsv, .tsv.gz (Criteo format), .arrow or .parquet")

@@ -13,6 +13,7 @@ from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.programs import command_of
 from data.source import Source, check_bad_rows
 
 __all__ = ["FORMATS", "open_eval_source", "open_source"]
@@ -151,7 +152,7 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
         for path in () if rules is None else rules.dictionaries:
             if not os.path.isfile(path):
                 raise InputError(
-                    f"{path}: no such dictionary: `python -m data convert … --dictionaries frequency` builds it"
+                    f"{path}: no such dictionary: `{command_of('data')} convert … --dictionaries frequency` builds it"
                 )
     return source
 

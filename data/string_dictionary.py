@@ -23,6 +23,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.util.programs import command_of
 from data.source import FileVersion, file_version
 from data.string_hash import hash_strings
 
@@ -94,7 +95,7 @@ def dictionary_at(path: str) -> StringDictionary:
         version = file_version(path)
     except FileNotFoundError:
         raise InputError(
-            f"{path}: no such dictionary: `python -m data convert … --dictionaries frequency` builds it"
+            f"{path}: no such dictionary: `{command_of('data')} convert … --dictionaries frequency` builds it"
         ) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

@@ -1,11 +1,18 @@
-"""The wheel holds the library and nothing else, and its metadata matches the documented requirements."""
+"""The wheel holds the library with the programs inside, runs as the checkout does, and requires what is documented."""
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -13,40 +20,176 @@ from pathlib import Path
 import pytest
 
 import bagpipe
+from bagpipe.config.keys import config_keys
+from bagpipe.util.programs import COMMANDS, PROGRAMS
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("bagpipe", *PROGRAMS)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the checkout, since building writes next to the sources."""
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, since building writes next to them."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for name in ("bagpipe", "data", "cacher", "trainer", "tests", "tools", "benchmarks"):
-        if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    for name in (*PACKAGES, "tests", "tools", "benchmarks"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", checkout, tmp_path_factory.mktemp("wheel"))
+
+
+def built(kind: str, checkout: Path, out: Path) -> Path:
+    """A wheel or an sdist of the checkout, made as pip makes it."""
+    code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     done = subprocess.run(
-        [*command, "--disable-pip-version-check", "--wheel-dir", str(out), str(copy)],
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "-c", code, str(out)], cwd=checkout, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    (path,) = out.glob("*.whl")
+    (path,) = out.iterdir()
     return path
 
 
-def test_the_wheel_holds_only_the_library(wheel):
+def sources(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder.parent).as_posix() for path in files}
+
+
+def test_the_wheel_holds_the_library_and_the_programs_inside_it(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    dist_info = f"bagpipe_recsys-{bagpipe.__version__}.dist-info"
-    assert {name.partition("/")[0] for name in names} == {"bagpipe", dist_info}
-    assert {"bagpipe/py.typed", "bagpipe/__init__.pyi", "bagpipe/client/cacher.proto"} <= set(names)
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bagpipe").rglob("*.py")}
-    assert sources <= set(names)
+        names = set(archive.namelist())
+        assert {"bagpipe/py.typed", "bagpipe/__init__.pyi", "bagpipe/client/cacher.proto"} <= names
+        dist_info = f"bagpipe_recsys-{bagpipe.__version__}.dist-info"
+        assert {name.partition("/")[0] for name in names} == {"bagpipe", dist_info}
+        assert {name for name in sources(ROOT / "bagpipe") if name.endswith(".py")} <= names
+        programs = {name.removeprefix("bagpipe/programs/") for name in names if name.startswith("bagpipe/programs/")}
+        assert programs == {"__init__.py"}.union(*(sources(ROOT / program) for program in PROGRAMS))
+        for name in sorted(names):
+            if name.endswith(".py"):
+                tree = ast.parse(archive.read(name))
+                wanted = {name.partition(".")[0] for name in imported(tree)}
+                assert not wanted & set(PROGRAMS), name
+                modules = {item for item in imported(tree) if item.startswith("bagpipe.programs.")}
+                for module in modules:  # a module, or a package
+                    path = module.replace(".", "/")
+                    assert {f"{path}.py", f"{path}/__init__.py"} & names, module
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Modules of all absolute import statements."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+    return found
+
+
+def test_no_text_names_a_module_of_a_program():
+    """The wheel's build renames imports only; configuration keys such as data.shuffle_buffer are no modules."""
+    modules = {name.removesuffix(".py").replace("/", ".") for program in PROGRAMS for name in sources(ROOT / program)}
+    modules -= {key.path for key in config_keys()}
+    wrong = []
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
+    assert not wrong
+
+
+def test_a_source_distribution_builds_the_same_wheel(checkout, wheel, tmp_path):
+    (tmp_path / "sdist").mkdir()
+    with tarfile.open(built("sdist", checkout, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    (tmp_path / "wheel").mkdir()
+    with zipfile.ZipFile(built("wheel", folder, tmp_path / "wheel")) as again, zipfile.ZipFile(wheel) as first:
+        contents = [{item.filename: item.CRC for item in archive.infolist()} for archive in (again, first)]
+        assert contents[0] == contents[1]
+
+
+@pytest.fixture(scope="module")
+def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed in an environment of its own, which borrows the packages of this one.
+
+    A user works there, on a model: with a package and modules that have the programs' names.
+    """
+    folder = tmp_path_factory.mktemp("outside")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "venv/bin/python"), "install", "--quiet"]
+    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True, timeout=100)
+    (folder / "data").mkdir()
+    (folder / "data" / "__init__.py").write_text("")
+    (folder / "data" / "widths.py").write_text("TOP = (16,)\n")
+    for name in ("trainer", "cacher"):
+        (folder / f"{name}.py").write_text("raise AssertionError('the program imports a module of the user')\n")
+    (folder / "towers.py").write_text(_FACTORY)
+    return folder
+
+
+_FACTORY = """
+from dataclasses import replace
+
+from bagpipe.models.torchrec_models import build_model
+from data.widths import TOP
+
+
+def build(schema, config):
+    return build_model(schema, replace(config, factory="", top_mlp=TOP))
+"""
+
+_JOB = ["--data.limit", "6000", "--data.batch_size", "256", "--run.steps", "20", "--run.log_format", "json"]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder. Nothing leads to the checkout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+
+
+def digests(command: list[str], folder: Path, name: str) -> tuple[str, str]:
+    """Digests of a training program's result."""
+    done = run([*command, *_JOB, "--result", str(folder / name)], ROOT if "trainer" in command else folder)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / name).read_text())
+    assert result["steps"] == 20
+    return result["dense_digest"], result["embedding_digest"]
+
+
+@pytest.mark.multiproc
+def test_the_commands_run_outside_the_checkout(outside):
+    """Every program starts, and its package and modules are not those that the user has there."""
+    for words, code, told in (
+        (["--help"], 0, tuple(COMMANDS)),
+        (["cacher", "--help"], 0, ("usage: bagpipe cacher ",)),
+        (["data", "synth", "--rows", "10", "--out", "ten.tsv"], 0, ("ten.tsv: 10 rows",)),
+        (["train", "--nowhere", "x"], 2, ("error: unknown option --nowhere",)),
+    ):
+        done = run([str(outside / "venv/bin/bagpipe"), *words], outside)
+        assert done.returncode == code, done.stderr
+        assert all(text in done.stdout + done.stderr for text in told)
+
+
+@pytest.mark.slow
+@pytest.mark.multiproc
+@pytest.mark.redis
+def test_the_wheel_trains_as_the_checkout_does(outside, tmp_path):
+    python, console = str(outside / "venv/bin/python"), [str(outside / "venv/bin/bagpipe"), "train"]
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    found = digests([sys.executable, "-m", "trainer"], outside, "checkout.json")
+    assert digests(console, outside, "wheel.json") == found
+    assert digests([python, *ranks, "-m", "bagpipe.train"], outside, "torchrun.json") == found
+    own = digests([*console, "--model.factory", "towers:build"], outside, "own.json")
+    assert own != found
+    assert digests([sys.executable, "-m", "trainer", "--model.top_mlp", "16"], outside, "same.json") == own
 
 
 def test_the_metadata(wheel):
@@ -57,7 +200,7 @@ def test_the_metadata(wheel):
     assert metadata["Version"] == bagpipe.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     core = [item for item in metadata.get_all("Requires-Dist") if "extra ==" not in item]
-    assert sorted(item.partition(">")[0] for item in core) == ["numpy", "safetensors", "torch", "xxhash"]
+    assert sorted(re.split("[<>]", item)[0] for item in core) == ["numpy", "safetensors", "torch", "xxhash"]
 
 
 def test_the_wheel_imports_by_itself(wheel):

@@ -1,3 +1,3 @@
-from trainer.cli import main
+from bagpipe.cli.programs import run_command
 
-main()
+run_command("train")

@@ -18,6 +18,7 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
 from bagpipe.util.program import exiting
+from bagpipe.util.programs import command_of
 from trainer.process import configure_device, configure_process
 
 __all__ = ["main"]
@@ -26,24 +27,27 @@ __all__ = ["main"]
 #: Importing torchrec makes torch.fx log a deprecation note that users cannot act on.
 _TRACING_LOGGER = "torch.fx._symbolic_trace"
 
-#: Module and function of each subcommand; without one the program trains.
+#: Module of this package and function of each subcommand; without one the program trains.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
-    "eval": ("trainer.scoring", "evaluate"),
-    "export": ("trainer.export", "export"),
-    "predict": ("trainer.scoring", "predict"),
+    "eval": (".scoring", "evaluate"),
+    "export": (".export", "export"),
+    "predict": (".scoring", "predict"),
 }
 
 
-def main() -> None:
-    """Run the program and exit with its code."""
+def main(argv: Sequence[str]) -> NoReturn:
+    """Run the program and exit with its code.
+
+    Args:
+        argv: arguments without the program's name.
+    """
     with exiting():
         membership = Membership.from_environment()
     with exiting() if membership is None else exiting(partial(_print_once, membership)):
-        argv = sys.argv[1:]
         if argv and argv[0] in _COMMANDS:
             sys.exit(_run_command(*_COMMANDS[argv[0]], argv[1:]))
         options = (Option(flag="--result", help="write the result as one JSON object"),)
-        command_line = parse_config(argv, "python -m trainer", options)
+        command_line = parse_config(argv, command_of("train"), options)
         config = command_line.config
         # Runs before torchrec is imported: with wrong package versions that import fails with an unreadable error.
         check_environment(config.run.device)
@@ -75,7 +79,7 @@ def _run_command(module: str, function: str, argv: Sequence[str]) -> int:
     check_environment("cpu")
     logging.getLogger(_TRACING_LOGGER).addFilter(_is_no_tracing_note)
     configure_process()
-    code: int = getattr(import_module(module), function)(argv)
+    code: int = getattr(import_module(module, __package__), function)(argv)
     return code
 
 

@@ -19,6 +19,7 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import EXIT_DONE, InputError
 from bagpipe.models.torchrec_models import build_model
 from bagpipe.types.schema import DataSchema, RowSchema
+from bagpipe.util.programs import command_of
 
 __all__ = ["export", "names_in"]
 
@@ -82,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m trainer export", allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = _Parser(prog=command_of("export"), allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint.dir", dest="checkpoint_dir", metavar="DIR", required=True)
     parser.add_argument(
         "--step", type=_step, metavar="N|best", default="auto", help="step of the checkpoint (default: the newest)"

@@ -34,6 +34,7 @@ from bagpipe.training.evaluation import OnScores
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
+from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 from trainer.metrics import METRICS, BinaryMetrics
 from trainer.score_file import ScoreFile
@@ -51,7 +52,7 @@ def evaluate(argv: Sequence[str]) -> int:
     Raises:
         InputError: a flag is wrong, there is no checkpoint, or the data or the model does not fit it.
     """
-    command = parse_config(argv, "python -m trainer eval", (_RESULT,))
+    command = parse_config(argv, command_of("eval"), (_RESULT,))
     result = command.options["result"]
     if result:
         check_writable(result, "--result")
@@ -73,7 +74,7 @@ def predict(argv: Sequence[str]) -> int:
     Raises:
         InputError: see `evaluate`.
     """
-    command = parse_config(argv, "python -m trainer predict", (_OUT,))
+    command = parse_config(argv, command_of("predict"), (_OUT,))
     out = command.options["out"]
     if not out:
         raise InputError("predict needs --out, the file of the scores, got none")

@@ -21,6 +21,7 @@ from bagpipe.distributed.membership import local_address
 from bagpipe.errors import InputError
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.util.programs import command_of
 from cacher.embedded import EmbeddedCacher
 
 __all__ = ["Services", "open_cacher", "open_services"]
@@ -107,5 +108,5 @@ def _address_towards(others: list[str]) -> str:
             return address
     raise InputError(
         "cacher.url is empty, and rank 0 has no address that the other hosts can reach: start a cacher with "
-        "python -m cacher and set cacher.url"
+        f"{command_of('cacher')} and set cacher.url"
     )

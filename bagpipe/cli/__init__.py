@@ -1,4 +1,4 @@
-"""The command line `python -m bagpipe`: schedules and plans, printed.
+"""The command line `bagpipe`, or `python -m bagpipe`: schedules and plans, printed; and the programs.
 
-main: the table of commands; schedule, plan: one command each.
+main: the table of commands; schedule, plan: one command each; programs: train, eval, predict, export, cacher, data.
 """

@@ -1,6 +1,7 @@
-"""`python -m bagpipe`: a table of commands. Each adds its flags to a parser and returns its output.
+"""`bagpipe`, or `python -m bagpipe`: a table of commands. Each adds its flags to a parser and returns its output.
 
 argv ──COMMANDS──> command ──> text on stdout, exit code 0;   bad names and values: one line on stderr, exit code 2
+  └──train, eval, predict, export, cacher, data──> `programs.run_command`: a program, which parses the rest itself
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bagpipe.cli import plan, schedule
-from bagpipe.errors import InputError
+from bagpipe.cli.programs import run_command
+from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
+from bagpipe.util import programs
+from bagpipe.util.environment import explain_import
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "console", "main"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +65,55 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    parser = _Parser(prog="python -m bagpipe", description="Tools of the bagpipe library.", allow_abbrev=False)
+#: Help of the programs. The parser knows their names only; each parses its own flags.
+_PROGRAMS: Mapping[str, str] = {
+    "train": "train a model (python -m bagpipe.train under torchrun)",
+    "eval": "metrics of a checkpoint's model",
+    "predict": "scores of examples with a checkpoint's model",
+    "export": "a checkpoint for serving, or for other programs",
+    "cacher": "the Oracle Cacher: read the data, look ahead, and plan for all ranks",
+    "data": "tools around the data: synth, convert, replay",
+}
+
+
+def console() -> int:
+    """The console script ``bagpipe``: modules of the current directory can be imported, as with ``python -m``."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    return main(prog="bagpipe")
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m bagpipe") -> int:
+    """Run one command; returns the exit code.
+
+    Raises:
+        SystemExit: after a program, ``--help``, or a wrong flag.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words and words[0] in programs.COMMANDS:
+        run_command(words[0], words[1:])
+    parser = _Parser(prog=prog, description="Training with rows in a remote store.", allow_abbrev=False)
     children = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, text in _PROGRAMS.items():
+        children.add_parser(name, help=text)
     for command in COMMANDS.values():
         command.add_arguments(children.add_parser(command.name, help=command.help, allow_abbrev=False))
-    flags = parser.parse_args(argv)
+    flags = parser.parse_args(words)
     try:
-        sys.stdout.write(COMMANDS[flags.command].run(flags))
+        sys.stdout.write(_run(COMMANDS[flags.command], flags))
         sys.stdout.flush()
     except InputError as error:
         sys.stderr.write(f"{parser.prog}: error: {error}\n")
-        return 2
+        return EXIT_INPUT
     except BrokenPipeError:
         # The reader (`head`) closed the pipe. Redirect stdout, since Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return EXIT_DONE
+
+
+def _run(command: Command, flags: argparse.Namespace) -> str:
+    try:
+        return command.run(flags)
+    except ModuleNotFoundError as error:
+        explain_import(error)
+        raise

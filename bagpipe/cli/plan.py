@@ -22,6 +22,7 @@ from bagpipe.partition.cost import Cluster
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.result import Partition, Plan
 from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.environment import check_environment
 
 __all__ = ["add_arguments", "run"]
 
@@ -129,6 +130,7 @@ def _operators(flags: argparse.Namespace) -> OperatorGraph:
 
 def _measured(flags: argparse.Namespace) -> OperatorGraph:
     """Build the model, trace it, and measure its operators at typical micro-batch sizes."""
+    check_environment()
     with warnings.catch_warnings():  # import warnings of torchrec's dependencies
         warnings.simplefilter("ignore")
         import torch

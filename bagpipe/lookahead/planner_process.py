@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 
@@ -25,6 +24,7 @@ from bagpipe.lookahead.planning import in_order
 from bagpipe.lookahead.protocol import SLACK, requested_plans
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
+from bagpipe.util.programs import module_command, module_environment
 
 __all__ = ["RING_BYTES", "PlannerProcess"]
 
@@ -125,13 +125,12 @@ class PlannerProcess(WindowPlanner):
             closed_by(both, child_read, child_write)
             closed_by(on_error, read_fd, write_fd)
             fds = child_read, child_write, ids, plans
-            import_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
             self._process = process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bagpipe.lookahead.child", *map(str, (*fds, os.getpid()))],
+                [*module_command("bagpipe.lookahead.child"), *map(str, (*fds, os.getpid()))],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C is for the training process
-                env={**os.environ, "PYTHONPATH": import_path, "OPENBLAS_NUM_THREADS": "1"},
+                env={**module_environment(), "OPENBLAS_NUM_THREADS": "1"},
             )
             self._link = link = Link(
                 read_fd=read_fd,

@@ -1,1 +1,2 @@
-"""Helpers of all rooms: environment check, failpoints, machine facts, outputs (files), and `run_program`."""
+"""Helpers of all rooms: environment check, packages, failpoints, machine facts, outputs (files), `run_program`, and
+where the programs are (`COMMANDS`)."""

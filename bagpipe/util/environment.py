@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
+from bagpipe.util.packages import distribution_of, explain_missing, missing_line
 
 __all__ = [
     "RECOMMENDED",
@@ -25,7 +26,9 @@ __all__ = [
     "Trio",
     "check_environment",
     "check_import",
+    "explain_import",
     "find_problem",
+    "install_commands",
     "read_installed",
 ]
 
@@ -106,12 +109,26 @@ def check_import(error: ImportError | OSError) -> None:
         InputError: incompatible packages, or one is missing; the line holds the command that fixes it.
     """
     check_environment()
-    package = (getattr(error, "name", None) or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and package not in ("", "bagpipe"):
+    name = getattr(error, "name", None) or ""
+    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] not in ("", "bagpipe"):
         raise InputError(
-            f"the package {package} is not installed; fix: {shlex.quote(sys.executable)} -m pip install "
-            f"{package.replace('_', '-')} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
+            f"{missing_line([distribution_of(name)])} "
+            "(the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
         ) from error
+
+
+def explain_import(error: BaseException) -> None:
+    """Say which package a program lacks, if that is why it fails.
+
+    Raises:
+        InputError: a package of the trio, or one of `bagpipe.util.packages`, is missing; the line holds the command
+            that fixes it.
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return
+    if error.name.partition(".")[0] in ("torch", "torchrec", "fbgemm_gpu"):
+        check_environment()
+    explain_missing(error.name)
 
 
 def find_problem(installed: Installed, device: str = "cpu") -> str | None:
@@ -132,6 +149,16 @@ def find_problem(installed: Installed, device: str = "cpu") -> str | None:
             f"fix: {_pip_commands(trio, flavour, torch=True, remove=('torch', 'fbgemm-gpu-cpu'))}"
         )
     return _fbgemm_problem(installed, trio, flavour) or _torchrec_problem(installed, trio)
+
+
+def install_commands(flavour: str) -> tuple[str, ...]:
+    """The documented commands that install the recommended trio, in order.
+
+    Args:
+        flavour: ``cpu`` or ``cuda``.
+    """
+    commands = _pip_commands(RECOMMENDED, flavour, torch=True).split(" && ")
+    return tuple(command.removeprefix("python -m ") for command in commands)
 
 
 def _fbgemm_problem(installed: Installed, trio: Trio, flavour: str) -> str | None:

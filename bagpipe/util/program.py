@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, StoreError, exit_code
+from bagpipe.util.environment import explain_import
 
 __all__ = ["PrintError", "exiting", "run_program"]
 
@@ -64,7 +65,11 @@ def run_program(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
 
 
 def _report(error: BaseException, print_error: PrintError = _print_always) -> int:
-    """Print the error; returns its exit code."""
+    """Print the error; returns its exit code. A package that is not installed is bad input."""
+    try:
+        explain_import(error)
+    except InputError as explained:
+        error = explained
     if _wants_tracebacks():
         _write(error)
     else:

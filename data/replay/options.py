@@ -21,6 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.eviction import POLICIES
 from bagpipe.oracle.planner import MAX_RANKS
 from bagpipe.util.outputs import check_writable
+from bagpipe.util.programs import command_of
 from data.replay.baselines import BASELINES
 
 __all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
@@ -88,7 +89,7 @@ class Sweep:
     trainer_flags: tuple[str, ...]
 
 
-def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Sweep:
+def parse_sweep(argv: Sequence[str]) -> Sweep:
     """Parse the flags.
 
     Raises:
@@ -101,6 +102,7 @@ def parse_sweep(argv: Sequence[str], prog: str = "python -m data replay") -> Swe
         if name in VARIED:
             raise InputError(f"{name}: replay tries several, expected {VARIED[name]}")
     sizes = _batch_sizes(argv)
+    prog = f"{command_of('data')} replay"
     lines = [parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=DEFAULTS) for size in sizes]
     options = lines[0].options
     policies = tuple(dict.fromkeys(name.strip() for name in options["policy"].split(",")))

@@ -21,13 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bagpipe.config.sections import CheckpointConfig
+from bagpipe.util.programs import module_environment, module_of
 from data.replay.options import Sweep
 from data.replay.recommendation import setting_of
 from data.replay.records import ReplayRecord, Setting, Span, Trial
 
 __all__ = ["run_trial", "spans_of_step", "trainer_command", "trial_settings", "with_trials"]
-
-ROOT = Path(__file__).parents[2]
 
 #: Copied from the trainer's result.
 RESULTS = (
@@ -91,7 +90,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
     """Exit code and stderr of a process. On an interrupt, terminates the process and waits for it."""
     with subprocess.Popen(
         command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env=module_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -164,7 +163,7 @@ def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -
         "run.trace": trace,
     }
     flags = [f"--{key}={value}" for key, value in values.items()]
-    return [*program, "-m", "trainer", *sweep.trainer_flags, *flags, f"--result={result}"]
+    return [*program, "-m", module_of("trainer"), *sweep.trainer_flags, *flags, f"--result={result}"]
 
 
 def _last_error(text: str, code: int) -> str:

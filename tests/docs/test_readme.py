@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bagpipe.util.environment import RECOMMENDED
+from bagpipe.util.environment import install_commands
 from tests.docs.pages import ROOT, blocks, read
 
 MAX_WORDS = 900
@@ -43,9 +43,9 @@ def test_the_swap_is_two_lines():
     assert before.replace("TrainPipelineSparseDist", "bagpipe.TrainPipeline")[1:] == after[1:]
 
 
-def test_the_versions_are_the_environments():
+def test_the_install_commands_are_the_environments():
     (install,) = (block for block in blocks("README.md") if "pip install" in block)
-    trio = RECOMMENDED
-    for requirement in (f"torch=={trio.torch}", f"fbgemm-gpu-cpu=={trio.fbgemm}", f"fbgemm-gpu=={trio.fbgemm}"):
-        assert requirement in install
-    assert f"torchrec=={trio.torchrec}" in install
+    lines = [line.partition("#")[0].strip() for line in install.splitlines()]
+    cpu, cuda = install_commands("cpu"), install_commands("cuda")
+    assert lines == [*cpu[:-1], *cuda, 'pip install ".[train,programs]"']
+    assert cpu[-1] == cuda[-1]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 #: Fails or not; SIGTERM comes in the clean-up, which goes on or raises an error of its own.
 _PROGRAM = """
-import os, signal, sys
+import os, signal
 from bagpipe.errors import JobError, PeerError
 from trainer import cli, job
 
@@ -35,8 +35,7 @@ def run_job(*_, **__):
         clean_up()
 
 job.run_job = run_job
-sys.argv[1:] = ["--data.format", "synthetic", "--data.limit", "100"]
-cli.main()
+cli.main(["--data.format", "synthetic", "--data.limit", "100"])
 """
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from bagpipe.util.environment import (
     check_environment,
     check_import,
     find_problem,
+    install_commands,
     read_installed,
 )
 
@@ -135,7 +139,7 @@ def test_a_missing_package_is_named_with_the_command(module, package):
     code = f"import sys; sys.modules[{module!r}] = None; import bagpipe; bagpipe.TrainPipeline"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == (
-        f"bagpipe.errors.InputError: the package {module} is not installed; fix: {sys.executable} -m pip install "
+        f"bagpipe.errors.InputError: the package {package} is not installed; fix: {sys.executable} -m pip install "
         f"{package} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
     )
 
@@ -143,3 +147,25 @@ def test_a_missing_package_is_named_with_the_command(module, package):
 def test_errors_of_other_causes_are_left_alone():
     check_import(ImportError("cannot import name 'x'"))
     check_import(ModuleNotFoundError("No module named 'bagpipe.x'", name="bagpipe.x"))
+
+
+def test_pip_may_only_choose_a_torch_that_a_trio_fits():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (torch,) = (item for item in project["dependencies"] if item.startswith("torch"))
+    minors = [tuple(map(int, trio.torch.split(".")[:2])) for trio in TRIOS]
+    assert minors == [(2, minor) for minor in range(minors[0][1], minors[-1][1] + 1)]
+    assert torch == f"torch>=2.{minors[0][1]},<2.{minors[-1][1] + 1}"
+
+
+@pytest.mark.parametrize(("flavour", "fbgemm"), [("cpu", "fbgemm-gpu-cpu"), ("cuda", "fbgemm-gpu")])
+def test_the_documented_commands_install_a_trio_that_fits(flavour, fbgemm):
+    wanted = re.findall(r"([\w-]+)==([\w.+]+)", " ".join(install_commands(flavour)))
+    versions = dict(wanted)
+    assert list(versions) == ["torch", fbgemm, "torchrec"]
+    chosen = Installed(
+        torch=versions["torch"],
+        fbgemm_gpu=versions.get("fbgemm-gpu"),
+        fbgemm_gpu_cpu=versions.get("fbgemm-gpu-cpu"),
+        torchrec=versions["torchrec"],
+    )
+    assert find_problem(chosen, device=flavour) is None
