@@ -32,14 +32,16 @@ from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
+from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.row_clip import RowClip
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
+from trainer.metrics import metric_of
 from trainer.model_check import check_model
-from trainer.optimizers import dense_clip, dense_optimizer, rate_schedule, rows_rate_schedule
+from trainer.optimizers import dense_clip, dense_optimizer, plateau_rule, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
 __all__ = [
@@ -190,7 +192,11 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     parts: list[LoopPart] = []
     if optim.clip_scope != "dense":
         parts.append(RowClip(dense, Clip(norm=optim.clip_norm), with_dense=optim.clip_scope == "all"))
-    schedule, rows = rate_schedule(optim), rows_rate_schedule(optim)
+    rule = plateau_rule(optim, larger_is_better=bool(metric_of(built.config.eval.metric).higher_is_better))
+    plateau = None if rule is None else PlateauFactor(rule)
+    if plateau is not None:
+        parts.append(plateau)
+    schedule, rows = rate_schedule(optim, plateau), rows_rate_schedule(optim, plateau)
     if (schedule, rows) != (Schedule(), Schedule()):
         parts.append(LearningRates(dense, schedule=schedule, rows=rows))
     if optim.ema_decay:

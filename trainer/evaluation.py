@@ -1,6 +1,6 @@
 """`Evaluator`: scores the held-out examples during training and after it, and says when training ends early.
 
-a step that is a multiple of eval.every ──all ranks rest, rows written──> evaluation_run ──scores──> metrics, all ranks
+before a batch, by steps or by epochs ──all ranks rest, rows written──> evaluation_run ──scores──> metrics, all ranks
     history ──best so far?──> checkpoint, named best        ──patience run out?──> training ends here
 """
 
@@ -20,7 +20,9 @@ from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.training.evaluation import Scoring
+from bagpipe.training.learning_rates import epoch_of
 from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.stepped_run import SteppedRun
 from trainer.early_stop import Evaluation, EvaluationHistory
 from trainer.groups import GroupColumn
@@ -106,6 +108,8 @@ class Evaluator:
         self._group = group
         self._next: Generator[RankBatch, None, None] | None = None
         self._quality: Quality | None = None
+        self._plateau = next((part for part in session.job.parts if isinstance(part, PlateauFactor)), None)
+        self._epoch = int((session.job.checkpoints.reader_state or {}).get("epoch", 0))  # of the batch before the next
 
     @property
     def history(self) -> EvaluationHistory:
@@ -117,9 +121,22 @@ class Evaluator:
         if self._settings.every and self._next is None and self.error is None:
             self._next = self._source.batches("eval", self._spec, max_steps=self._settings.batches)
 
-    def is_due(self, step: int) -> bool:
-        """An evaluation comes before batch `step`."""
-        return bool(self._settings.every) and not step % self._settings.every and self.error is None
+    def is_due(self) -> bool:
+        """An evaluation comes before the next batch of the run, between two steps.
+
+        Raises: see `SteppedRun.peek`.
+        """
+        settings, run = self._settings, self._session.run
+        assert run is not None, "between two steps"
+        if not settings.every or self.error is not None or run.next_batch in (0, self.history.last_step):
+            return False
+        if settings.unit == "step":
+            return not run.next_batch % settings.every
+        batch, before = run.peek(), self._epoch
+        if batch is None:  # the evaluation after training follows
+            return False
+        self._epoch = epoch_of(batch, "evaluations by epochs")
+        return self._epoch > before and not self._epoch % settings.every
 
     def evaluate(self, step: int) -> bool:
         """Evaluate between two steps of a run.
@@ -140,6 +157,8 @@ class Evaluator:
         self._reporter.evaluation(step, scored.quality)
         self._reporter.phase("training")
         self._note(step, scored.quality)
+        if self._plateau is not None:
+            self._plateau.note(getattr(scored.quality, self._settings.metric))
         if self._settings.keep_best and self.history.best_step == step:
             session.checkpoint(step)
             self.name_best()

@@ -83,10 +83,12 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
             evaluator.name_best()  # the process ended between publishing and naming it
         is_over = evaluator.history.is_over(job.built.config.eval)
         evaluator.prepare()
+        # A checkpoint can be older than the evaluation after it: of the end of a job, or before a signal.
+        is_over = is_over or (evaluator.is_due() and evaluator.evaluate(run.next_batch))
         while not is_over and run.step() is not None:
             if on_batch is not None:
                 on_batch(run.progress)
-            is_over = evaluator.is_due(run.next_batch) and evaluator.evaluate(run.next_batch)
+            is_over = evaluator.is_due() and evaluator.evaluate(run.next_batch)
     return session.end_here() if is_over else session.end()
 
 

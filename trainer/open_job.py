@@ -32,7 +32,7 @@ from trainer.groups import feature_number
 from trainer.inputs import InputMaker
 from trainer.observe.reporter import Reporter
 from trainer.services import Services, open_services
-from trainer.settings import common_settings, result_settings
+from trainer.settings import changeable_settings, default_settings, result_settings
 from trainer.stages import open_stages
 
 __all__ = ["TrainerJob", "open_trainer_job"]
@@ -148,13 +148,13 @@ def _job(
         kernels=config.run.kernels,
         engine=engine_settings(config),
         store=dataclasses.replace(config.store, url=store_url),
-        checkpoint=config.checkpoint,
+        checkpoint=dataclasses.replace(config.checkpoint, change=changeable_settings(config.checkpoint)),
         peer_timeout_s=config.run.peer_timeout_s,
         make_dense=_dense_maker(built, record),
         prepare=InputMaker(built.data),
         settings=result_settings(config, built.data),
         # A checkpoint of an earlier version does not have the keys that were added since.
-        defaults=common_settings(Config()),
+        defaults=default_settings(),
         identity=source.identity,
         trace=trace,
         wake=source.interrupt,

@@ -15,9 +15,17 @@ from bagpipe.config.optim_section import OptimConfig
 from bagpipe.dense.clip import Clip
 from bagpipe.dense.lamb import Lamb
 from bagpipe.errors import InputError
-from bagpipe.rates import Constant, Cosine, Exponential, Polynomial, Schedule, Shape, StepDecay
+from bagpipe.rates import Constant, Cosine, Exponential, Plateau, Polynomial, Schedule, Shape, StepDecay
 
-__all__ = ["DENSE_OPTIMIZERS", "RATE_SHAPES", "dense_clip", "dense_optimizer", "rate_schedule", "rows_rate_schedule"]
+__all__ = [
+    "DENSE_OPTIMIZERS",
+    "RATE_SHAPES",
+    "dense_clip",
+    "dense_optimizer",
+    "plateau_rule",
+    "rate_schedule",
+    "rows_rate_schedule",
+]
 
 DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, config: torch.optim.SGD(
@@ -57,6 +65,7 @@ def dense_clip(config: OptimConfig) -> Clip:
     return Clip(norm=config.clip_norm if config.clip_scope == "dense" else 0.0, value=config.clip_value)
 
 
+#: The shapes that are functions of the position; plateau is another one.
 RATE_SHAPES: Mapping[str, Callable[[OptimConfig], Shape]] = {
     "constant": lambda config: Constant(),
     "step": lambda config: StepDecay(
@@ -75,20 +84,39 @@ RATE_SHAPES: Mapping[str, Callable[[OptimConfig], Shape]] = {
 }
 
 
-def rate_schedule(config: OptimConfig) -> Schedule:
-    """Schedule of the dense learning rate."""
-    return _schedule(config, config.schedule, config.warmup_steps)
+def plateau_rule(config: OptimConfig, *, larger_is_better: bool) -> Plateau | None:
+    """When the schedule plateau drops a learning rate; None: no rate follows it."""
+    if "plateau" not in (config.schedule, config.row_shape):
+        return None
+    return Plateau(
+        drop=config.schedule_factor,
+        patience=config.schedule_patience,
+        threshold=config.schedule_threshold,
+        cooldown=config.schedule_cooldown,
+        floor=config.schedule_floor,
+        larger_is_better=larger_is_better,
+    )
 
 
-def rows_rate_schedule(config: OptimConfig) -> Schedule:
-    """Schedule of the rows' learning rate."""
+def rate_schedule(config: OptimConfig, plateau: Shape | None = None) -> Schedule:
+    """Schedule of the dense learning rate.
+
+    Args:
+        config: names the shape.
+        plateau: the shape of that name.
+    """
+    return _schedule(config, config.schedule, config.warmup_steps, plateau)
+
+
+def rows_rate_schedule(config: OptimConfig, plateau: Shape | None = None) -> Schedule:
+    """Schedule of the rows' learning rate; see `rate_schedule`."""
     is_same = config.rows_schedule == "same"
-    return _schedule(config, config.row_shape, config.warmup_steps if is_same else config.rows_warmup_steps)
+    return _schedule(config, config.row_shape, config.warmup_steps if is_same else config.rows_warmup_steps, plateau)
 
 
-def _schedule(config: OptimConfig, shape: str, warmup_steps: int) -> Schedule:
+def _schedule(config: OptimConfig, shape: str, warmup_steps: int, plateau: Shape | None) -> Schedule:
     return Schedule(
-        shape=RATE_SHAPES[shape](config),
+        shape=plateau if plateau is not None and shape == "plateau" else RATE_SHAPES[shape](config),
         warmup_steps=warmup_steps,
         warmup_start=config.warmup_start,
         by_epoch=config.schedule_unit == "epoch",

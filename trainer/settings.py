@@ -13,12 +13,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 
-__all__ = ["common_settings", "config_of_rank", "path_of_rank", "result_settings"]
+__all__ = [
+    "changeable_settings",
+    "common_settings",
+    "config_of_rank",
+    "default_settings",
+    "path_of_rank",
+    "result_settings",
+]
 
 #: Keys that can differ between ranks: what a rank says and where, and secret files of a host.
 _KEYS_OF_ONE_RANK = frozenset(
@@ -48,6 +55,10 @@ _FREE = frozenset(
 )
 #: Keys of other sections that affect results.
 _EXTRA_KEYS = ("cacher.assign",)
+
+
+#: Name of the setting that says which evaluations decide the learning rates.
+_PLATEAU = "evaluations of a plateau schedule"
 
 
 def config_of_rank(config: Config, membership: Membership | None) -> Config:
@@ -94,11 +105,35 @@ def common_settings(config: Config) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
 
 
+def default_settings() -> dict[str, Any]:
+    """Values of the settings that a checkpoint of an earlier version does not have."""
+    return {**common_settings(Config()), _PLATEAU: _plateau_evaluations(Config())}
+
+
+def changeable_settings(config: CheckpointConfig) -> tuple[str, ...]:
+    """Names of the settings that a resume may change: those that `checkpoint.change` names, and what follows them."""
+    schedules = {"optim.schedule", "optim.rows_schedule"} & set(config.change)
+    return (*config.change, _PLATEAU) if schedules else config.change
+
+
 def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
     """Settings that affect results, by configuration key, and the columns of the data; JSON values."""
     everything = common_settings(config)
     keys = [key for key in everything if key.partition(".")[0] in _SECTIONS and key not in _FREE]
     chosen = {key: everything[key] for key in sorted([*keys, *_EXTRA_KEYS])}
+    chosen[_PLATEAU] = _plateau_evaluations(config)
     # Tuples become lists, as in the manifest of a checkpoint.
     settings: dict[str, Any] = json.loads(json.dumps({**chosen, "data columns": data.to_json()}))
     return settings
+
+
+def _plateau_evaluations(config: Config) -> str:
+    """The evaluations that decide the learning rates, in words."""
+    optim, held_out = config.optim, config.eval
+    if "plateau" not in (optim.schedule, optim.row_shape):
+        return "none"
+    unit = f"{held_out.unit}s" if held_out.every > 1 else held_out.unit
+    metric = f"{held_out.metric} by {held_out.group}" if held_out.metric == "gauc" else held_out.metric
+    batches = f"{held_out.batches} batches" if held_out.batches else "all batches"
+    averages = " with averaged weights" if optim.ema_evaluate else ""
+    return f"{metric} of {batches} every {held_out.every} {unit}{averages}"

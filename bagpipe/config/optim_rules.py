@@ -23,15 +23,21 @@ _USERS: Mapping[str, tuple[str, ...]] = {
     "schedule_length": ("cosine", "polynomial"),
     "schedule_every": ("step", "exponential"),
     "schedule_milestones": ("step",),
-    "schedule_factor": ("step", "exponential"),
+    "schedule_factor": ("step", "exponential", "plateau"),
     "schedule_power": ("polynomial",),
-    "schedule_floor": ("step", "exponential", "cosine", "polynomial"),
+    "schedule_floor": ("step", "exponential", "cosine", "polynomial", "plateau"),
+    "schedule_patience": ("plateau",),
+    "schedule_threshold": ("plateau",),
+    "schedule_cooldown": ("plateau",),
     "schedule_unit": ("step", "exponential", "cosine", "polynomial"),
 }
 
 
-def _shape_problem(optim: OptimConfig, shape: str) -> str | None:
+def _shape_problem(config: Config, shape: str) -> str | None:
     """What a shape needs, as the end of the message."""
+    optim = config.optim
+    if shape == "plateau" and not config.eval.every:
+        return "plateau needs eval.every, the steps or epochs between evaluations, got 0"
     if shape in _USERS["schedule_length"] and not optim.schedule_length:
         return f"{shape} needs optim.schedule_length, the steps or epochs to its end, got 0"
     if shape == "exponential" and not optim.schedule_every:
@@ -43,11 +49,11 @@ def _shape_problem(optim: OptimConfig, shape: str) -> str | None:
 
 
 def _schedule_problem(config: Config) -> str | None:
-    return _shape_problem(config.optim, config.optim.schedule)
+    return _shape_problem(config, config.optim.schedule)
 
 
 def _rows_schedule_problem(config: Config) -> str | None:
-    return _shape_problem(config.optim, config.optim.row_shape)
+    return _shape_problem(config, config.optim.row_shape)
 
 
 def _unused_problem(name: str) -> Callable[[Config], str | None]:

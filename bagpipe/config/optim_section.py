@@ -11,7 +11,7 @@ from bagpipe.types.schema import RowOptimizer
 __all__ = ["ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
-RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial"]
+RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial", "plateau"]
 ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
 
@@ -32,14 +32,18 @@ class OptimConfig:
         beta2: decay of their mean squared gradient.
         weight_decay: of the dense optimizer; sgd, adagrad, adam: added to the gradient (L2); adamw, lamb: decoupled.
         schedule: factor of the dense learning rate, after the warm-up: constant; step (drops, by schedule_factor);
-            exponential (the same without steps); cosine or polynomial, over schedule_length, to schedule_floor.
+            exponential (the same without steps); cosine or polynomial, over schedule_length, to schedule_floor;
+            plateau (a drop by schedule_factor when eval.metric has stopped improving).
         schedule_unit: whether the schedule counts steps after the warm-up, or epochs.
         schedule_length: of cosine and polynomial, in units.
         schedule_every: units between two drops of step; units in which exponential falls by schedule_factor.
         schedule_milestones: units at which step drops, in place of schedule_every.
         schedule_factor: of one drop.
         schedule_power: of polynomial; 1: a straight line.
-        schedule_floor: last factor of cosine and polynomial, least factor of step and exponential.
+        schedule_floor: last factor of cosine and polynomial, least factor of step, exponential and plateau.
+        schedule_patience: evaluations in a row without improvement that plateau tolerates.
+        schedule_threshold: share of the best value by which an evaluation must be better to count, of plateau.
+        schedule_cooldown: evaluations after a drop that plateau does not count.
         warmup_steps: steps over which the learning rate rises linearly, before the schedule; 0: none.
         warmup_start: factor of the learning rate at the first of them.
         rows_schedule: schedule of the rows' learning rate: same (and the same warm-up), or one of its own with the
@@ -71,6 +75,9 @@ class OptimConfig:
     schedule_factor: Annotated[float, FROM_0_TO_1] = 0.1  # torch's StepLR
     schedule_power: Annotated[float, ABOVE_0] = 1.0
     schedule_floor: Annotated[float, FROM_0_TO_1] = 0.0
+    schedule_patience: Annotated[int, at_least(0)] = 10  # this and the next two: torch's ReduceLROnPlateau
+    schedule_threshold: Annotated[float, BELOW_1] = 1e-4
+    schedule_cooldown: Annotated[int, at_least(0)] = 0
     warmup_steps: Annotated[int, at_least(0)] = 0
     warmup_start: Annotated[float, FROM_0_TO_1] = 0.0
     rows_schedule: Literal["same"] | RateShape = "same"

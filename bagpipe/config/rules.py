@@ -115,16 +115,22 @@ def _held_out_problem(config: Config) -> str | None:
     return f"{config.eval.every} needs held-out examples (data.eval_fraction above 0, or data.eval_path), got none"
 
 
+def _unit_problem(config: Config) -> str | None:
+    if config.eval.unit == "step" or config.eval.every:
+        return None
+    return f"{config.eval.unit} needs eval.every, the epochs between evaluations, got 0"
+
+
 def _patience_problem(config: Config) -> str | None:
     if not config.eval.patience or config.eval.every:
         return None
-    return f"{config.eval.patience} needs eval.every, the steps between evaluations, got 0"
+    return f"{config.eval.patience} needs eval.every, the steps or epochs between evaluations, got 0"
 
 
 def _best_problem(config: Config) -> str | None:
     if not config.eval.keep_best or (config.eval.every and config.checkpoint.dir):
         return None
-    return "true needs eval.every, the steps between evaluations, and checkpoint.dir, a folder"
+    return "true needs eval.every, the steps or epochs between evaluations, and checkpoint.dir, a folder"
 
 
 def _stages_problem(config: Config) -> str | None:
@@ -215,6 +221,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint.start_from", _start_from_problem),
     Rule("checkpoint.start_without", _start_without_problem),
     Rule("eval.every", _held_out_problem),
+    Rule("eval.unit", _unit_problem),
     Rule("eval.metric", _group_problem),
     Rule("eval.patience", _patience_problem),
     Rule("eval.keep_best", _best_problem),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bagpipe.config.model_section import Model, ModelConfig
-from bagpipe.config.optim_section import DenseOptimizer, OptimConfig
+from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
 from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, Range, at_least, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
@@ -256,7 +256,9 @@ class EvalConfig:
     """Evaluation of the held-out examples.
 
     Attributes:
-        every: steps between evaluations during training; 0: one, at the end. Training is the same bit for bit.
+        every: steps or epochs between evaluations during training; 0: one, at the end. Training is the same bit for
+            bit, unless optim.schedule is plateau.
+        unit: whether every counts steps or epochs (complete passes over the training examples).
         batches: score only the first so many batches during training; 0: all. The evaluation at the end scores all.
         metric: metric that tells the best evaluation.
         group: feature whose id is the group of an example, for gauc; empty: none.
@@ -267,6 +269,7 @@ class EvalConfig:
     """
 
     every: Annotated[int, at_least(0)] = 0
+    unit: RateUnit = "step"
     batches: Annotated[int, at_least(0)] = 0
     metric: Metric = "auc"
     group: str = ""

@@ -181,19 +181,27 @@ class Lane:
         """Wait for the step's requirements and hazards. False if the data ends before the batch."""
         self._at, self._index = step.text, batch * step.units + step.unit
         for r in step.requirements:
-            if batch >= r.delay and not self._await(r.op, (batch - r.delay) * r.actions + r.position, batch):
+            if batch >= r.delay and not self.wait_for(r.op, (batch - r.delay) * r.actions + r.position, batch):
                 return False
         for h in step.hazards:
             source = h.source(batch)
             if source > batch:
                 raise JobError(f"hazard {h.name} makes batch {batch} wait for the later batch {source}")
-            if source >= 0 and not self._await(h.op, source * h.actions + h.position, batch):
+            if source >= 0 and not self.wait_for(h.op, source * h.actions + h.position, batch):
                 return False
         if self._board.error is not None:
             raise Aborted
         return batch < self._board.end
 
-    def _await(self, op: int, need: int, batch: int) -> bool:
+    def wait_for(self, op: int, need: int, batch: int) -> bool:
+        """Wait until `need` actions of an operation are done, on its device too. In the lane's own thread.
+
+        Returns:
+            False if the data ends before the batch.
+
+        Raises:
+            Aborted: the run has failed.
+        """
         board = self._board
         if board.done[op] < need:
             start_ns = time.monotonic_ns()

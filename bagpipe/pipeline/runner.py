@@ -263,6 +263,23 @@ class Runner:
             self.end()
         next(lane for lane in self._lanes if lane.does(number)).stream.synchronize()
 
+    def await_batch(self, op: str, b: int) -> bool:
+        """Wait until an operation of another lane is done for a batch; between two steps. Counted as the sink's wait.
+
+        Returns:
+            False if the data ends before the batch.
+
+        Raises:
+            The run's first error.
+        """
+        assert self._stepped is not None, "started"
+        number = self._compiled.op_names.index(op)
+        try:
+            return self._stepped.wait_for(number, (b + 1) * self._compiled.op_actions[number], b)
+        except Aborted:
+            self.end()
+            raise
+
     def _release(self) -> None:
         while self._held:
             self._held.pop().gate.release()

@@ -11,6 +11,7 @@
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
     nonfinite, row_clip, learning_rates, weight_average, checkpointing, totals: work before and after others' actions
+    plateau: a factor of learning rates that follows evaluations
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the
 plan's two hazards decide which lane does what when; no part does.

@@ -1,11 +1,11 @@
 """`LearningRates`: the learning rates of every batch follow schedules (`bagpipe.rates`).
 
-    lookup of b       rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
+    backward of b     rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
     before OPT of b   rate of the dense optimizer * factor of b ──> its parameter groups             lane of the chunk
 
-A factor depends on the number of the batch and on its epoch alone. So it is the same with and without a cache, on every
-rank, in every stage, and after a resume. It keeps nothing in checkpoints. The number counts the batches of earlier jobs
-(`EarlierSteps`); epochs are those of this job.
+A factor depends on the number of the batch and on its epoch alone, or on the metrics of the evaluations before it
+(`PlateauFactor`). So it is the same with and without a cache, on every rank, in every stage, and after a resume.
+The number counts the batches of earlier jobs (`EarlierSteps`); epochs are those of this job.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bagpipe.rates import Schedule
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import DensePart
-from bagpipe.training.part import Hook, LoopPart, LoopRun
+from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 
-__all__ = ["LearningRates"]
+__all__ = ["LearningRates", "epoch_of"]
 
 
 class LearningRates(LoopPart):
@@ -48,8 +48,8 @@ class LearningRates(LoopPart):
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
-        # This part is listed after the one that sets the settings of the updates, so its hook comes later.
-        yield Hook(at=Point.LOOKUP, when="before", call=self._scale_rows)
+        # Not at the lookup: with stages its lane can be a batch ahead of an evaluation that changes a factor.
+        yield Hook(at=Point.GRADIENTS, when="after", call=self._scale_rows)
         yield Hook(at=Point.STEP, when="before", call=self._set_dense)
 
     def start(self, run: LoopRun) -> None:
@@ -76,10 +76,17 @@ class LearningRates(LoopPart):
         return schedule.factor(self._run.earlier.schedule + b, self._epoch(b) if schedule.by_epoch else 0)
 
     def _epoch(self, b: int) -> int:
-        state = self._run.in_flight[b].rank_batch.batch.reader_state
-        epoch = None if state is None else state.get("epoch")
-        if not isinstance(epoch, int):
-            raise InputError(
-                f"batch {b}: expected its epoch in the state of the reader, for a schedule by epochs; got {state}"
-            )
-        return epoch
+        return epoch_of(self._run.in_flight[b], "a schedule by epochs")
+
+
+def epoch_of(batch: InFlightBatch, purpose: str) -> int:
+    """Complete passes over the data before a batch.
+
+    Raises:
+        InputError: its reader does not say.
+    """
+    state = batch.rank_batch.batch.reader_state
+    epoch = None if state is None else state.get("epoch")
+    if not isinstance(epoch, int):
+        raise InputError(f"expected the epoch of every batch in the state of the reader, for {purpose}; got {state}")
+    return epoch

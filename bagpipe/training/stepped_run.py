@@ -83,6 +83,14 @@ class SteppedRun:
         """Number of the batch that the next `step` computes."""
         return self._next_batch
 
+    def peek(self) -> InFlightBatch | None:
+        """The batch that the next `step` computes, once it is read. None: there is none.
+
+        Raises:
+            The first error of any lane.
+        """
+        return self._run.in_flight[self._next_batch] if self._runner.await_batch("0X_READ", self._next_batch) else None
+
     def progress(self) -> Progress:
         """The totals so far. Any thread may ask."""
         return self._totals.progress()

@@ -37,11 +37,12 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
     [
         (
             {"schedule": "linear"},
-            "optim.schedule must be one of constant, step, exponential, cosine, polynomial, got 'linear'",
+            "optim.schedule must be one of constant, step, exponential, cosine, polynomial, plateau, got 'linear'",
         ),
         (
             {"rows_schedule": "linear"},
-            "optim.rows_schedule must be one of same, constant, step, exponential, cosine, polynomial, got 'linear'",
+            "optim.rows_schedule must be one of same, constant, step, exponential, cosine, polynomial, plateau, "
+            "got 'linear'",
         ),
         (
             {"schedule": "cosine"},
@@ -50,6 +51,14 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         (
             {"rows_schedule": "polynomial"},
             "optim.rows_schedule polynomial needs optim.schedule_length, the steps or epochs to its end, got 0",
+        ),
+        (
+            {"schedule": "plateau"},
+            "optim.schedule plateau needs eval.every, the steps or epochs between evaluations, got 0",
+        ),
+        (
+            {"schedule_patience": 3},
+            "optim.schedule_patience 3 needs optim.schedule plateau, got constant",
         ),
         ({"schedule": "exponential"}, "optim.schedule exponential needs optim.schedule_every above 0, got 0"),
         (

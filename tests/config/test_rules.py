@@ -59,7 +59,7 @@ def test_names_are_those_the_code_dispatches_on():
     assert set(get_args(Model)) == set(models.MODELS)
     assert set(get_args(Metric)) == {name for name, item in METRICS.items() if item.higher_is_better is not None}
     assert set(get_args(DenseOptimizer)) == set(optimizers.DENSE_OPTIMIZERS)
-    assert get_args(RateShape) == tuple(optimizers.RATE_SHAPES)
+    assert get_args(RateShape) == (*optimizers.RATE_SHAPES, "plateau")
     assert get_args(BadRows) == BAD_ROWS
     assert (*get_args(RowOptimizer), FROZEN) == tuple(OPTIMIZER_STATE_WIDTH)
     assert get_args(RowDtype) == tuple(ROW_TYPES)
@@ -131,11 +131,12 @@ def test_every_number_has_a_range():
             "gauc",
             "eval.metric gauc needs eval.group, the feature whose ids are the groups, got none",
         ),
-        ("eval.patience", 2, "eval.patience 2 needs eval.every, the steps between evaluations, got 0"),
+        ("eval.patience", 2, "eval.patience 2 needs eval.every, the steps or epochs between evaluations, got 0"),
         (
             "eval.keep_best",
             True,
-            "eval.keep_best true needs eval.every, the steps between evaluations, and checkpoint.dir, a folder",
+            "eval.keep_best true needs eval.every, the steps or epochs between evaluations, and checkpoint.dir, a "
+            "folder",
         ),
         ("checkpoint.resume", "last", "checkpoint.resume must be auto, best, never or a step number, got 'last'"),
         ("run.autocast", "half", "run.autocast must be one of off, bfloat16, float16, got 'half'"),

@@ -11,6 +11,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep, RowSteps
 from bagpipe.rates import Schedule, StepDecay
 from bagpipe.training.learning_rates import LearningRates
+from bagpipe.training.part import LoopRun
 from tests.training.small import small_dense
 
 HALVED = Schedule(shape=StepDecay(factor=0.5, every=1))
@@ -24,7 +25,7 @@ def batch_of(row_steps: RowSteps, reader_state: Any = None) -> Any:
 
 
 def run_hooks(part: LearningRates, batches: dict[int, Any]) -> None:
-    part.start(SimpleNamespace(in_flight=batches))  # type: ignore[arg-type]
+    part.start(LoopRun(batches=iter(()), parts=(part,), in_flight=batches))
     for hook in part.hooks():
         for b in batches:
             hook.call((0, ""), b)
@@ -56,5 +57,5 @@ def test_a_schedule_by_epochs_needs_the_epoch(state: Any) -> None:
     batches = {7: batch_of(step, {"epoch": 2})}
     run_hooks(part, batches)
     assert batches[7].row_steps == RowStep(lr=0.2, eps=0.0, step=8)
-    with pytest.raises(InputError, match="batch 7: expected its epoch in the state of the reader"):
+    with pytest.raises(InputError, match="expected the epoch of every batch in the state of the reader"):
         run_hooks(part, {7: batch_of(step, state)})

@@ -290,6 +290,8 @@ def _twin(
     settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
     if not holds_out:
         settings["eval.every"] = "0"
+    if settings["eval.every"] == "0":
+        settings["eval.unit"] = "step"
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"

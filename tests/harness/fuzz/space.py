@@ -41,8 +41,9 @@ def _choices(hint: object) -> tuple[str, ...]:
 
 
 def _even(path: str, **weights: float) -> Values:
-    """All values of an enumerated key, each with weight 1 unless given."""
-    return {choice: weights.get(choice.replace("-", "_"), 1.0) for choice in choices_of(path)}
+    """All values of an enumerated key, each with weight 1 unless given; 0: never drawn."""
+    found = {choice: weights.get(choice.replace("-", "_"), 1.0) for choice in choices_of(path)}
+    return {choice: weight for choice, weight in found.items() if weight}
 
 
 #: Groups of keys in the order in which they are drawn. A group is drawn again until the rules accept it.
@@ -83,8 +84,8 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "optim.ema_evaluate": _even("optim.ema_evaluate"),
     },
     {
-        "optim.schedule": _even("optim.schedule"),
-        "optim.rows_schedule": _even("optim.rows_schedule", same=3),
+        "optim.schedule": _even("optim.schedule", plateau=0),
+        "optim.rows_schedule": _even("optim.rows_schedule", same=3, plateau=0),
         "optim.schedule_unit": _even("optim.schedule_unit"),
         "optim.schedule_length": {"0": 3, "3": 1, "20": 1},
         "optim.schedule_every": {"0": 3, "1": 1, "5": 1},
@@ -154,6 +155,7 @@ TWIN: Mapping[str, Values] = {
     "run.log_every_s": {"10": 2, "0.01": 1},
     "checkpoint.take_over": _even("checkpoint.take_over", false=3),
     "eval.every": {"0": 4, "1": 0.5, "3": 1, "5": 1},
+    "eval.unit": _even("eval.unit", step=3),
     "eval.batches": {"0": 2, "1": 1},
     "eval.metric": _even("eval.metric"),
 }
@@ -182,6 +184,9 @@ LEFT: Mapping[str, str] = {
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",
     "run.device": "the machine's",
+    "optim.schedule_patience": "of plateau, by which another eval.every gives another result",
+    "optim.schedule_threshold": "of plateau, by which another eval.every gives another result",
+    "optim.schedule_cooldown": "of plateau, by which another eval.every gives another result",
     "eval.patience": "ends a job early, which another eval.every does elsewhere",
     "eval.min_delta": "ends a job early, which another eval.every does elsewhere",
     "eval.keep_best": "needs eval.every above 0 and checkpoint.dir in every start",
