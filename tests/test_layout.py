@@ -79,6 +79,8 @@ NO_MIRROR: dict[str, str] = {
     "cacher/process.py": "tests/cacher/test_hostile_peers.py",
     "cacher/requests.py": "tests/cacher/test_hostile_peers.py",
     "bagpipe/start_from/source.py": "tests/start_from/test_tables.py",
+    "bagpipe/start_from/dcp_files.py": "tests/start_from/test_tensor_source.py",
+    "bagpipe/start_from/safetensor_files.py": "tests/start_from/test_tensor_source.py",
     "bagpipe/start_from/counts.py": "tests/system/test_start_from.py",
     "bagpipe/start_from/checkpoint_source.py": "tests/system/test_start_from.py",
     "bagpipe/start_from/first_checkpoint.py": "tests/system/test_start_from.py",

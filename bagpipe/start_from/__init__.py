@@ -13,5 +13,6 @@ resumes what it has made itself. Nothing is changed before everything is compare
     takings   records of what is taken, as text and JSON      source             interfaces of what is taken from
     tables    tables and rows                                 dense              the dense part
     counts    schedules, loss scale, random states            checkpoint_source  another job's checkpoint
+    tensor_source   tensors by a model's names                safetensor_files, dcp_files   where they are
     open_source   the kind of what a text names               first_checkpoint   the new job's checkpoint 0
 """

@@ -62,7 +62,11 @@ class CheckpointSource:
             progress={name: progress[name] for name in _CARRIED if name in progress},
         )
 
-    def dense(self, rank: int) -> DenseState:
+    def outline(self, names: frozenset[str]) -> DenseState:
+        """See `Source`."""
+        return self.dense(0, names)
+
+    def dense(self, rank: int, names: frozenset[str]) -> DenseState:
         """See `Source`. Stages of other ranks are added."""
         parts = list(self._checkpoint.manifest.parts)
         own = parts.pop(rank if rank < len(parts) else 0)

@@ -40,6 +40,11 @@ class JobDense:
     keeps_state: bool
     has_averages: bool
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of its parameters and buffers."""
+        return frozenset(_named(self.initial.tensors, _MODEL))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DensePlan:

@@ -78,7 +78,7 @@ class FirstCheckpoint:
         job, source = self._job, open_source(self._where)
         tables, table_items = match_tables(source.tables, job.rows, _hashed(job.settings), self._without)
         name = optimizer_name(source.settings)
-        dense, dense_items = match_dense(source.dense(0), job.dense, name, self._without)
+        dense, dense_items = match_dense(source.outline(job.dense.names), job.dense, name, self._without)
         counts, job_items = match_job(source, job.settings, job.rows.seed, job.world_size, self._without)
         takings = Takings(source=source.label, items=(*table_items, *dense_items, *job_items))
         _print(takings)
@@ -115,7 +115,9 @@ class FirstCheckpoint:
         base = write_rows(folder, job.rows, plan.tables)
         parts = []
         for rank in range(job.world_size):
-            state = first_state(plan.dense, plan.source.dense(rank), job.dense, takes_random=plan.job.takes_random)
+            state = first_state(
+                plan.dense, plan.source.dense(rank, plan.dense.weights), job.dense, takes_random=plan.job.takes_random
+            )
             parts.append(Part(rank=rank, dense=state.save(folder, rank), progress=plan.job.progress))
         origin = {
             "rows_step": plan.source.counts.rows if any(table.takes_state for table in plan.tables) else 0,

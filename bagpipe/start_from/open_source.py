@@ -15,7 +15,10 @@ from pathlib import Path
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.errors import InputError
 from bagpipe.start_from.checkpoint_source import CheckpointSource
+from bagpipe.start_from.dcp_files import DcpFiles
+from bagpipe.start_from.safetensor_files import SafetensorFiles
 from bagpipe.start_from.source import Source
+from bagpipe.start_from.tensor_source import TensorSource
 
 __all__ = ["open_source"]
 
@@ -41,6 +44,12 @@ def open_source(where: str) -> Source:
         raise InputError(f"checkpoint.start_from {where}: @{chosen} needs a folder of checkpoints, {path} is none")
     if is_checkpoints:
         return _checkpoint(path, chosen)
+    if (path / ".metadata").is_file():
+        return TensorSource(DcpFiles(path), f"the torch.distributed.checkpoint {path}")
+    # The export of a checkpoint has optimizer state in a file of its own.
+    files = [path] if path.is_file() else sorted(set(path.glob("*.safetensors")) - {path / "optimizer.safetensors"})
+    if files and all(file.suffix == ".safetensors" for file in files):
+        return TensorSource(SafetensorFiles(files), f"the tensors of {path}")
     raise InputError(
         f"checkpoint.start_from {where}: expected a folder of checkpoints, a folder of torch.distributed.checkpoint, "
         "or safetensors files"

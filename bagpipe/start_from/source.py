@@ -107,8 +107,23 @@ class Source(Protocol):
     world_size: int
     checkpoint_id: str
 
-    def dense(self, rank: int) -> DenseState:
+    def outline(self, names: frozenset[str]) -> DenseState:
+        """The dense part, maybe without values: tensors on the meta device.
+
+        Args:
+            names: of the new job's parameters and buffers.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        ...
+
+    def dense(self, rank: int, names: frozenset[str]) -> DenseState:
         """The dense part as a rank had it; the first rank's, if there was none of that number.
+
+        Args:
+            rank: of the new job.
+            names: the parameters and buffers that are needed.
 
         Raises:
             InputError: it cannot be read.

@@ -10,10 +10,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
+from bagpipe.checkpoint.dense_state import load
+from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.errors import InputError
 from bagpipe.start_from.open_source import open_source
+from bagpipe.types.schema import RowSchema
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.programs import Done, run_forked
+from trainer.export import export
 
 pytestmark = pytest.mark.multiproc
 
@@ -123,6 +128,32 @@ def test_another_optimizer_and_model_take_what_fits(trained: Path) -> None:
     assert jobs == {"job.average": "new", "job.schedule": "taken", "job.random": "new", "job.unseen rows": "new"}
     assert f"this job starts from the checkpoint of step 8 in {trained / 'day0'} and takes:" in done.err
     assert "rows.user" in done.err
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_an_exported_model_is_taken_without_optimizer_state(trained: Path, form: str) -> None:
+    out = trained / form
+    export(["--checkpoint.dir", str(trained / "day0"), "--out", str(out), "--format", form])
+    flags = ["--run.steps", "1", "--checkpoint.every", "0", "--checkpoint.start_from", str(out)]
+    done = run(trained, f"from_{form}", trained / "day1.parquet", *flags)
+    assert done.code == 0, done.err
+    items = result(trained, f"from_{form}")["started_from"]["items"]
+    # A buffer that is not in the state dict is the model's own.
+    assert {item["fate"] for item in items if "state" in item} == {"taken"}
+    theirs, ours = (CheckpointFolder(trained / name) for name in ("day0", f"from_{form}"))
+    before, first = theirs.newest(pytest.fail), ours.at(0, pytest.fail)
+    assert before is not None
+    schema = RowSchema.from_json(first.manifest.row_schema)
+    rows, taken = (CheckpointRows(at.folder, at.manifest, schema) for at in (before, first))
+    for number, table in enumerate(schema.tables):
+        ids = rows.ids(number)
+        found = taken.read(number, ids).rows
+        assert (found[:, : table.dim] == rows.read(number, ids).rows[:, : table.dim]).all()
+        assert not found[:, table.dim :].any()
+    dense, dense_taken = (load(at.folder, at.manifest.parts[0].dense).tensors for at in (before, first))
+    for name, value in dense.items():
+        if name.removeprefix("model.") in {item["name"] for item in items if "state" in item}:
+            assert (dense_taken[name] == value).all(), name
 
 
 @pytest.mark.parametrize(
