@@ -132,8 +132,7 @@ class _Rank:
 def _trainer(arguments: list[str]) -> None:
     from trainer.cli import main
 
-    sys.argv = ["trainer", *arguments]
-    main()
+    main(arguments)
 
 
 def _torchrun(arguments: list[str]) -> None:
