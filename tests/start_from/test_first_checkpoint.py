@@ -13,8 +13,6 @@ import pytest
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import load
 from bagpipe.checkpoint.folder import CheckpointFolder
-from bagpipe.errors import InputError
-from bagpipe.start_from.open_source import open_source
 from bagpipe.types.schema import RowSchema
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.programs import Done, run_forked
@@ -179,29 +177,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(trained: Path, flags: 
     assert table[0].startswith("note: this job starts from")
     assert sum(text.startswith("  rows.") for text in table) == 3  # one line a table
     assert not (trained / "refused").exists()
-
-
-@pytest.mark.parametrize(
-    ("where", "line"),
-    [
-        ("none", "none: there is no none"),
-        ("{day0}@5", "checkpoint.start_from {day0} has no whole checkpoint of step 5, it has steps 8, 10"),
-        ("{day0}@best", "checkpoint.start_from {day0} has no whole checkpoint of a best evaluation"),
-        (
-            "{folder}",
-            "{folder}: expected a folder of checkpoints, a folder of torch.distributed.checkpoint, or safetensors",
-        ),
-        ("{folder}@3", "{folder}@3: @3 needs a folder of checkpoints, {folder} is none"),
-        (
-            "{folder}/m.pt",
-            "{folder}/m.pt is a file of torch.save, which is a pickle and is not read: convert its state",
-        ),
-    ],
-)
-def test_a_source_that_cannot_be_used_is_one_line(trained: Path, where: str, line: str) -> None:
-    (trained / "m.pt").write_bytes(b"")
-    places = {"day0": str(trained / "day0"), "folder": str(trained)}
-    data = trained / "day1.parquet"
-    with pytest.raises(InputError, match=re.escape(line.format_map(places))):
-        open_source(where.format_map(places))
-    assert data.exists()

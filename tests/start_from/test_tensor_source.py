@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
 from bagpipe.errors import InputError
 from bagpipe.start_from import source
 from bagpipe.start_from.open_source import open_source
-from bagpipe.start_from.tensor_source import TensorSource
 
 
 class Model(nn.Module):
@@ -87,29 +77,6 @@ def test_a_torchrec_models_weights(
     assert torch.equal(some["model.over.weight"], weights["over.weight"])
 
 
-def test_shards_of_rows_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rows of two shards each, as torchrec's row-wise and column-wise sharding leaves them."""
-    monkeypatch.setattr("bagpipe.start_from.tensor_source.CHUNK_BYTES", 3 * 16)
-    whole = torch.arange(40.0).reshape(10, 4)
-    name = "model.ebc.embedding_bags.user.weight"
-    chunks, places = [], {}
-    with (tmp_path / "__0_0.distcp").open("wb") as file:
-        for top, left in ((0, 0), (0, 1), (5, 0), (5, 1)):
-            part = whole[top : top + 5, left : left + (1, 3)[left]].contiguous()
-            first = file.tell()
-            torch.save(part, file)
-            chunks.append(ChunkStorageMetadata(offsets=torch.Size((top, left)), sizes=part.shape))
-            places[MetadataIndex(name, torch.Size((top, left)))] = _StorageInfo(
-                "__0_0.distcp", first, file.tell() - first
-            )
-    record = TensorStorageMetadata(
-        properties=TensorProperties.create_from_tensor(whole), size=whole.shape, chunks=chunks
-    )
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({name: record}, storage_data=places)))
-    table = open_source(str(tmp_path)).tables["user"]
-    assert torch.equal(torch.cat([chunk.weights for chunk in table.chunks()]), whole)
-
-
 def test_ids_beside_the_rows(tmp_path: Path) -> None:
     weight, ids = torch.rand(3, 4), torch.tensor([-7, 0, 2**60])
     base = "embedding_bags.user"
@@ -121,34 +88,3 @@ def test_ids_beside_the_rows(tmp_path: Path) -> None:
     save_file({f"x.{base}.weight": weight, f"x.{base}.ids": ids.flip(0)}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match=r"x\.embedding_bags\.user\.ids: expected ascending, distinct ids"):
         open_source(str(tmp_path)).tables["user"].extent()
-
-
-class Attack:
-    """Unpickled, it would make a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (f"touch {self.path}",)
-
-
-def test_files_that_name_other_code_are_refused(tmp_path: Path) -> None:
-    folder, trap = save_dcp(Model(), tmp_path), tmp_path / "trap"
-    attack = Attack(trap)
-    good = (folder / ".metadata").read_bytes()
-    (folder / ".metadata").write_bytes(pickle.dumps(attack))
-    with pytest.raises(InputError, match=r"it names \w+\.system, which is no record of torch\.distributed\.checkpoint"):
-        open_source(str(folder))
-    (folder / ".metadata").write_bytes(good[: len(good) // 2])
-    with pytest.raises(InputError, match=r"is not that of torch\.distributed\.checkpoint"):
-        open_source(str(folder))
-    (folder / ".metadata").write_bytes(good)
-    (shards,) = folder.glob("*.distcp")
-    torch.save(attack, tmp_path / "evil")
-    shards.write_bytes((tmp_path / "evil").read_bytes() + b"\0" * shards.stat().st_size)
-    found = open_source(str(folder))
-    assert isinstance(found, TensorSource)
-    with pytest.raises(InputError, match=r"the shard of \S+ cannot be read"):
-        list(found.tables["user"].chunks())
-    assert not trap.exists()
