@@ -22,6 +22,9 @@ settings.register_profile("suite", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("suite")
 
+# Tests run beside each other: torch's threads would wait for each other's cores. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Shells start background jobs with SIGINT ignored, and processes inherit that. Tests need SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

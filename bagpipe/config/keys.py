@@ -122,6 +122,7 @@ def attribute_texts(docstring: str) -> dict[str, str]:
     return texts
 
 
+@cache
 def section_type(section: str) -> type[Any]:
     """The dataclass of a section of `Config`."""
     kind: type[Any] = typing.get_type_hints(Config)[section]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,15 @@ def read(log: Log, folder: Path) -> tuple[list[Batch], int]:
         return list(loader), loader.skipped_rows()
 
 
+@cache
+def numbered(number: int) -> Draw:
+    return draw(3, number)
+
+
 def first_draw(form: str, shape: str) -> Draw:
     """The first draw with such a log."""
-    return next(
-        item for number in range(2000) if ((item := draw(3, number)).log.format, item.log.shape) == (form, shape)
-    )
+    draws = map(numbered, range(2000))
+    return next(item for item in draws if (item.log.format, item.log.shape) == (form, shape))
 
 
 @pytest.mark.parametrize(("form", "shape"), [(form, shape) for form in SHAPES for shape in SHAPES[form]])
