@@ -1,6 +1,7 @@
 """Row optimizers: how the rows of embedding tables are updated, per table.
 
-    SGD, Adagrad, RowWiseAdagrad, Adam, Frozen ──by table name, "*": the others──> `optimizers_of` ──> by table number
+    SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, Ftrl, Frozen ──by table name, "*": the others──> `optimizers_of`
+        ──> by table number
 
 Each batch updates each of its rows once, with the gradient of the row summed over the whole global batch. The state of
 an optimizer is kept in the record of the row. The formulas are those of torch and torchrec, operation by operation
@@ -27,10 +28,13 @@ from bagpipe.errors import InputError
 from bagpipe.types.schema import FROZEN
 
 __all__ = [
+    "OTHERS",
     "SGD",
     "Adagrad",
     "Adam",
     "Frozen",
+    "Ftrl",
+    "Momentum",
     "Rate",
     "RowOptimizer",
     "RowOptimizers",
@@ -70,6 +74,11 @@ class RowOptimizer:
         """Added to a root before the division by it; 0 where there is none."""
         return 0.0
 
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """The other numbers of its step, by their name in `bagpipe.kernels.interface.RowStep`."""
+        return {}
+
 
 @dataclass(frozen=True)
 class _Rated(RowOptimizer):
@@ -98,8 +107,8 @@ class _Adaptive(_Rated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.epsilon) and self.epsilon > 0):
-            raise InputError(f"{type(self).__name__}: eps must be a finite number above 0, got {self.epsilon!r}")
+        if not (_is_number(self.epsilon) and self.epsilon >= 0):
+            raise InputError(f"{type(self).__name__}: eps must be a finite number of at least 0, got {self.epsilon!r}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,34 @@ class SGD(_Rated):
 
 
 @dataclass(frozen=True)
+class Momentum(_Rated):
+    """`torch.optim.SGD` with momentum on the rows of the batch only: ``u = momentum * u + g; w -= lr * u``.
+
+    The velocity u of a row moves when a batch uses the row. `dim` numbers of state a row.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+        momentum: factor of the velocity, keyword only.
+
+    Raises:
+        InputError: `lr` is not a finite number of at least 0, or `momentum` not one below 1.
+    """
+
+    name: ClassVar[str] = "momentum"
+    _: KW_ONLY
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (_is_number(self.momentum) and 0 <= self.momentum < 1):
+            raise InputError(f"Momentum: momentum must be a number from 0, below 1, got {self.momentum!r}")
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {"momentum": self.momentum}
+
+
+@dataclass(frozen=True)
 class Adagrad(_Adaptive):
     """`torch.optim.Adagrad` without decay: ``s += g * g; w -= lr * g / (sqrt(s) + eps)``. `dim` numbers of state a row.
 
@@ -125,7 +162,7 @@ class Adagrad(_Adaptive):
         eps: epsilon, keyword only; torch's default.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -146,7 +183,7 @@ class RowWiseAdagrad(_Adaptive):
         eps: epsilon, keyword only. The default is that of FBGEMM's tables; torchrec's own module has 1e-10.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
     """
 
     name: ClassVar[str] = "rowwise_adagrad"
@@ -171,7 +208,7 @@ class Adam(_Adaptive):
         eps: epsilon, keyword only; torch's default.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` not one above 0.
+        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
     """
 
     name: ClassVar[str] = "adam"
@@ -181,6 +218,45 @@ class Adam(_Adaptive):
     @property
     def epsilon(self) -> float:
         return self.eps
+
+
+@dataclass(frozen=True)
+class Ftrl(RowOptimizer):
+    """FTRL-Proximal of McMahan et al., "Ad Click Prediction", KDD 2013, algorithm 1. ``2 * dim`` numbers a row.
+
+    ``s = (sqrt(n + g * g) - sqrt(n)) / lr; z += g - s * w; n += g * g``, then w is 0 where ``|z| <= l1``, elsewhere
+    ``-(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2)``. The first gradient of a row is that of its initial value,
+    of which a beta above 0 keeps a part.
+
+    Args:
+        lr: alpha. A number: sums of the state are in its units, so a rate that changes would rescale the weights.
+        beta: keyword only; the paper's choice.
+        l1, l2: strength of the penalties, keyword only.
+
+    Raises:
+        InputError: `lr` is not a finite number above 0, or another not one of at least 0.
+    """
+
+    name: ClassVar[str] = "ftrl"
+    lr: float
+    _: KW_ONLY
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.lr) and self.lr > 0):
+            raise InputError(f"Ftrl: lr must be a finite number above 0, which does not change, got {self.lr!r}")
+        for name, value in self.numbers.items():
+            if not (_is_number(value) and value >= 0):
+                raise InputError(f"Ftrl: {name} must be a finite number of at least 0, got {value!r}")
+
+    def rate(self, step: int) -> float:
+        return float(self.lr)
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {"beta": self.beta, "l1": self.l1, "l2": self.l2}
 
 
 @dataclass(frozen=True)
@@ -208,8 +284,8 @@ def check_optimizers(rows: RowOptimizers) -> None:
     for name, optimizer in named.items():
         if not isinstance(optimizer, RowOptimizer) or not hasattr(optimizer, "name"):
             raise InputError(
-                f"row optimizer of table {name!r}: expected one of bagpipe.optim (SGD, Adagrad, RowWiseAdagrad, Adam, "
-                f"Frozen), got {optimizer!r}"
+                f"row optimizer of table {name!r}: expected one of bagpipe.optim (SGD, Momentum, Adagrad, "
+                f"RowWiseAdagrad, Adam, Ftrl, Frozen), got {optimizer!r}"
             )
 
 

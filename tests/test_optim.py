@@ -15,6 +15,8 @@ from bagpipe.optim import (
     Adagrad,
     Adam,
     Frozen,
+    Ftrl,
+    Momentum,
     RowOptimizer,
     RowWiseAdagrad,
     optimizers_of,
@@ -24,11 +26,11 @@ from bagpipe.optim import (
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
 ADAPTIVE = (Adagrad, RowWiseAdagrad, Adam)
-RATED = (SGD, *ADAPTIVE)
+RATED = (SGD, Momentum, *ADAPTIVE)
 
 
 def test_the_names_are_those_of_the_schema() -> None:
-    assert {kind.name for kind in (*RATED, Frozen)} == set(OPTIMIZER_STATE_WIDTH)
+    assert {kind.name for kind in (*RATED, Ftrl, Frozen)} == set(OPTIMIZER_STATE_WIDTH)
 
 
 def test_the_module_needs_no_torch() -> None:
@@ -37,9 +39,9 @@ def test_the_module_needs_no_torch() -> None:
 
 
 def test_rates_and_epsilons() -> None:
-    assert [kind(0.5).rate(3) for kind in RATED] == [0.5] * 4
-    assert [kind(lambda step: 1 / (1 + step)).rate(3) for kind in RATED] == [0.25] * 4
-    assert [kind(1).epsilon for kind in RATED] == [0.0, 1e-10, 1e-8, 1e-8]
+    assert [kind(0.5).rate(3) for kind in RATED] == [0.5] * 5
+    assert [kind(lambda step: 1 / (1 + step)).rate(3) for kind in RATED] == [0.25] * 5
+    assert [kind(1).epsilon for kind in RATED] == [0.0, 0.0, 1e-10, 1e-8, 1e-8]
     assert [kind(lr=0.0, eps=0.5).epsilon for kind in ADAPTIVE] == [0.5] * 3
     assert (Frozen().rate(3), Frozen().epsilon) == (0.0, 0.0)
 
@@ -58,11 +60,30 @@ def test_an_invalid_rate_is_refused(kind: Any, lr: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ADAPTIVE)
-@pytest.mark.parametrize("eps", [0.0, -1e-8, math.nan, math.inf, None])
+@pytest.mark.parametrize("eps", [-1e-8, math.nan, math.inf, None])
 def test_an_invalid_epsilon_is_refused(kind: Any, eps: Any) -> None:
     with pytest.raises(InputError) as caught:
         kind(0.1, eps=eps)
-    assert str(caught.value) == f"{kind.__name__}: eps must be a finite number above 0, got {eps!r}"
+    assert str(caught.value) == f"{kind.__name__}: eps must be a finite number of at least 0, got {eps!r}"
+
+
+@pytest.mark.parametrize("momentum", [1.0, -0.1, math.nan, None])
+def test_an_invalid_momentum_is_refused(momentum: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        Momentum(0.1, momentum=momentum)
+    assert str(caught.value) == f"Momentum: momentum must be a number from 0, below 1, got {momentum!r}"
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.1, math.nan, True, lambda step: 0.1])
+def test_ftrl_has_one_rate(lr: Any) -> None:
+    with pytest.raises(InputError, match=r"^Ftrl: lr must be a finite number above 0, which does not change, got "):
+        Ftrl(lr)
+
+
+@pytest.mark.parametrize("name", ["beta", "l1", "l2"])
+def test_an_invalid_number_of_ftrl_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"^Ftrl: {name} must be a finite number of at least 0, got -1.0"):
+        Ftrl(0.1, **{name: -1.0})
 
 
 def test_only_the_rate_is_positional() -> None:
@@ -105,7 +126,9 @@ def test_an_unknown_table_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [0.1, "adagrad", None, {"*": 0.1}, {"*": SGD}, RowOptimizer()])
 def test_something_else_than_an_optimizer_is_refused(rows: Any) -> None:
-    with pytest.raises(InputError, match=r"^row optimizer of table '\*': expected one of bagpipe.optim \(SGD, Adagrad"):
+    with pytest.raises(
+        InputError, match=r"^row optimizer of table '\*': expected one of bagpipe.optim \(SGD, Momentum"
+    ):
         optimizers_of(rows, NAMES)
 
 

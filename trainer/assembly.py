@@ -15,6 +15,7 @@ import torch
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config
 from bagpipe.dense.clip import Clip
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
@@ -34,6 +35,7 @@ from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.row_clip import RowClip
+from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
@@ -96,9 +98,10 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
         data,
         device=torch.device(config.run.device),
         dtype=config.run.dtype,
+        optimizers=row_optimizers(config.optim),
         row_dtype=None if config.cache.dtype == "run" else config.cache.dtype,
     )
-    rows = converted.row_schema(optimizer=config.optim.rows, seed=config.run.seed, rounding=config.cache.rounding)
+    rows = converted.row_schema(seed=config.run.seed, rounding=config.cache.rounding)
     if config.model.factory:
         check_model(converted, data, rows, torch.device(config.run.device), config.model.factory)
     stages = stage_model(converted.model, data, config, world_size)
@@ -209,8 +212,6 @@ def engine_settings(config: Config) -> EngineSettings:
     return EngineSettings(
         prefetch_depth=config.cache.prefetch_depth,
         read_ahead=config.cache.read_ahead,
-        rows_lr=config.optim.rows_lr,
-        eps=config.optim.eps,
     )
 
 
@@ -246,6 +247,7 @@ def build_engine(
         dense=dense,
         prepare=InputMaker(built.data),
         settings=engine_settings(config),
+        row_steps=row_steps_of(built.converted.layout, built.converted.optimizers),
         trace=trace,
         peers=peers,
         claim=claim,

@@ -25,6 +25,7 @@ from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
+from bagpipe.training.row_steps import row_steps_of
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
@@ -152,6 +153,7 @@ def _job(
         peer_timeout_s=config.run.peer_timeout_s,
         make_dense=_dense_maker(built, record),
         prepare=InputMaker(built.data),
+        row_steps=row_steps_of(built.converted.layout, built.converted.optimizers),
         settings=result_settings(config, built.data),
         # A checkpoint of an earlier version does not have the keys that were added since.
         defaults=default_settings(),

@@ -1,6 +1,6 @@
 """Dense optimizers by name, limits of their gradients, and schedules of learning rates.
 
-Row optimizers are in `bagpipe.kernels.row_optimizer`.
+Row optimizers are in `bagpipe.config.row_optimizers`.
 """
 
 from __future__ import annotations

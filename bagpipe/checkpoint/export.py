@@ -51,9 +51,11 @@ FORMATS = ("safetensors", "dcp")
 #: A row optimizer's states in record order: name, and whether the state is a scalar per row.
 ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "sgd": (),
+    "momentum": (("momentum_buffer", False),),
     "adagrad": (("sum", False),),
     "rowwise_adagrad": (("sum", True),),
     "adam": (("exp_avg", False), ("exp_avg_sq", False)),
+    "ftrl": (("z", False), ("sum", False)),
     FROZEN: (),
 }
 

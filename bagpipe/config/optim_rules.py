@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
-from bagpipe.config.optim_section import OptimConfig
+from bagpipe.config.optim_section import ROW_CHOICES, OptimConfig, pairs
 from bagpipe.config.sections import Config
+from bagpipe.types.schema import FROZEN
 
 __all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
 
 #: Keys that decide which state an optimizer or an average has: a checkpoint has that of the values it was made with.
-_KEYS_OF_STATE = frozenset({"rows", "dense", "ema_decay", "ema_evaluate"})
+_KEYS_OF_STATE = frozenset({"rows", "rows_by_table", "dense", "ema_decay", "ema_evaluate"})
 #: Keys of results that a resume may change, if `checkpoint.change` names them.
 CHANGEABLE = (
     *(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE),
@@ -82,6 +84,58 @@ def _rows_warmup_problem(config: Config) -> str | None:
     return f"{optim.rows_warmup_steps} needs optim.rows_schedule, a schedule of the rows' own, got same"
 
 
+def _row_problem(name: str, user: str) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        value = getattr(config.optim, name)
+        if value == getattr(OptimConfig, name) or user in config.optim.row_optimizers:
+            return None
+        return f"{value:g} needs optim.rows {user}, got {config.optim.rows}"
+
+    return problem
+
+
+def _twice(tables: list[str]) -> str | None:
+    twice = [name for name in tables if tables.count(name) > 1]
+    return f"names table {twice[0]!r} more than once" if twice else None
+
+
+def _rows_by_table_problem(config: Config) -> str | None:
+    items = config.optim.rows_by_table
+    for item, (table, name) in zip(items, pairs(items), strict=True):
+        if not table or name not in ROW_CHOICES:
+            return f"must be TABLE=OPTIMIZER, the optimizer one of {', '.join(ROW_CHOICES)}, got {item!r}"
+    return _twice([table for table, _ in pairs(items)])
+
+
+def _rows_lr_by_table_problem(config: Config) -> str | None:
+    items = config.optim.rows_lr_by_table
+    frozen = {table for table, name in pairs(config.optim.rows_by_table) if name == FROZEN}
+    for item, (table, rate) in zip(items, pairs(items), strict=True):
+        if not table or not _is_rate(rate):
+            return f"must be TABLE=RATE, the rate a finite number above 0, got {item!r}"
+        if table in frozen:
+            return f"gives a rate to table {table!r}, which optim.rows_by_table freezes"
+    return _twice([table for table, _ in pairs(items)])
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def _ftrl_problem(config: Config) -> str | None:
+    optim = config.optim
+    warmup = optim.warmup_steps if optim.rows_schedule == "same" else optim.rows_warmup_steps
+    if "ftrl" not in optim.row_optimizers or (optim.row_shape == "constant" and not warmup):
+        return None
+    return (
+        f"ftrl needs a rate of rows that does not change, its state is in units of it: optim.rows_schedule constant "
+        f"without a warm-up, got {optim.row_shape} and {warmup} steps of warm-up"
+    )
+
+
 def _average_problem(config: Config) -> str | None:
     if not config.optim.ema_evaluate or config.optim.ema_decay:
         return None
@@ -128,6 +182,11 @@ def _clip_value_problem(config: Config) -> str | None:
 
 #: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
 OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
+    "optim.rows_by_table": _rows_by_table_problem,
+    "optim.rows_lr_by_table": _rows_lr_by_table_problem,
+    "optim.rows_momentum": _row_problem("rows_momentum", "momentum"),
+    **{f"optim.{name}": _row_problem(name, "ftrl") for name in ("ftrl_beta", "ftrl_l1", "ftrl_l2")},
+    "optim.rows": _ftrl_problem,
     "optim.schedule": _schedule_problem,
     "optim.rows_schedule": _rows_schedule_problem,
     **{f"optim.{name}": _unused_problem(name) for name in _USERS},

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
-from bagpipe.types.schema import RowOptimizer
+from bagpipe.types.schema import FROZEN, RowOptimizer
 
-__all__ = ["ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit"]
+__all__ = ["ROW_CHOICES", "ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit", "pairs"]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial", "plateau"]
 ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
+
+#: Row optimizers that a table can have.
+ROW_CHOICES: tuple[str, ...] = (*get_args(RowOptimizer), FROZEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,13 @@ class OptimConfig:
 
     Attributes:
         rows: row optimizer.
-        rows_lr: its learning rate.
+        rows_lr: its learning rate; of ftrl: its alpha.
+        rows_by_table: row optimizers of single tables, TABLE=OPTIMIZER; frozen: the rows of the table do not change.
+        rows_lr_by_table: learning rates of the rows of single tables, TABLE=RATE.
+        rows_momentum: of the row optimizer momentum.
+        ftrl_beta: of the row optimizer ftrl.
+        ftrl_l1: strength of its L1 penalty.
+        ftrl_l2: strength of its L2 penalty.
         dense: dense optimizer.
         dense_lr: its learning rate.
         eps: epsilon of both (torch's and FBGEMM's defaults differ, so it is always explicit).
@@ -59,6 +68,12 @@ class OptimConfig:
 
     rows: RowOptimizer = "adagrad"
     rows_lr: Annotated[float, ABOVE_0] = 0.02
+    rows_by_table: tuple[str, ...] = ()  # the values of both are rules
+    rows_lr_by_table: tuple[str, ...] = ()
+    rows_momentum: Annotated[float, BELOW_1] = 0.9
+    ftrl_beta: Annotated[float, at_least(0)] = 1.0  # that of McMahan et al., KDD 2013
+    ftrl_l1: Annotated[float, at_least(0)] = 0.0
+    ftrl_l2: Annotated[float, at_least(0)] = 0.0
     dense: DenseOptimizer = "adagrad"
     dense_lr: Annotated[float, ABOVE_0] = 0.02
     eps: Annotated[float, at_least(0)] = 1e-8
@@ -89,6 +104,16 @@ class OptimConfig:
     ema_evaluate: bool = False
 
     @property
+    def row_optimizers(self) -> frozenset[str]:
+        """The row optimizers of all tables."""
+        return frozenset((self.rows, *(name for _, name in pairs(self.rows_by_table))))
+
+    @property
     def row_shape(self) -> RateShape:
         """Shape of the rows' schedule."""
         return self.schedule if self.rows_schedule == "same" else self.rows_schedule
+
+
+def pairs(items: tuple[str, ...]) -> list[tuple[str, str]]:
+    """``TABLE=VALUE`` items as pairs; the value of an item without a sign is empty."""
+    return [(item.partition("=")[0].strip(), item.partition("=")[2].strip()) for item in items]

@@ -23,11 +23,17 @@ class RowStep:
     Attributes:
         lr, eps: learning rate and epsilon.
         step: number of batches trained, this one included (for Adam's bias correction).
+        momentum: of momentum: factor of the velocity.
+        beta, l1, l2: of FTRL; its alpha is the learning rate.
     """
 
     lr: float
     eps: float
     step: int
+    momentum: float = 0.0
+    beta: float = 0.0
+    l1: float = 0.0
+    l2: float = 0.0
 
 
 #: Hyperparameters of a batch's steps: the same for all table groups, or one per group of the layout.

@@ -1,7 +1,8 @@
 """Row optimizers. Each batch updates each of its rows once, in place, with the row's summed gradient.
 
 A row record is ``[weights | state]``. Definitions are torch's (`torch.optim.SGD`, `Adagrad` and `SparseAdam` on
-sparse gradients) and torchrec's (`RowWiseAdagrad`), with `eps` always explicit.
+sparse gradients), torchrec's (`RowWiseAdagrad`) and that of McMahan et al., "Ad Click Prediction: a View from the
+Trenches", KDD 2013, algorithm 1 (FTRL-Proximal), with `eps` always explicit.
 
 Rule of this file: *every operation is one correctly rounded elementwise step* (add, subtract, multiply, divide, square
 root). Fused forms (``add_(x, alpha=…)``, ``addcmul_``, ``addcdiv_``) are avoided: the vector body of a CPU kernel can
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bagpipe.kernels.interface import RowStep
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
 __all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer", "adam_rate"]
@@ -35,38 +37,45 @@ class RowOptimizer:
     Attributes:
         name: key of `OPTIMIZER_STATE_WIDTH`.
         state_width: elements of optimizer state for a dimension.
-        apply: ``apply(rows, grad, lr, eps, step)`` updates `rows` ``[n, dim + state_width(dim)]`` in place and uses
-            `grad` ``[n, dim]`` as scratch; `step` counts batches from 1.
+        apply: ``apply(rows, grad, step)`` updates `rows` ``[n, dim + state_width(dim)]`` in place and uses `grad`
+            ``[n, dim]`` as scratch.
     """
 
     name: str
     state_width: Callable[[int], int]
-    apply: Callable[[Tensor, Tensor, float, float, int], None]
+    apply: Callable[[Tensor, Tensor, RowStep], None]
 
 
-def _sgd(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
-    rows[:, : grad.shape[1]].sub_(grad.mul_(lr))
+def _sgd(rows: Tensor, grad: Tensor, step: RowStep) -> None:
+    rows[:, : grad.shape[1]].sub_(grad.mul_(step.lr))
 
 
-def _adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+def _momentum(rows: Tensor, grad: Tensor, step: RowStep) -> None:
+    dim = grad.shape[1]
+    velocity = rows[:, dim:]
+    velocity.mul_(step.momentum).add_(grad)
+    rows[:, :dim].sub_(torch.mul(velocity, step.lr, out=grad))
+
+
+def _adagrad(rows: Tensor, grad: Tensor, step: RowStep) -> None:
     dim = grad.shape[1]
     square_sum = rows[:, dim:]
     std = grad * grad
     square_sum.add_(std)
     torch.sqrt(square_sum, out=std)
-    std.add_(eps)
-    rows[:, :dim].sub_(grad.div_(std).mul_(lr))
+    std.add_(step.eps)
+    rows[:, :dim].sub_(grad.div_(std).mul_(step.lr))
 
 
-def _rowwise_adagrad(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+def _rowwise_adagrad(rows: Tensor, grad: Tensor, step: RowStep) -> None:
     dim = grad.shape[1]
     square_sum = rows[:, dim:]
     # A tensor: CUDA replaces division by a Python number with multiplication by its reciprocal, which rounds twice.
     square_sum.add_(_row_sums_(grad * grad).div_(square_sum.new_full((), dim)))
-    rows[:, :dim].sub_(grad.div_(square_sum.sqrt().add_(eps)).mul_(lr))
+    rows[:, :dim].sub_(grad.div_(square_sum.sqrt().add_(step.eps)).mul_(step.lr))
 
 
-def _adam(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
+def _adam(rows: Tensor, grad: Tensor, step: RowStep) -> None:
     dim = grad.shape[1]
     beta1, beta2 = ADAM_BETAS
     weights, first, second = rows[:, :dim], rows[:, dim : 2 * dim], rows[:, 2 * dim :]
@@ -74,9 +83,25 @@ def _adam(rows: Tensor, grad: Tensor, lr: float, eps: float, step: int) -> None:
     first.add_(grad.sub_(first).mul_(1 - beta1))
     second.add_(square.sub_(second).mul_(1 - beta2))
     torch.sqrt(second, out=square)
-    square.add_(eps)
+    square.add_(step.eps)
     torch.div(first, square, out=grad)
-    weights.sub_(grad.mul_(adam_rate(lr, step)))
+    weights.sub_(grad.mul_(adam_rate(step.lr, step.step)))
+
+
+def _ftrl(rows: Tensor, grad: Tensor, step: RowStep) -> None:
+    dim = grad.shape[1]
+    weights, z, square_sum = rows[:, :dim], rows[:, dim : 2 * dim], rows[:, 2 * dim :]
+    # Tensors: CUDA replaces division by a Python number with multiplication by its reciprocal, which rounds twice.
+    alpha = square_sum.new_full((), step.lr)
+    before = square_sum.sqrt()
+    square_sum.add_(grad * grad)
+    root = square_sum.sqrt()
+    z.add_(grad.sub_(torch.sub(root, before, out=before).div_(alpha).mul_(weights)))
+    shrunk = torch.abs(z, out=grad).sub_(step.l1)
+    divisor = root.add_(step.beta).div_(alpha).add_(step.l2)
+    # Not 0 where it is used: z differs from 0 only after a gradient.
+    moved = torch.div(shrunk, divisor, out=before).copysign_(z).neg_()
+    weights.copy_(torch.where(shrunk > 0, moved, torch.zeros_like(moved)))
 
 
 def adam_rate(lr: float, step: int) -> float:
@@ -99,11 +124,13 @@ def _row_sums_(x: Tensor) -> Tensor:
     return x[:, :1]
 
 
-_APPLY: Mapping[str, Callable[[Tensor, Tensor, float, float, int], None]] = {
+_APPLY: Mapping[str, Callable[[Tensor, Tensor, RowStep], None]] = {
     "sgd": _sgd,
+    "momentum": _momentum,
     "adagrad": _adagrad,
     "rowwise_adagrad": _rowwise_adagrad,
     "adam": _adam,
+    "ftrl": _ftrl,
 }
 
 #: Row optimizers by name.

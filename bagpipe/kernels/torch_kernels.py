@@ -80,7 +80,7 @@ class TorchKernels:
             index = slot_index[first:end]
             rows = gather(records, index, width)
             values = row_format.unpack(rows, dim, optimizer)
-            apply(values, total_gradient(gradients, first, end), step.lr, step.eps, step.step)
+            apply(values, total_gradient(gradients, first, end), step)
             part = None if names is None else names.part(first, end)
             row_format.pack(values, rows, dim, part, step.step, optimizer)
             scatter(records, index, rows)

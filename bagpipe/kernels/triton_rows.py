@@ -99,7 +99,18 @@ def _rounded(weights, words, TYPE: tl.constexpr):
     return tl.where(weights != weights, weights, carried)
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_terms", "lr_bits", "eps_bits", "step_bits"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "max_terms",
+        "lr_bits",
+        "eps_bits",
+        "first_bits",
+        "second_bits",
+        "third_bits",
+        "step_bits",
+    ]
+)
 def update_kernel(
     records,
     state,
@@ -118,6 +129,9 @@ def update_kernel(
     max_terms,
     lr_bits,
     eps_bits,
+    first_bits,
+    second_bits,
+    third_bits,
     step_bits,
     OPTIMIZER: tl.constexpr,
     FIRST_RATE: tl.constexpr,
@@ -136,7 +150,8 @@ def update_kernel(
 
     Row r of the sums is row ``row_map[r]`` of the slots; without a map, row r. Without starts, its gradient is vector
     r. The optimizers are those of `bagpipe.kernels.row_optimizer`, operation by operation. Half weights are rounded to
-    nearest, or stochastically if there are keys.
+    nearest, or stochastically if there are keys. The first, second and third number are those of one optimizer:
+    momentum; or beta, l1 and l2.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
@@ -160,6 +175,11 @@ def update_kernel(
         square_sum = tl.load(state_at, mask=wanted, other=0.0)
     if OPTIMIZER == "rowwise_adagrad":
         row_square_sum = tl.load(state_row, mask=live, other=0.0)[:, None]
+    if OPTIMIZER == "momentum":
+        velocity = tl.load(state_at, mask=wanted, other=0.0)
+    if OPTIMIZER == "ftrl":
+        z = tl.load(state_at, mask=wanted, other=0.0)
+        square = tl.load(state_at + DIM, mask=wanted, other=0.0)
     if OPTIMIZER == "adam":
         mean = tl.load(state_at, mask=wanted, other=0.0)
         square = tl.load(state_at + DIM, mask=wanted, other=0.0)
@@ -174,6 +194,11 @@ def update_kernel(
     eps = _scalar(eps_bits, TYPE)
     if OPTIMIZER == "sgd":
         change = gradient * lr
+    if OPTIMIZER == "momentum":
+        velocity *= _scalar(first_bits, TYPE)
+        velocity += gradient
+        tl.store(state_at, velocity, mask=wanted)
+        change = velocity * lr
     if OPTIMIZER == "adagrad":
         square_sum += gradient * gradient
         tl.store(state_at, square_sum, mask=wanted)
@@ -190,7 +215,20 @@ def update_kernel(
         tl.store(state_at, mean, mask=wanted)
         tl.store(state_at + DIM, square, mask=wanted)
         change = divided(mean, _root(square) + eps) * lr
-    weights -= change
+    if OPTIMIZER == "ftrl":
+        alpha = tl.full((ROWS, BLOCK), 0.0, TYPE) + lr
+        before = _root(square)
+        square += gradient * gradient
+        root = _root(square)
+        z += gradient - divided(root - before, alpha) * weights
+        tl.store(state_at, z, mask=wanted)
+        tl.store(state_at + DIM, square, mask=wanted)
+        shrunk = tl.abs(z) - _scalar(second_bits, TYPE)
+        divisor = divided(root + _scalar(first_bits, TYPE), alpha) + _scalar(third_bits, TYPE)
+        moved = divided(shrunk, tl.where(shrunk > 0, divisor, 1.0))
+        weights = tl.where(shrunk > 0, tl.where(z > 0, -moved, moved), 0.0)
+    else:
+        weights -= change
     if rounding_keys is not None:
         keys = tl.load(rounding_keys + tl.load(tables + row, mask=live, other=0), mask=live, other=0)
         row_ids = tl.load(ids + row, mask=live, other=0)

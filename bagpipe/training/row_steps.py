@@ -39,6 +39,9 @@ def row_steps_of(layout: LookupLayout, optimizers: Sequence[RowOptimizer]) -> Ro
         of_groups.append(members[0])
 
     def steps(b: int) -> tuple[RowStep, ...]:
-        return tuple(RowStep(lr=optimizer.rate(b), eps=optimizer.epsilon, step=b + 1) for optimizer in of_groups)
+        return tuple(
+            RowStep(lr=optimizer.rate(b), eps=optimizer.epsilon, step=b + 1, **optimizer.numbers)
+            for optimizer in of_groups
+        )
 
     return steps

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Pooling = Literal["sum", "mean", "none"]
-RowOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+RowOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 RowDtype = Literal["float32", "float64", "float16", "bfloat16"]
 #: Rounding of an updated weight to a half type: `bagpipe.kernels.rounding`.
 Rounding = Literal["nearest", "stochastic"]
@@ -44,9 +44,11 @@ FROZEN = "frozen"
 #: Optimizer-state elements stored beside the `dim` weights of one row.
 OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "sgd": lambda dim: 0,
+    "momentum": lambda dim: dim,  # velocity, per element
     "adagrad": lambda dim: dim,  # sum of squared gradients, per element
     "rowwise_adagrad": lambda dim: 1,  # sum of mean squared gradients, per row
     "adam": lambda dim: 2 * dim,  # first and second moment, per element
+    "ftrl": lambda dim: 2 * dim,  # z, and the sum of squared gradients, per element
     FROZEN: lambda dim: 0,
 }
 

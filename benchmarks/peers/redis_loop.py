@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from bagpipe.errors import InputError
+from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from benchmarks.peers.sample import Minibatch
 from benchmarks.peers.shared_model import Peer, Untyped
@@ -164,7 +165,8 @@ class RemoteLoop:
             loss.backward()  # type: ignore[no-untyped-call]
             assert weights.grad is not None, "backward reached the rows"
             with torch.no_grad():
-                ROW_OPTIMIZERS["adagrad"].apply(records, weights.grad, self._optim.rows_lr, self._optim.eps, number)
+                step = RowStep(lr=self._optim.rows_lr, eps=self._optim.eps, step=number)
+                ROW_OPTIMIZERS["adagrad"].apply(records, weights.grad, step)
             self._source.give(rows, records)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)

@@ -15,7 +15,9 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config, Policy
+from bagpipe.optim import OTHERS, shared_optimizer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
 
@@ -48,10 +50,19 @@ class LogTables:
         # finalmlp's gates have tables of their own.
         gates = (schema.context(config.model.gate_context(key), key) for key in ("first_gate", "second_gate"))
         collections = [schema, *(gate for gate in gates if gate is not None and not config.model.factory)]
-        groups: dict[tuple[int, bool, int], list[Table]] = {}
+        # Tables that only a model of the user's has can be named too; the trainer checks the names.
+        given = row_optimizers(config.optim)
+        updates = {
+            table.name: given.get(table.name, given[OTHERS])
+            for collection in collections
+            for table in collection.tables
+        }
+        shared, kinds = shared_optimizer([*updates.values()]), {name: each.name for name, each in updates.items()}
+        groups: dict[tuple[int, bool, int, str], list[Table]] = {}
         for number, collection in enumerate(collections):
             for table in collection.tables:
-                groups.setdefault((number, table.pooling == "mean", dim_of(table)), []).append(table)
+                key = number, table.pooling == "mean", dim_of(table), kinds[table.name]
+                groups.setdefault(key, []).append(table)
         tables = [table for group in groups.values() for table in group]
         positions = {feature.name: position for position, feature in enumerate(schema.features)}
         features = (
@@ -63,8 +74,16 @@ class LogTables:
         )
         return cls(
             rows=RowSchema(
-                tables=tuple(RowTable(name=table.name, dim=dim_of(table), rows=table.rows) for table in tables),
-                optimizer=config.optim.rows,
+                tables=tuple(
+                    RowTable(
+                        name=table.name,
+                        dim=dim_of(table),
+                        rows=table.rows,
+                        optimizer=None if kinds[table.name] == shared else kinds[table.name],
+                    )
+                    for table in tables
+                ),
+                optimizer=shared,
                 dtype=config.row_dtype,
                 seed=config.run.seed,
                 rounding=config.row_rounding,

@@ -26,6 +26,8 @@ def optim(**values: Any) -> Config:
         {"schedule": "step", "schedule_milestones": (3, 3, 9)},
         {"rows_schedule": "exponential", "schedule_every": 100, "rows_warmup_steps": 5, "warmup_start": 0.5},
         {"schedule": "cosine", "schedule_length": 9, "rows_schedule": "polynomial", "schedule_power": 2.0},
+        {"rows": "ftrl", "ftrl_l1": 0.1, "schedule": "cosine", "schedule_length": 9, "rows_schedule": "constant"},
+        {"rows_by_table": ("a=momentum", "b=frozen"), "rows_momentum": 0.5, "rows_lr_by_table": ("a=0.1", "c=1e-3")},
     ],
 )
 def test_consistent_keys_pass(values: dict[str, Any]) -> None:
@@ -96,6 +98,27 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         ({"clip_scope": "all"}, "optim.clip_scope all needs optim.clip_norm above 0, got 0"),
         ({"clip_norm": 1.0, "clip_value": 0.5}, "optim.clip_value 0.5 needs optim.clip_norm 0, got 1"),
         ({"clip_scope": "tables"}, "optim.clip_scope must be one of dense, rows, all, got 'tables'"),
+        (
+            {"rows_by_table": ("user=lamb",)},
+            "optim.rows_by_table must be TABLE=OPTIMIZER, the optimizer one of sgd, momentum, adagrad, "
+            "rowwise_adagrad, adam, ftrl, frozen, got 'user=lamb'",
+        ),
+        (
+            {"rows_lr_by_table": ("user=-1",)},
+            "optim.rows_lr_by_table must be TABLE=RATE, the rate a finite number above 0, got 'user=-1'",
+        ),
+        ({"rows_by_table": ("a=sgd", "a=adam")}, "optim.rows_by_table names table 'a' more than once"),
+        (
+            {"rows_by_table": ("a=frozen",), "rows_lr_by_table": ("a=1",)},
+            "optim.rows_lr_by_table gives a rate to table 'a', which optim.rows_by_table freezes",
+        ),
+        ({"rows_momentum": 0.5}, "optim.rows_momentum 0.5 needs optim.rows momentum, got adagrad"),
+        ({"ftrl_l1": 0.5, "rows": "adam"}, "optim.ftrl_l1 0.5 needs optim.rows ftrl, got adam"),
+        (
+            {"rows_by_table": ("a=ftrl",), "warmup_steps": 3},
+            "optim.rows ftrl needs a rate of rows that does not change, its state is in units of it: "
+            "optim.rows_schedule constant without a warm-up, got constant and 3 steps of warm-up",
+        ),
         ({"ema_evaluate": True}, "optim.ema_evaluate needs optim.ema_decay above 0, got 0"),
     ],
 )
@@ -107,7 +130,7 @@ def test_keys_that_do_not_fit_are_refused(values: dict[str, Any], line: str) -> 
 
 def test_keys_that_a_resume_may_change() -> None:
     assert {"optim.dense_lr", "optim.rows_lr", "optim.eps", "optim.schedule", "optim.warmup_steps"} <= set(CHANGEABLE)
-    assert not {"optim.rows", "optim.dense", "optim.ema_decay", "run.seed"} & set(CHANGEABLE)
+    assert not {"optim.rows", "optim.rows_by_table", "optim.dense", "optim.ema_decay", "run.seed"} & set(CHANGEABLE)
     check_config(dataclasses.replace(Config(), checkpoint=CheckpointConfig(dir="x", change=CHANGEABLE)))
     for change, words in (
         (("optim.dense_lr", "optim.dense"), f"must be some of {', '.join(CHANGEABLE)}, got 'optim.dense'"),

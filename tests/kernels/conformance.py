@@ -193,17 +193,17 @@ class Bench:
         terms, gradient = self._terms(num_lookups, "plain")
         there = self._there(self.records)
         slots = self._there(torch.from_numpy(self.slots))
-        numbers = RowStep(lr=LR, eps=EPS, step=step)
+        numbers = RowStep(lr=LR, eps=EPS, step=step, momentum=0.9, beta=0.5, l1=0.25, l2=0.125)
         self.kernels.update(there, slots, terms, numbers, self._names(), self.optimizer)
         rows = self.records[self.slots, : self.schema.row_width(0)].contiguous()
         weights, state = split_record(rows, self.schema, self.case.dim, self.optimizer)
         updated, new_state = optimizer_step(
-            self.case.optimizer, weights.to(self.dtype).numpy(), state.numpy(), gradient, lr=LR, eps=EPS, step=step
+            self.case.optimizer, weights.to(self.dtype).numpy(), state.numpy(), gradient, numbers
         )
         weights.copy_(self._rounded(torch.from_numpy(updated), step))
         state.copy_(torch.from_numpy(new_state))
         self.records[self.slots, : rows.shape[1]] = rows
-        if self.exact_roots or self.case.optimizer == "sgd":
+        if self.exact_roots or self.case.optimizer in ("sgd", "momentum"):
             self.same_bits(there, self.records)
         else:
             self._same_values(there)

@@ -32,6 +32,8 @@ CASES = (
     Case(seed=2, optimizer="adagrad", dtype="float32", dim=48, max_terms=3, **SIZE),
     Case(seed=3, optimizer="rowwise_adagrad", dtype="float32", dim=12, max_terms=2, **SIZE),
     Case(seed=6, optimizer="adam", dtype="float64", dim=7, named=True, **SIZE),
+    Case(seed=4, optimizer="momentum", dtype="float32", dim=6, max_terms=2, **SIZE),
+    Case(seed=5, optimizer="ftrl", dtype="float64", dim=6, max_terms=2, named=True, **SIZE),
     Case(seed=7, optimizer="adagrad", dtype="bfloat16", rounding="stochastic", dim=9, max_terms=2, **SIZE),
     Case(seed=8, optimizer="rowwise_adagrad", dtype="float16", rounding="stochastic", dim=6, named=True, **SIZE),
     Case(seed=9, optimizer="sgd", dtype="bfloat16", dim=8, max_terms=3, **SIZE),

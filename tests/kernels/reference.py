@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate
 from bagpipe.kernels.segment_sum import HostSegmentSum
 
@@ -46,11 +47,9 @@ def _in_chunks(
     return _in_chunks(np.array(partial), np.arange(len(partial)), None, 0, len(partial), max_terms)
 
 
-def optimizer_step(
-    name: str, weights: Array, state: Array, gradient: Array, *, lr: float, eps: float, step: int
-) -> tuple[Array, Array]:
+def optimizer_step(name: str, weights: Array, state: Array, gradient: Array, numbers: RowStep) -> tuple[Array, Array]:
     """Updated weights and state; all ``[k, …]`` in the compute dtype."""
-    kind = weights.dtype.type
+    kind, lr, eps = weights.dtype.type, numbers.lr, numbers.eps
     dim = weights.shape[1]
     if name == "sgd":
         return weights - gradient * kind(lr), state
@@ -60,11 +59,22 @@ def optimizer_step(
     if name == "rowwise_adagrad":
         state = state + _halved(gradient * gradient) / kind(dim)
         return weights - gradient / (np.sqrt(state) + kind(eps)) * kind(lr), state
+    if name == "momentum":
+        state = state * kind(numbers.momentum) + gradient
+        return weights - state * kind(lr), state
+    if name == "ftrl":
+        z, square = state[:, :dim], state[:, dim:]
+        added = square + gradient * gradient
+        z = z + (gradient - (np.sqrt(added) - np.sqrt(square)) / kind(lr) * weights)
+        divisor = (np.sqrt(added) + kind(numbers.beta)) / kind(lr) + kind(numbers.l2)
+        shrunk = np.abs(z) - kind(numbers.l1)
+        moved = -np.sign(z) * (shrunk / np.where(shrunk > 0, divisor, 1))
+        return np.where(shrunk > 0, moved, 0).astype(kind), np.concatenate([z, added], axis=1)
     beta1, beta2 = ADAM_BETAS
     first, second = state[:, :dim], state[:, dim:]
     first = first + (gradient - first) * kind(1 - beta1)
     second = second + (gradient * gradient - second) * kind(1 - beta2)
-    change = first / (np.sqrt(second) + kind(eps)) * kind(adam_rate(lr, step))
+    change = first / (np.sqrt(second) + kind(eps)) * kind(adam_rate(lr, numbers.step))
     return weights - change, np.concatenate([first, second], axis=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH
 
@@ -20,20 +22,65 @@ with warnings.catch_warnings():
 
 NUM_ROWS, DIM, LR, EPS = 23, 6, 0.05, 1e-7
 
+
+class PlainFtrl(torch.optim.Optimizer):
+    """Algorithm 1 of McMahan et al., KDD 2013, for the rows with a gradient; number by number in float64."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__([weight], {})
+        self.z, self.n = torch.zeros_like(weight.data), torch.zeros_like(weight.data)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        (w,) = self.param_groups[0]["params"]
+        gradients = w.grad.coalesce()
+        for row, gradient in zip(gradients.indices()[0].tolist(), gradients.values(), strict=True):
+            for i, g in enumerate(gradient.tolist()):
+                z, n = self.z[row, i].item(), self.n[row, i].item()
+                sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / LR
+                z, n = z + g - sigma * w[row, i].item(), n + g * g
+                self.z[row, i], self.n[row, i] = z, n
+                divisor = (0.5 + math.sqrt(n)) / LR + 0.125
+                w[row, i] = 0.0 if abs(z) <= 0.25 else -(z - math.copysign(0.25, z)) / divisor
+
+
+class RowsApart(torch.optim.Optimizer):
+    """torch's optimizer, one for each row, which steps if its row has a gradient."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__([weight], {})
+        self.rows = [nn.Parameter(row) for row in weight.data]  # views
+        self.optimizers = [torch.optim.SGD([row], lr=LR, momentum=0.9) for row in self.rows]
+
+    def step(self) -> None:  # type: ignore[override]
+        gradients = self.param_groups[0]["params"][0].grad.coalesce()
+        for row, gradient in zip(gradients.indices()[0].tolist(), gradients.values(), strict=True):
+            self.rows[row].grad = gradient
+            self.optimizers[row].step()
+
+
 REFERENCES: dict[str, Callable[[Tensor], torch.optim.Optimizer]] = {
     "sgd": lambda weight: torch.optim.SGD([weight], lr=LR),
+    "momentum": RowsApart,
     "adagrad": lambda weight: torch.optim.Adagrad([weight], lr=LR, eps=EPS),
     "rowwise_adagrad": lambda weight: RowWiseAdagrad([weight], lr=LR, eps=EPS),
     "adam": lambda weight: torch.optim.SparseAdam([weight], lr=LR, eps=EPS),
+    "ftrl": PlainFtrl,
 }
+
+
+def numbers(step: int, lr: float = LR, eps: float = EPS) -> RowStep:
+    return RowStep(lr=lr, eps=eps, step=step, momentum=0.9, beta=0.5, l1=0.25, l2=0.125)
 
 
 def test_state_widths_are_the_schema_s() -> None:
     assert {name: optimizer.state_width(8) for name, optimizer in ROW_OPTIMIZERS.items()} == {
         "sgd": 0,
+        "momentum": 8,
         "adagrad": 8,
         "rowwise_adagrad": 1,
         "adam": 16,
+        "ftrl": 16,
     }
     assert set(ROW_OPTIMIZERS) == set(OPTIMIZER_STATE_WIDTH) - {FROZEN} == set(REFERENCES)
 
@@ -55,7 +102,7 @@ def test_equals_the_reference(name: str, dtype: torch.dtype, tolerance: float) -
         with torch.sparse.check_sparse_tensor_invariants():
             optimizer.step()
         rows = records[touched]
-        ROW_OPTIMIZERS[name].apply(rows, grad.clone(), LR, EPS, step)
+        ROW_OPTIMIZERS[name].apply(rows, grad.clone(), numbers(step))
         records[touched] = rows
     torch.testing.assert_close(records[:, :DIM], weight.detach(), rtol=tolerance, atol=tolerance)
 
@@ -78,13 +125,13 @@ def test_a_row_does_not_depend_on_its_block(
     grad = torch.randn(num_rows, dim, dtype=dtype, generator=generator)
     apply = ROW_OPTIMIZERS[name].apply
     together = rows.clone()
-    apply(together, grad.clone(), 0.1, 1e-8, 3)
+    apply(together, grad.clone(), numbers(3))
     cut = data.draw(st.integers(0, num_rows))
     order = torch.randperm(num_rows, generator=generator)
     apart = torch.empty_like(rows)
     for part in (order[:cut], order[cut:]):
         some = rows[part]
-        apply(some, grad[part], 0.1, 1e-8, 3)
+        apply(some, grad[part], numbers(3))
         apart[part] = some
     assert torch.equal(together, apart)
 
@@ -100,7 +147,7 @@ def test_threads_do_not_matter(name: str) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             some = rows.clone()
-            ROW_OPTIMIZERS[name].apply(some, grad.clone(), 0.1, 1e-8, 2)
+            ROW_OPTIMIZERS[name].apply(some, grad.clone(), numbers(2))
             results.append(some)
     finally:
         torch.set_num_threads(before)

@@ -30,6 +30,7 @@ from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowTable, Table
+from tests.system.plain_rows import PlainRows
 from tests.system.rank_threads import RankOrderSum
 
 __all__ = [
@@ -84,6 +85,10 @@ def batches(seed: int = 0, num_batches: int = NUM_BATCHES) -> list[Batch]:
 # ---- the reference ---------------------------------------------------------------------------------------------------
 
 
+#: Row optimizers whose reference takes dense gradients.
+_DENSE = ("adagrad", "rowwise_adagrad", "frozen")
+
+
 class Bags(nn.Module):
     """Whole tables, as parameters."""
 
@@ -92,7 +97,7 @@ class Bags(nn.Module):
         self.tables = nn.ModuleList()
         for table, values, optimizer in zip(SCHEMA.tables, weights, optimizers, strict=True):
             module = nn.EmbeddingBag(
-                ROWS, DIM, mode=table.pooling, sparse=optimizer.name in ("sgd", "adam"), dtype=torch.float64
+                ROWS, DIM, mode=table.pooling, sparse=optimizer.name not in _DENSE, dtype=torch.float64
             )
             module.weight.data.copy_(values)
             module.weight.requires_grad_(optimizer.name != "frozen")
@@ -114,15 +119,20 @@ def torch_optimizer(parameter: nn.Parameter, optimizer: RowOptimizer) -> torch.o
         "adagrad": torch.optim.Adagrad,
         "rowwise_adagrad": TorchRowWiseAdagrad,
         "adam": torch.optim.SparseAdam,
+        "momentum": lambda parameters, lr, eps: PlainRows(parameters, name="momentum", lr=lr, **optimizer.numbers),
+        "ftrl": lambda parameters, lr, eps: PlainRows(parameters, name="ftrl", lr=lr, **optimizer.numbers),
     }
     make = kinds.get(optimizer.name)
     return None if make is None else make([parameter], lr=1.0, eps=optimizer.epsilon)
 
 
+_STATES = ("z", "sum", "exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
 def state_of(parameter: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> Tensor:
     """``[ROWS, state]``, in the order of a record."""
     state = {} if optimizer is None else optimizer.state[parameter]
-    found = [state[name].reshape(ROWS, -1) for name in ("sum", "exp_avg", "exp_avg_sq") if name in state]
+    found = [state[name].reshape(ROWS, -1) for name in _STATES if name in state]
     return torch.cat([torch.empty(ROWS, 0, dtype=torch.float64), *found], dim=1)
 
 

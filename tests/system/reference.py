@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tests.models.plain_fuxictr import PlainDCNv2, PlainDeepFM, PlainFinalMLP
 from tests.system.factory import Towers, padded
+from tests.system.plain_rows import STATES
 
 __all__ = ["PLAIN_MODELS", "MakeScheduler", "PlainBatch", "PlainTable", "PlainTables", "plain_training", "row_state"]
 
@@ -227,13 +229,6 @@ _DENSE_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda parameters, lr, eps: torch.optim.Adagrad(parameters, lr=lr, eps=eps),
     "adam": lambda parameters, lr, eps: torch.optim.Adam(parameters, lr=lr, eps=eps),
 }
-#: Row optimizer -> names of its state, in the order of a stored record.
-_ROW_STATE: Mapping[str, tuple[str, ...]] = {
-    "sgd": (),
-    "adagrad": ("sum",),
-    "rowwise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-}
 
 #: Makes the scheduler of an optimizer's learning rate.
 MakeScheduler: TypeAlias = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -268,17 +263,22 @@ def plain_training(
     loss_of: Callable[[Tensor, Tensor], Tensor] = nn.functional.binary_cross_entropy_with_logits,
     before_steps: Callable[[list[nn.Parameter], list[nn.Parameter]], object] | None = None,
     make_dense: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    make_rows: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Trained:
     """Train on all batches in order, on the mean loss of each.
 
     Args:
         dense_parameters: initial values of all parameters except the tables, by name.
         make_dense: makes the dense optimizer, in place of `dense`, `dense_lr` and `eps`.
+        make_rows: makes the row optimizer, of sparse gradients, in place of `rows`, `rows_lr` and `eps`.
         loss_of: mean loss of logits and labels.
         before_steps: called with the tables and the dense parameters between backward and steps.
         schedulers: of the learning rates of rows and dense part, stepped after every batch.
     """
-    sparse, row_optimizer = _ROW_OPTIMIZERS[rows]
+    sparse = True
+    if make_rows is None:
+        sparse, torch_s = _ROW_OPTIMIZERS[rows]
+        make_rows = partial(torch_s, lr=rows_lr, eps=eps)
     plain = PlainTables(tables, sparse=sparse)
     dtype = tables[0].weights.dtype
     model = PLAIN_MODELS[model_name](plain, batches[0].dense.shape[1], dim, bottom, top).to(dtype)
@@ -289,7 +289,7 @@ def plain_training(
     for name, value in others.items():
         value.data.copy_(dense_parameters[name])
     optimizers = (
-        row_optimizer(table_parameters, lr=rows_lr, eps=eps),
+        make_rows(table_parameters),
         _DENSE_OPTIMIZERS[dense](list(others.values()), lr=dense_lr, eps=eps)
         if make_dense is None
         else make_dense(list(others.values())),
@@ -317,5 +317,5 @@ def row_state(trained: Trained, optimizer: str, number: int) -> Tensor:
     """Records ``[num_rows, dim + state]`` of one table."""
     weight: Any = trained.tables.rows[number].weight
     state = trained.rows.state[weight]
-    parts = [state[name].reshape(len(weight), state[name].shape[1:].numel()) for name in _ROW_STATE[optimizer]]
+    parts = [state[name].reshape(len(weight), state[name].shape[1:].numel()) for name in STATES[optimizer]]
     return torch.cat([weight.detach(), *parts], dim=1)

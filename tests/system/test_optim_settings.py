@@ -14,12 +14,14 @@ import torch
 from torch.optim import lr_scheduler
 
 from bagpipe.config.sections import Config
+from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.plain_jobs import plain_job
+from tests.system.plain_rows import PlainRows
 from tests.system.programs import run_forked
 from tests.system.rank_threads import run_ranks
-from tests.system.reference import MakeScheduler
+from tests.system.reference import MakeScheduler, row_state
 from tests.system.resumed import JOB, Resumed, digests
 from tests.system.staging import assert_equal_numbers, run_staged, staged
 from tests.system.test_exactness import MakeConfig
@@ -179,6 +181,79 @@ def test_dense_optimizers_of_stages(name: str, clicks: MakeConfig) -> None:
     keys, _ = DENSE[name]
     config = change(clicks(limit=100), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
     assert_equal_numbers(run_staged(staged(config, "1f1b", 2), 2), run_staged(config))
+
+
+# ---- row optimizers --------------------------------------------------------------------------------------------------
+
+#: Keys, and numbers of the plain loop.
+ROWS: dict[str, tuple[dict[str, object], dict[str, Any]]] = {
+    "momentum": (
+        {"rows_momentum": 0.7, "rows_schedule": "exponential", "schedule_every": 9},
+        {"momentum": 0.7},
+    ),
+    "ftrl": ({"ftrl_l1": 1e-4, "ftrl_l2": 0.1, "ftrl_beta": 0.5}, {"l1": 1e-4, "l2": 0.1, "beta": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_optimizers_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
+    keys, numbers = ROWS[name]
+    config = change(clicks(limit=200), run__dtype="float64", optim__rows=name)
+    config = change(config, **{f"optim__{key}": value for key, value in keys.items()})
+    falling = lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / 9))  # noqa: E731
+    check(
+        config,
+        make_rows=lambda tables: PlainRows(tables, name=name, lr=config.optim.rows_lr, eps=config.optim.eps, **numbers),
+        schedulers=(falling if "rows_schedule" in keys else None, None),
+    )
+
+
+class ByTable(torch.optim.Optimizer):
+    """An optimizer for each table."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([table for each in optimizers for table in each.param_groups[0]["params"]], {})
+        self.optimizers = optimizers
+        for each in optimizers:
+            self.state.update(each.state)
+
+    def step(self) -> None:  # type: ignore[override]
+        for each in self.optimizers:
+            each.step()
+
+
+def test_tables_have_their_own_optimizer_and_rate(clicks: MakeConfig) -> None:
+    config = change(
+        clicks("mixed", limit=200),
+        run__dtype="float64",
+        optim__rows="adam",
+        optim__rows_by_table=("items=adam", "topic=ftrl"),
+        optim__rows_lr_by_table=("items=0.3",),
+    )
+    direct = run_job(change(config, cache__rows=0))
+    plain = plain_job(
+        config,
+        make_rows=lambda tables: ByTable(
+            [
+                PlainRows([table], name=name, lr=lr, eps=config.optim.eps)
+                for table, (name, lr) in zip(
+                    tables, [("adam", config.optim.rows_lr), ("adam", 0.3), ("ftrl", config.optim.rows_lr)], strict=True
+                )
+            ]
+        ),
+    )
+    names = {table.name: ("ftrl" if table.name == "topic" else "adam") for table in plain.tables.tables}
+    for number, table in enumerate(plain.tables.tables):
+        expected = row_state(plain, names[table.name], number).numpy()
+        np.testing.assert_allclose(direct.rows[table.name][1], expected, rtol=1e-12, atol=1e-12, err_msg=table.name)
+    cached = run_job(change(config, cache__rows=largest_batch(config), oracle__lookahead=8))
+    assert (cached.digests, cached.losses) == (direct.digests, direct.losses)
+    check_ranks(change(config, cache__rows=150), direct)
+
+
+def test_a_table_that_the_model_lacks_is_refused(clicks: MakeConfig) -> None:
+    with pytest.raises(InputError, match=r"the tables \['user', 'items', 'topic'\].*: unknown \['users'\]"):
+        run_job(change(clicks("sum"), optim__rows_by_table=("users=sgd",)))
 
 
 # ---- limits of gradients ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.optim import SGD, Adagrad, Adam, Frozen, RowOptimizer, RowWiseAdagrad
+from bagpipe.optim import SGD, Adagrad, Adam, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
@@ -34,6 +34,8 @@ row_optimizers = st.one_of(
     st.builds(Adagrad, rates, eps=epsilons),
     st.builds(RowWiseAdagrad, rates, eps=epsilons),
     st.builds(Adam, rates, eps=epsilons),
+    st.builds(Momentum, rates, momentum=st.sampled_from([0.0, 0.9])),
+    st.builds(Ftrl, st.sampled_from([0.05, 0.5]), l1=st.sampled_from([0.0, 0.01]), l2=st.sampled_from([0.0, 0.1])),
 )
 by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, row_optimizers))
 

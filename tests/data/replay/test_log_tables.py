@@ -49,7 +49,7 @@ def test_tables_are_the_trainers(model: str, dtype: str, weight_bytes: int, grad
         model_config = dataclasses.replace(model_config, gate_mlp=(3,), first_gate="x,i,h,g", second_gate="f")
     config = Config(
         model=model_config,
-        optim=OptimConfig(rows="adam"),
+        optim=OptimConfig(rows="adam", rows_by_table=("b=ftrl", "d=frozen"), rows_lr_by_table=("a=0.1",)),
         cache=CacheConfig(rows=77, dtype=dtype),
         cacher=CacherConfig(assign="locality"),
         run=RunConfig(dtype="float64" if dtype == "run" else "float32"),

@@ -25,6 +25,7 @@ from bagpipe.rates import Schedule
 from bagpipe.util.program import run_program
 from data.formats import open_source
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
+from tests.system.plain_rows import STATES, PlainRows
 from tests.system.reference import MakeScheduler, PlainTable, Trained, plain_training, row_state
 from trainer.assembly import build_training_model
 from trainer.dense import loss_of
@@ -32,7 +33,8 @@ from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedul
 
 __all__ = ["main"]
 
-_ROW_STATES = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
+#: Row optimizers that torch and torchrec have.
+_THEIRS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 
 
 def main() -> None:
@@ -77,7 +79,21 @@ def _train(config: Config) -> Trained:
         loss_of=lambda logits, labels: loss.summed(logits, labels) / len(labels),
         before_steps=lambda tables, dense: _clip(optim, tables, dense),
         make_dense=lambda parameters: dense_optimizer(parameters, optim),
+        make_rows=None if optim.rows in _THEIRS else lambda tables: _rows_optimizer(tables, optim),
         schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],
+    )
+
+
+def _rows_optimizer(tables: Sequence[Parameter], optim: OptimConfig) -> PlainRows:
+    return PlainRows(
+        tables,
+        name=optim.rows,
+        lr=optim.rows_lr,
+        eps=optim.eps,
+        momentum=optim.rows_momentum,
+        beta=optim.ftrl_beta,
+        l1=optim.ftrl_l1,
+        l2=optim.ftrl_l2,
     )
 
 
@@ -131,6 +147,6 @@ def _rows(
         stored = weights[f"{name.removesuffix('weight')}ids"]
         assert torch.equal(stored, ids), f"{name}: rows of the plain loop and of the checkpoint differ"
         place = torch.arange(len(ids))
-    parts = [weights[name], *(states[f"{name}.{state}"] for state in _ROW_STATES[config.optim.rows])]
+    parts = [weights[name], *(states[f"{name}.{state}"] for state in STATES[config.optim.rows])]
     found = torch.cat([part[place].reshape(len(ids), part.shape[1:].numel()) for part in parts], dim=1)
     yield name, found, records

@@ -1,0 +1,34 @@
+"""`row_optimizers`: the row optimizers of a configuration, by table.
+
+optim.rows, rows_by_table ──kind──┐
+optim.rows_lr, rows_lr_by_table ──┴──> `bagpipe.optim.RowOptimizer` by table name, "*": the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bagpipe.config.optim_section import OptimConfig, pairs
+from bagpipe.optim import OTHERS, SGD, Adagrad, Adam, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
+
+__all__ = ["ROW_OPTIMIZERS", "row_optimizers"]
+
+#: Row optimizer -> its constructor with a learning rate.
+ROW_OPTIMIZERS: Mapping[str, Callable[[float, OptimConfig], RowOptimizer]] = {
+    "sgd": lambda lr, config: SGD(lr),
+    "momentum": lambda lr, config: Momentum(lr, momentum=config.rows_momentum),
+    "adagrad": lambda lr, config: Adagrad(lr, eps=config.eps),
+    "rowwise_adagrad": lambda lr, config: RowWiseAdagrad(lr, eps=config.eps),
+    "adam": lambda lr, config: Adam(lr, eps=config.eps),
+    "ftrl": lambda lr, config: Ftrl(lr, beta=config.ftrl_beta, l1=config.ftrl_l1, l2=config.ftrl_l2),
+    "frozen": lambda lr, config: Frozen(),
+}
+
+
+def row_optimizers(config: OptimConfig) -> Mapping[str, RowOptimizer]:
+    """The row optimizers named by the configuration, by table; ``"*"`` stands for all tables that are not named."""
+    kinds, rates = dict(pairs(config.rows_by_table)), dict(pairs(config.rows_lr_by_table))
+    return {
+        table: ROW_OPTIMIZERS[kinds.get(table, config.rows)](float(rates.get(table, config.rows_lr)), config)
+        for table in dict.fromkeys((*kinds, *rates, OTHERS))
+    }
