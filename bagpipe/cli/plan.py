@@ -3,7 +3,7 @@
 --model FILE.json ──OperatorGraph.from_json──┐
 --model NAME or MODULE:FUNCTION ──measure────┴──> make_plan ──> table, or JSON
 
-Only measuring a model needs torch.
+Only measuring a model needs torch. Progress is on standard error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from bagpipe.cli.progress import Progress
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster
@@ -98,29 +99,31 @@ def run(flags: argparse.Namespace) -> str:
     )
     if flags.batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, got {flags.batch_size}")
-    graph = _operators(flags)
-    if flags.save_operators:
-        try:
-            Path(flags.save_operators).write_text(graph.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--save-operators: cannot write {flags.save_operators}: {error}") from None
-    plan = make_plan(
-        graph,
-        cluster,
-        flags.batch_size,
-        microbatches=flags.microbatches,
-        replicas=flags.replicas,
-        mixed_sizes=flags.mixed_sizes,
-    )
+    with Progress("plan") as progress:
+        graph = _operators(flags, progress)
+        if flags.save_operators:
+            try:
+                Path(flags.save_operators).write_text(graph.to_json(), encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"--save-operators: cannot write {flags.save_operators}: {error}") from None
+        plan = make_plan(
+            graph,
+            cluster,
+            flags.batch_size,
+            microbatches=flags.microbatches,
+            replicas=flags.replicas,
+            mixed_sizes=flags.mixed_sizes,
+            on_search=progress.phase("comparing partitions"),
+        )
     if flags.json:
         return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
     return "\n".join(_table(plan, flags.batch_size)) + "\n"
 
 
-def _operators(flags: argparse.Namespace) -> OperatorGraph:
+def _operators(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
     model: str = flags.model
     if not model.endswith(".json"):
-        return _measured(flags)
+        return _measured(flags, progress)
     try:
         text = Path(model).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,7 +131,7 @@ def _operators(flags: argparse.Namespace) -> OperatorGraph:
     return OperatorGraph.from_json(text, source=model)
 
 
-def _measured(flags: argparse.Namespace) -> OperatorGraph:
+def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
     """Build the model, trace it, and measure its operators at typical micro-batch sizes."""
     check_environment()
     with warnings.catch_warnings():  # import warnings of torchrec's dependencies
@@ -168,7 +171,8 @@ def _measured(flags: argparse.Namespace) -> OperatorGraph:
             model = build_model(schema, config)
         parts = trace_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
     batch = flags.batch_size
-    return operator_graph(parts, examples=sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)}))
+    sizes = sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)})
+    return operator_graph(parts, examples=sizes, on_measured=progress.phase("measuring the model"))
 
 
 def _integers(flag: str, text: str, count: int | None = None) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ bottleneck.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,7 @@ def make_plan(
     microbatches: int | None = None,
     replicas: Replicas = "same",
     mixed_sizes: bool = False,
+    on_search: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """Choose stages, micro-batches and replicas.
 
@@ -64,6 +66,7 @@ def make_plan(
         microbatches: per batch; None: try powers of two.
         replicas: see `Replicas`.
         mixed_sizes: stages of a partition can differ in micro-batches, in the exact search only.
+        on_search: called after each search with the number of those done and of all.
 
     Raises:
         InputError: nothing fits the memory, or there are more micro-batches than examples.
@@ -73,8 +76,16 @@ def make_plan(
         raise InputError(f"microbatches must be 1 to {batch_examples}, the examples of a batch, got {microbatches}")
     counts = _counts(batch_examples, cluster.devices) if microbatches is None else [microbatches]
     choices = _replica_choices(replicas, cluster.devices)
-    found = list(_found(model, counts, choices, mixed_sizes))
-    chains = list(_chains(model, counts, choices))
+    groups = [(count,) for count in counts] + ([tuple(counts)] if mixed_sizes and len(counts) > 1 else [])
+    searches = len(choices) * (len(groups) + len(counts))
+    done = itertools.count(1)
+    found, chains = [], []
+    for allowed, group in itertools.product(choices, groups):
+        found += [each for each in [find(model, allowed, group)] if each is not None]
+        on_search(next(done), searches)
+    for allowed, count in itertools.product(choices, counts):
+        chains += _chain(model, count, allowed)
+        on_search(next(done), searches)
     best = _least_step(model, _candidates(model, found, chains)) if found else None
     if best is None:
         raise InputError(_does_not_fit(model, counts, replicas))
@@ -109,17 +120,6 @@ def _replica_choices(replicas: Replicas, devices: int) -> list[tuple[int, ...]]:
     return [(count,) for count in range(1, devices + 1) if devices % count == 0]
 
 
-def _found(
-    model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]], mixed_sizes: bool
-) -> Iterator[Found]:
-    groups = [(count,) for count in counts] + ([tuple(counts)] if mixed_sizes and len(counts) > 1 else [])
-    for allowed in choices:
-        for group in groups:
-            found = find(model, allowed, group)
-            if found is not None:
-                yield found
-
-
 def _candidates(model: CostModel, found: Sequence[Found], chains: Sequence[_Candidate]) -> Iterator[_Candidate]:
     """Layouts to simulate: the best estimates, the least bottleneck, the best chains without relays."""
     estimates = {layout: _estimate(model, layout) for each in found for layout in each.layouts}
@@ -149,14 +149,12 @@ def _estimate(model: CostModel, layout: Layout) -> float:
     return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * hops * (cluster.latency_s + smallest * link_s)
 
 
-def _chains(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Iterator[_Candidate]:
-    """The best PipeDream chain of each choice."""
-    for allowed in choices:
-        for count in counts:
-            search = ChainSearch(model, allowed, count)
-            layout = least_bottleneck(search.bottleneck, search.solve)
-            if layout is not None:
-                yield _Candidate(layout=layout, bottleneck_s=search.bottleneck(layout), relay=True)
+def _chain(model: CostModel, count: int, allowed: tuple[int, ...]) -> Iterator[_Candidate]:
+    """The best PipeDream chain, if one fits."""
+    search = ChainSearch(model, allowed, count)
+    layout = least_bottleneck(search.bottleneck, search.solve)
+    if layout is not None:
+        yield _Candidate(layout=layout, bottleneck_s=search.bottleneck(layout), relay=True)
 
 
 def _data_parallel(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Partition | None:

@@ -9,9 +9,10 @@ change. The state of the random generators is restored.
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,13 +33,20 @@ __all__ = ["operator_graph"]
 WARM_REPEATS = 3
 
 
-def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), repeats: int = 10) -> OperatorGraph:
+def operator_graph(
+    parts: ModelParts,
+    *,
+    examples: Sequence[int] = (32, 256),
+    repeats: int = 10,
+    on_measured: Callable[[int, int], None] = lambda done, total: None,
+) -> OperatorGraph:
     """Measured costs of a model's operators.
 
     Args:
         parts: the model.
         examples: at least two different micro-batch sizes for the linear fit.
         repeats: measurements per operator; the median is used.
+        on_measured: called after each measurement with the number of those done and of all.
 
     Raises:
         InputError: there are fewer than two sizes, a number is below 1, or two operators share a parameter.
@@ -50,9 +58,15 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
     alone = split_parts(parts, stages={name: number for number, name in enumerate(names)})
     whole = split_parts(parts, stages=1)
     sizes = sorted(set(examples))
+    done = itertools.count(1)
+    num_measured = (len(names) + 1) * len(sizes) * (WARM_REPEATS + repeats)
+
+    def time_operator(staged: StagedModel, number: int, size: int) -> tuple[float, float, int]:
+        return _time_operator(staged, number, size, repeats, lambda: on_measured(next(done), num_measured))
+
     with _random_numbers_kept(device_of(parts.traced.model)):
-        times = [[_time_operator(alone, number, size, repeats) for size in sizes] for number in range(len(names))]
-        totals = [_time_operator(whole, 0, size, repeats) for size in sizes]
+        times = [[time_operator(alone, number, size) for size in sizes] for number in range(len(names))]
+        totals = [time_operator(whole, 0, size) for size in sizes]
     forward, full_backward = (
         _scaled([[item[part] for item in row] for row in times], [item[part] for item in totals]) for part in (0, 1)
     )
@@ -72,12 +86,17 @@ def operator_graph(parts: ModelParts, *, examples: Sequence[int] = (32, 256), re
     )
 
 
-def _time_operator(staged: StagedModel, number: int, examples: int, repeats: int) -> tuple[float, float, int]:
+def _time_operator(
+    staged: StagedModel, number: int, examples: int, repeats: int, on_measured: Callable[[], None]
+) -> tuple[float, float, int]:
     """Seconds of forward and backward, and bytes kept for the backward."""
     bench = _Bench(staged, number, examples)
     with torch.enable_grad():
-        measured = [bench.measure() for _ in range(WARM_REPEATS + repeats)][WARM_REPEATS:]
-        forward, whole = zip(*measured, strict=True)
+        measured = []
+        for _ in range(WARM_REPEATS + repeats):
+            measured.append(bench.measure())
+            on_measured()
+        forward, whole = zip(*measured[WARM_REPEATS:], strict=True)
         return statistics.median(forward), statistics.median(whole), bench.kept_bytes()
 
 
