@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError, ScheduleError
-from bagpipe.schedule.formats.drawing import LETTER_PX, Drawing, fill_of
+from bagpipe.schedule.formats.drawing import LETTER_PX, QUIET, Drawing, fill_of
+from bagpipe.schedule.formats.legend import LEGEND_ROW_PX, draw_axis, draw_legend, entries, stem
 from bagpipe.schedule.formats.spans import Span
 from bagpipe.schedule.ir.actions import Action, parse
 from bagpipe.schedule.ir.ops import OPS
 
 __all__ = ["Clock", "Mark", "Track", "picture", "read_tracks"]
 
-_WIDTH_PX, _ROW_PX, _HEAD_PX, _LEGEND_PX = 1200, 22, 20, 18
-_QUIET, _LIGHT = "#777", "#bbb"
+_WIDTH_PX, _ROW_PX, _HEAD_PX = 1200, 22, 20
+_LIGHT = "#bbb"
+#: Name of the fill of waits.
+_WAITS = "wait"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +164,10 @@ def picture(tracks: Sequence[Track], *, first: int, batches: int) -> str:
     window_ns = clock.window_ns(first, batches)
     shown = list(_distinct(_cut(tracks, window_ns)))
     processes = {process: [t for t in shown if t.process == process] for process in (t.process for t in shown)}
-    legend = _legend([mark.action for track in shown for mark in track.marks if mark.action is not None])
     lanes_px = _HEAD_PX * len(processes) + _ROW_PX * len(shown)
-    drawing = Drawing(_WIDTH_PX, lanes_px + 36 + _LEGEND_PX * (1 + legend[-1].row))
+    actions = [mark.action for track in shown for mark in track.marks if mark.action is not None]
+    legend = entries(actions, width_px=_WIDTH_PX, more=[(f"url(#{_WAITS})", "waiting")])
+    drawing = Drawing(_WIDTH_PX, lanes_px + 36 + LEGEND_ROW_PX * (1 + legend[-1].row))
     page = _Page(drawing, clock, window_ns, margin_px=12 + LETTER_PX * max(len(track.lane) for track in shown))
     y = 0
     for process, own in processes.items():
@@ -172,8 +176,7 @@ def picture(tracks: Sequence[Track], *, first: int, batches: int) -> str:
             page.lane(track, y + _HEAD_PX + _ROW_PX * number)
         y += _HEAD_PX + _ROW_PX * len(own)
     page.axis(y)
-    for entry in legend:
-        page.explain(entry, y + 32 + _LEGEND_PX * entry.row)
+    draw_legend(drawing, legend, y + 32)
     return str(drawing)
 
 
@@ -194,38 +197,6 @@ def _distinct(tracks: Iterable[Track]) -> Iterator[Track]:
             yield track
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One colour of the legend. An empty fill stands for waits."""
-
-    row: int
-    x: float
-    fill: str
-    text: str
-
-
-def _legend(actions: Sequence[Action]) -> list[_Entry]:
-    """Colours of the actions, each with its operations."""
-    ops = {action.op: (fill_of(action), OPS[action.op].role) for action in actions}
-    names: dict[str, dict[str, None]] = {}
-    for op in (op for op in OPS if op in ops):
-        fill, role = ops[op]
-        names.setdefault(fill, {})[role if role in ("send", "recv") else _stem(op)] = None
-    entries: list[_Entry] = []
-    row, x = 0, 12.0
-    for fill, text in (*((fill, ", ".join(found)) for fill, found in names.items()), ("", "waiting")):
-        width_px = 28 + LETTER_PX * len(text)
-        if x + width_px > _WIDTH_PX:
-            row, x = row + 1, 12.0
-        entries.append(_Entry(row=row, x=x, fill=fill, text=text))
-        x += width_px
-    return entries
-
-
-def _stem(op: str) -> str:
-    return op.removeprefix("X_")
-
-
 class _Page:
     """Layout of the picture."""
 
@@ -235,7 +206,7 @@ class _Page:
         self._begin_ns, self._end_ns = window_ns
         self._margin_px = margin_px
         self._px_per_ns = (_WIDTH_PX - margin_px - 10) / (self._end_ns - self._begin_ns)
-        self._wait_fill = drawing.hatching("wait", _LIGHT)
+        self._wait_fill = drawing.hatching(_WAITS, _LIGHT)
 
     def _x(self, time_ns: float) -> float:
         inside_ns = min(max(time_ns, self._begin_ns), self._end_ns)
@@ -247,11 +218,11 @@ class _Page:
         for batch, start_ns in self._clock.starts_ns.get(process, {}).items():
             if self._begin_ns <= start_ns < self._end_ns:
                 x = self._x(start_ns)
-                self._drawing.line(x, top + 4, x, bottom, stroke=_QUIET)
-                self._drawing.text(x + 3, top + 14, f"batch {batch}", fill=_QUIET)
+                self._drawing.line(x, top + 4, x, bottom, stroke=QUIET)
+                self._drawing.text(x + 3, top + 14, f"batch {batch}", fill=QUIET)
 
     def lane(self, track: Track, y: float) -> None:
-        self._drawing.text(6, y + 14, track.lane, fill=_QUIET)
+        self._drawing.text(6, y + 14, track.lane, fill=QUIET)
         for mark in sorted(track.marks, key=lambda mark: mark.span.category != "wait"):
             span, action = mark.span, mark.action
             begin_ms, end_ms = ((t - self._begin_ns) / 1e6 for t in (span.start_ns, span.end_ns))
@@ -271,23 +242,13 @@ class _Page:
     def _labels(self, action: Action) -> tuple[str, ...]:
         batch, unit = self._clock.place(action)
         if OPS[action.op].unit == "batch":
-            return f"{_stem(action.op)} {batch}", _stem(action.op)
+            return f"{stem(action.op)} {batch}", stem(action.op)
         return (replace(action, index=unit).text,)
 
     def axis(self, y: float) -> None:
-        """Milliseconds, in steps of 1, 2 or 5 times a power of ten."""
+        """Milliseconds."""
         total_ms = (self._end_ns - self._begin_ns) / 1e6
-        power = 10.0 ** math.floor(math.log10(total_ms / 5))
-        step_ms = max(step for step in (power, 2 * power, 5 * power) if step <= total_ms / 5)
-        self._drawing.line(self._margin_px, y + 4, _WIDTH_PX - 10, y + 4, stroke=_QUIET)
-        for number in range(int(total_ms / step_ms) + 1):
-            x = self._x(self._begin_ns + number * step_ms * 1e6)
-            self._drawing.line(x, y + 4, x, y + 8, stroke=_QUIET)
-            self._drawing.text(x, y + 19, f"{number * step_ms:g} ms", anchor="middle", fill=_QUIET)
-
-    def explain(self, entry: _Entry, y: float) -> None:
-        self._drawing.box(entry.x, y, 14, 12, fill=entry.fill or self._wait_fill)
-        self._drawing.text(entry.x + 19, y + 10, entry.text)
+        draw_axis(self._drawing, self._margin_px, _WIDTH_PX - 10, y, length=total_ms, unit=" ms")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"lowering passes in this order, with each lane a process: {', '.join(PASSES)}",
         )  # fmt: skip
         child.add_argument("--format", choices=FORMATS, default="grid", help="default: grid")
+        child.add_argument(
+            "--width", type=int, default=1200, metavar="PX", help="of --format svg, at least 300; default: 1200"
+        )
 
 
 def _option_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> None:
@@ -95,8 +98,12 @@ def run(flags: argparse.Namespace) -> str:
     costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)
     _check_stages(costs, program)
     latency = _amount("--latency", flags.latency)
+    if flags.width < 300:
+        raise InputError(f"--width: expected at least 300 pixels, got {flags.width}")
     if flags.format == "csv":
         return render.csv(program)
+    if flags.format == "svg":
+        return render.svg(simulate(program, costs, latency=latency), width_px=flags.width)
     return _DRAWN[flags.format](simulate(program, costs, latency=latency))
 
 

@@ -79,7 +79,8 @@ def make_plan(
     groups = [(count,) for count in counts] + ([tuple(counts)] if mixed_sizes and len(counts) > 1 else [])
     searches = len(choices) * (len(groups) + len(counts))
     done = itertools.count(1)
-    found, chains = [], []
+    found: list[Found] = []
+    chains: list[_Candidate] = []
     for allowed, group in itertools.product(choices, groups):
         found += [each for each in [find(model, allowed, group)] if each is not None]
         on_search(next(done), searches)

@@ -62,6 +62,7 @@ def test_there_are_golden_tables() -> None:
         ("schedule prefetch --batches -1", "at least 0, got -1"),
         ("schedule prefetch --prefetch-depth 0", "prefetch_depth must be at least 1, got 0"),
         ("schedule prefetch --format pdf", "invalid choice: 'pdf'"),
+        ("schedule prefetch --width 10", "--width: expected at least 300 pixels, got 10"),
         ("schedule prefetch --depth 3", "unrecognized arguments: --depth 3"),
         ("schedule prefetch --cost FETCH=1", "unknown op 'FETCH'"),
         ("schedule prefetch --cost F", "expected F=NUMBER"),

@@ -1,5 +1,5 @@
 """Schedules as text, CSV, SVG and traces.
 
 Program ──render.csv──> CSV            PyTorch's CSV <──torch_csv──> Program
-Simulation ──render──> grid, SVG (drawing), JSON, Perfetto trace (spans)
+Simulation ──render──> grid, SVG (drawing, legend), JSON, Perfetto trace (spans)
 """

@@ -11,7 +11,7 @@ from html import escape
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS, Role
 
-__all__ = ["LETTER_PX", "MESSAGE_FILLS", "Drawing", "fill_of"]
+__all__ = ["LETTER_PX", "MESSAGE_FILLS", "OTHER_PIPE_FILLS", "QUIET", "Drawing", "fill_of"]
 
 #: Fill by op: forwards blue, backwards green, updates purple, rows yellow to red, others grey.
 _FILLS: Mapping[str, str] = {
@@ -21,7 +21,7 @@ _FILLS: Mapping[str, str] = {
     "I": "#a1d99b",
     "W": "#c7e9c0",
     "OVERLAP_F_B": "#9fd2be",
-    "OPT": "#bcbddc",
+    "OPT": "#9e9ac8",
     "REDUCE_GRAD": "#dadaeb",
     "X_EMBED": "#fdd0a2",
     "X_EMBED_GRAD": "#fcbba1",
@@ -32,15 +32,18 @@ _FILLS: Mapping[str, str] = {
     "X_PUSH": "#fec44f",
     "X_PUSH_LATE": "#fee391",
     "X_FETCH": "#fdd0a2",
-    "X_INSERT": "#fdd0a2",
+    "X_INSERT": "#fdae6b",
     "X_EVICT": "#fcbba1",
-    "X_WRITEBACK": "#fcbba1",
+    "X_WRITEBACK": "#fc9272",
 }
 #: Fill for pipes after the first, so the directions of a bidirectional schedule differ.
-_OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}
+OTHER_PIPE_FILLS: Mapping[str, str] = {"F": "#fdae6b", "B": "#bc80bd", "I": "#bc80bd", "W": "#e5c6e6"}
 #: Fill of messages, by role.
 MESSAGE_FILLS: Mapping[Role, str] = {"send": "#e6550d", "recv": "#3182bd"}
 _OTHER_FILL = "#d9d9d9"
+
+#: Colour of axes and secondary text.
+QUIET = "#777"
 
 _FONT_PX = 11
 #: Upper bound of a letter's width.
@@ -51,7 +54,7 @@ def fill_of(action: Action) -> str:
     """Fill of the action's box."""
     message = MESSAGE_FILLS.get(OPS[action.op].role)
     pipes = {atom.pipe for atom in action.atoms}
-    other = None if 0 in pipes else _OTHER_PIPE_FILLS.get(action.op)
+    other = None if 0 in pipes else OTHER_PIPE_FILLS.get(action.op)
     return message or other or _FILLS.get(action.op, _OTHER_FILL)
 
 
@@ -104,7 +107,7 @@ class Drawing:
     ) -> None:
         """Add a rectangle in pixels, with a tooltip `title` and the first of `labels` that fits inside."""
         tooltip = f"<title>{escape(title, quote=False)}</title>" if title else ""
-        label = next((label for label in labels if width > LETTER_PX * len(label)), "")
+        label = next((label for label in labels if width > 3 + LETTER_PX * len(label)), "")
         shown = f'<text x="{x + 2:.2f}" y="{y + height / 2 + 4:g}">{escape(label, quote=False)}</text>' if label else ""
         self._parts.append(
             f'<g>{tooltip}<rect x="{x:.2f}" y="{y:g}" width="{width:.2f}" height="{height:g}" fill="{fill}" '

@@ -14,6 +14,7 @@ from typing import Any
 
 from bagpipe.schedule.analysis.simulate import Simulation
 from bagpipe.schedule.formats.drawing import MESSAGE_FILLS, Drawing, fill_of
+from bagpipe.schedule.formats.legend import LEGEND_ROW_PX, draw_axis, draw_legend, entries, short_labels
 from bagpipe.schedule.formats.spans import Span, trace_events, trace_json_lines
 from bagpipe.schedule.ir.actions import Action, torch_reads
 from bagpipe.schedule.ir.ops import OPS
@@ -92,37 +93,41 @@ def summary(simulation: Simulation) -> dict[str, Any]:
 
 #: Width of a visible action of duration 0.
 _TICK_PX = 1.5
+#: Heights of the axis and of the line below the legend.
+_AXIS_PX, _FOOT_PX = 30, 20
 
 
 def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> str:
-    """A self-contained SVG: one row per lane, one box per action, its text as tooltip and inside where it fits.
+    """A self-contained SVG: one row per lane, one box per action, a time axis in units of cost, and a legend.
 
-    A SEND or RECV of duration 0 is a tick; other actions of duration 0 are left out.
+    A box shows its action's text, or as much of it as fits: operation and number, or the number alone. Its tooltip
+    has the text, the time and the meaning. A SEND or RECV of duration 0 is a tick; other actions of duration 0 are
+    left out.
     """
     margin_px = 12 + 8 * max((len(lane) for lane in simulation.lanes), default=0)
-    scale = (width_px - margin_px - 10) / simulation.makespan if simulation.makespan else 0
-    height_px = row_px * len(simulation.lanes) + 30
-    drawing = Drawing(width_px, height_px)
+    right_px = max(width_px - 10, margin_px + 1)
+    scale = (right_px - margin_px) / simulation.makespan if simulation.makespan else 0
+    drawn = [t for t in simulation.timed if t.finish > t.start or OPS[t.action.op].role in MESSAGE_FILLS]
+    legend = entries((timed.action for timed in drawn), width_px=width_px)
+    lanes_px = row_px * len(simulation.lanes) + 5
+    foot_px = lanes_px + _AXIS_PX + (LEGEND_ROW_PX * (1 + legend[-1].row) if legend else 0)
+    drawing = Drawing(width_px, foot_px + _FOOT_PX)
     top = {lane: 5 + row_px * number for number, lane in enumerate(simulation.lanes)}
     for lane, y in top.items():
         drawing.text(6, y + row_px / 2 + 2, lane)
-    for timed in simulation.timed:
-        box_px = (timed.finish - timed.start) * scale
-        if box_px <= 0:
-            if OPS[timed.action.op].role not in MESSAGE_FILLS:
-                continue
-            box_px = _TICK_PX
-        text = timed.action.text
+    for timed in drawn:
         drawing.box(
             margin_px + timed.start * scale,
             top[timed.lane],
-            box_px,
+            (timed.finish - timed.start) * scale or _TICK_PX,
             row_px - 4,
             fill=fill_of(timed.action),
-            title=f"{text}: {timed.start:g} to {timed.finish:g}",
-            labels=(text,),
+            title=f"{timed.action.text}: {timed.start:g} to {timed.finish:g}\n{OPS[timed.action.op].meaning}",
+            labels=short_labels(timed.action),
         )
-    drawing.text(margin_px, height_px - 8, f"makespan {simulation.makespan:g}, bubble {simulation.bubble:.1%}")
+    draw_axis(drawing, margin_px, right_px, lanes_px, length=simulation.makespan)
+    draw_legend(drawing, legend, lanes_px + _AXIS_PX)
+    drawing.text(12, foot_px + 12, f"makespan {simulation.makespan:g} units of cost, bubble {simulation.bubble:.1%}")
     return str(drawing)
 
 

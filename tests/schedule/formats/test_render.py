@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+
+import pytest
 
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.formats import render
+from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.sends import add_sends
@@ -13,6 +17,10 @@ from tests.schedule.dense import dense
 from tests.schedule.tables import read_csv
 
 PREFETCH = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=1, microbatches=2).unroll(3)
+
+
+#: Tooltip of an action.
+TIMED = re.compile(r"[^:]+(:[0-9]+)?: [0-9.]+ to [0-9.]+\n")
 
 
 def test_dense_programs_are_written_as_torch_reads_them() -> None:
@@ -48,9 +56,40 @@ def test_a_wide_grid_is_truncated() -> None:
 def test_svg_is_well_formed_and_self_contained() -> None:
     drawing = render.svg(simulate(PREFETCH))
     root = ElementTree.fromstring(drawing)
-    boxes = [element for element in root.iter() if element.tag.endswith("title")]
+    boxes = [box for box in boxes_of(drawing) if TIMED.match(box[0])]
     assert len(boxes) == sum(len(actions) for actions in PREFETCH.lanes.values())
     assert "href" not in drawing
+    assert root.get("width") == "1200"
+
+
+def boxes_of(drawing: str) -> list[tuple[str, str, str]]:
+    """Tooltip, label and fill of every box."""
+    groups = [element for element in ElementTree.fromstring(drawing).iter() if element.tag.endswith("}g")]
+    parts = [{child.tag.partition("}")[2]: child for child in group} for group in groups]
+    assert all(part["title"].text for part in parts)
+    return [
+        (part["title"].text or "", part["text"].text or "" if "text" in part else "", part["rect"].get("fill", ""))
+        for part in parts
+    ]
+
+
+@pytest.mark.parametrize("width_px", [1200, 400])
+def test_every_operation_of_a_drawing_can_be_told(width_px: int) -> None:
+    """By its label, or by a colour that the legend gives to no other operation of the lane."""
+    simulation = simulate(PREFETCH)
+    drawing = render.svg(simulation, width_px=width_px)
+    found = boxes_of(drawing)
+    drawn = [box for box in found if TIMED.match(box[0])]
+    legend = {fill: title.partition(":")[0] for title, _, fill in found[len(drawn) :]}
+    for title, label, fill in drawn:
+        op = parse(title.partition(":")[0]).op
+        assert OPS[op].meaning in title
+        assert legend[fill] == op
+        assert label or width_px < 500, f"{title}: no label"
+    texts = [element for element in ElementTree.fromstring(drawing).iter() if element.tag.endswith("}text")]
+    assert all(float(text.get("x", "0")) < width_px for text in texts)
+    numbers = [text.text for text in texts if text.get("text-anchor") == "middle"]
+    assert numbers[:2] in (["0", "1"], ["0", "5"])  # the axis
 
 
 def test_summary_is_plain_json() -> None:
@@ -89,7 +128,9 @@ def test_directions_look_different() -> None:
     fills: dict[str, set[str]] = {}
     for group in (element for element in root.iter() if element.tag.endswith("}g")):
         title, box = group[0].text or "", group[1]
-        kind = ("F" if "F" in title else "B") + ("~1" if "~1" in title else "")
+        if not TIMED.match(title):  # of the legend
+            continue
+        kind = title.partition(":")[0].lstrip("0123456789")[0] + ("~1" if "~1" in title else "")
         fills.setdefault(kind, set()).add(box.get("fill", ""))
     assert fills.keys() == {"F", "B", "F~1", "B~1"}
     assert all(len(found) == 1 for found in fills.values())
@@ -106,4 +147,4 @@ def test_many_lanes() -> None:
     simulation = simulate(dense("1f1b", 40, 40))
     assert len(render.grid(simulation).splitlines()) == 40
     assert render.summary(simulation)["peak_in_flight"] == [40 - rank for rank in range(40)]
-    assert ElementTree.fromstring(render.svg(simulation)).get("height") == str(28 * 40 + 30)
+    assert ElementTree.fromstring(render.svg(simulation)).get("height") == str(28 * 40 + 73)
