@@ -19,6 +19,7 @@ from typing import TextIO
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.util.outputs import cannot_write
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
 from data.formats import FORMATS, open_source
@@ -138,7 +139,7 @@ def _make_folder(path: str) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
 
 
 def _report(path: str, rows: int, skipped: int, num_bytes: int, seconds: float) -> str:

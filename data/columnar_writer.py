@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
+from bagpipe.util.outputs import cannot_write
 from data.arrow_files import embed_schema
 from data.checked_read import read_checked
 from data.columns import RowSlice, bag_starts, join
@@ -67,7 +68,7 @@ def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
                     rows += sum(map(len, group))
         os.replace(partial, path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
     finally:
         Path(partial).unlink(missing_ok=True)
     return WrittenFile(rows=rows, skipped=skipped, num_bytes=os.path.getsize(path))

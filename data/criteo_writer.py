@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.util.outputs import cannot_write
 from data.criteo import NUM_DENSE, NUM_SPARSE
 from data.synthetic import RawBlock, SyntheticSource
 
@@ -80,7 +81,7 @@ def write_criteo_text(source: SyntheticSource, path: str) -> int:
                     stream.write(format_block(source.draw(block)))
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
     finally:
         partial.unlink(missing_ok=True)
     return os.path.getsize(path)

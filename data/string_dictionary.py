@@ -23,6 +23,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.util.outputs import cannot_write
 from bagpipe.util.programs import command_of
 from data.source import FileVersion, file_version
 from data.string_hash import hash_strings
@@ -159,6 +160,6 @@ def write_dictionary(path: str, texts: pa.Array, counts: NDArray[np.int64], left
         pyarrow.csv.write_csv(table, partial)
         os.replace(partial, path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
     finally:
         Path(partial).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ check ─> ranks ─> open_trainer_job ─> steps of a JobSession, evaluations �
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from contextlib import ExitStack
 
@@ -14,6 +15,7 @@ import torch
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
+from bagpipe.errors import JobError
 from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
@@ -21,7 +23,7 @@ from bagpipe.store.row_sums import RowSums
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import RunResult
-from bagpipe.util.outputs import check_folder, check_writable
+from bagpipe.util.outputs import cannot_write, check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
 from trainer.metrics import METRICS, Quality
@@ -119,21 +121,36 @@ def _finish(
     evaluation = _evaluate(job, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))
-        engine.trace.write(path_of_rank(config.run.trace, ranks.rank), process=f"rank {ranks.rank}", lanes=lanes)
+        path = path_of_rank(config.run.trace, ranks.rank)
+        try:
+            engine.trace.write(path, process=f"rank {ranks.rank}", lanes=lanes)
+        except OSError as error:  # what watches a job does not end it
+            sys.stderr.write(f"note: run.trace: {cannot_write(path, error)}\n")
     reporter.phase("computing digests")
     digest = dense_digest(engine.dense.model, engine.dense.optimizer)
     samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
     result = _result(job, ranks, totals, evaluation)
-    if result_path and ranks.is_first:
-        result.write(result_path)
+    unwritten = _write(result, result_path, config) if result_path and ranks.is_first else None
     reporter.end(dataclasses.asdict(result))
     # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
     job.source.close()
     ranks.gather(None)
-    if evaluation.error is not None:
-        raise evaluation.error
+    problem = evaluation.error or unwritten
+    if problem is not None:
+        raise problem
     return result
+
+
+def _write(result: Result, path: str, config: Config) -> JobError | None:
+    """Write the result. Of one that cannot be written the text is printed, and the error returned."""
+    try:
+        result.write(path)
+    except JobError as error:
+        if config.run.log_format == "text":
+            sys.stdout.write("\n".join(result.lines()) + "\n")
+        return error
+    return None
 
 
 def _check(config: Config, membership: Membership | None, result_path: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow.parquet
 from torch import Tensor
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.outputs import reason_of
 
 __all__ = ["ScoreFile"]
 
@@ -53,7 +54,7 @@ class ScoreFile:
         try:
             self._writer = _WRITERS[self._path.suffix](str(self._partial), _SCHEMA)
         except OSError as error:
-            raise JobError(f"cannot write {self._path}: {error}") from None
+            raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None
         return self
 
     def __exit__(
@@ -80,7 +81,7 @@ class ScoreFile:
         try:
             self._writer.write_table(pa.table(columns, schema=_SCHEMA))
         except OSError as error:
-            raise JobError(f"cannot write {self._path}: {error}") from None
+            raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None
 
     def publish(self) -> None:
         """Give the file its name, in place of one that exists.
@@ -92,4 +93,4 @@ class ScoreFile:
             self._writer.close()
             os.replace(self._partial, self._path)
         except OSError as error:
-            raise JobError(f"cannot write {self._path}: {error}") from None
+            raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None

@@ -32,6 +32,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import FROZEN, RowSchema
+from bagpipe.util.outputs import cannot_write
 
 __all__ = [
     "FORMATS",
@@ -214,24 +215,29 @@ def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[
             save_tensors(exported.states, temporary / "optimizer.safetensors", metadata)
         temporary.replace(out)
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror or error}") from None
+        raise cannot_write(out, error, key="--out") from None
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_dcp(exported: Exported, folder: Path) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
         # torch warns that it assumes a single writing process, which is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save(
-            {"model": exported.weights, "optimizer": exported.states},
-            storage_writer=FileSystemWriter(folder),
-            no_dist=True,
-        )
+        try:
+            save(
+                {"model": exported.weights, "optimizer": exported.states},
+                storage_writer=FileSystemWriter(folder),
+                no_dist=True,
+            )
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values() if isinstance(cause, OSError)]
+            raise causes[0] if causes else error from None
 
 
 def _collect_bounded(rows: RowSource, table: int, name: str, num_rows: int, found: Exported) -> None:

@@ -30,6 +30,7 @@ from bagpipe.store.interface import WriteRequest
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
+from bagpipe.util.outputs import has_no_room
 
 if TYPE_CHECKING:
     from bagpipe.cache.snapshot import CopiedRows
@@ -214,7 +215,7 @@ class CheckpointWriter:
                     work()
                 except BaseException as error:
                     has_failed = True
-                    report = functools.partial(self._report_error, _user_error(error))
+                    report = functools.partial(self._report_error, _user_error(error, self._paths))
                     if queue is self._parts:
                         report()
                     else:
@@ -300,7 +301,7 @@ class SnapshotSink:
         self._making.names.append((tables, ids, stored_checks))
 
 
-def _user_error(error: BaseException) -> BaseException:
+def _user_error(error: BaseException, paths: CheckpointPaths | None) -> BaseException:
     """Wrap an error for the user."""
     if isinstance(error, JobError | StoreError):
         return error
@@ -310,9 +311,11 @@ def _user_error(error: BaseException) -> BaseException:
         wrapped.__cause__ = error
         return wrapped
     if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
+        folder = error.filename or (paths.generation.parent if paths is not None else "")
+        where = f" ({folder})" if folder else ""
         reason = error.strerror or str(error)
-        wrapped = JobError(f"a checkpoint cannot be written: {reason}{where}; earlier checkpoints are intact")
+        remedy = "; free space there, and the job resumes from them" if has_no_room(error) else ""
+        wrapped = JobError(f"a checkpoint cannot be written: {reason}{where}; earlier checkpoints are intact{remedy}")
         wrapped.__cause__ = error
         return wrapped
     return error

@@ -1,7 +1,8 @@
-"""Output files: checked before the work begins, and written atomically."""
+"""Output files: checked before the work begins, written atomically, and what to say if a disk is full."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from contextlib import suppress
@@ -9,7 +10,11 @@ from pathlib import Path
 
 from bagpipe.errors import InputError, JobError
 
-__all__ = ["check_folder", "check_writable", "write_json", "write_whole"]
+__all__ = ["cannot_write", "check_folder", "check_writable", "has_no_room", "reason_of", "write_json", "write_whole"]
+
+#: Numbers of a full disk, and the text with which libraries in other languages report them without a number.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM_TEXT = "No space left on device"
 
 
 def check_writable(path: str, key: str) -> None:
@@ -34,6 +39,32 @@ def check_folder(path: str, key: str) -> None:
         raise InputError(f"{key}: cannot write in {folder}")
 
 
+def reason_of(error: OSError) -> str:
+    """Why a write failed, in words; of a full disk with what to do."""
+    reason = error.strerror or " ".join(str(error).split())
+    if not has_no_room(error):
+        return reason
+    words = _NO_ROOM_TEXT if _NO_ROOM_TEXT in str(error) else reason
+    return f"{words}; free space there, or choose another place"
+
+
+def cannot_write(path: object, error: OSError, *, key: str = "") -> InputError | JobError:
+    """The error of an output that cannot be written: a JobError if its disk is full, else an InputError.
+
+    Args:
+        path: of the output.
+        error: why.
+        key: the flag or key that names the output, for the message.
+    """
+    kind = JobError if has_no_room(error) else InputError
+    return kind(f"{key + ': ' if key else ''}cannot write {path}: {reason_of(error)}")
+
+
+def has_no_room(error: OSError) -> bool:
+    """Whether a write failed because the disk, or the user's share of it, is full."""
+    return error.errno in _NO_ROOM or _NO_ROOM_TEXT in str(error)
+
+
 def write_json(path: str, value: object) -> None:
     """Write JSON atomically. Raises ValueError if a number is not finite."""
     write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
@@ -53,4 +84,4 @@ def write_whole(path: str, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise JobError(f"cannot write {path}: {error.strerror or error}") from error
+        raise JobError(f"cannot write {path}: {reason_of(error)}") from error

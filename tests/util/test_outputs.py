@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.util.outputs import check_folder, check_writable, write_json
+from bagpipe.util.outputs import cannot_write, check_folder, check_writable, write_json
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
@@ -48,3 +49,14 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_json(str(link), [1])
     assert link.is_symlink()
     assert json.loads((tmp_path / "out.json").read_text()) == [1]
+
+
+def test_a_full_disk_is_a_failure_and_not_bad_input() -> None:
+    full = cannot_write("out", OSError(errno.ENOSPC, "No space left on device"))
+    assert isinstance(full, JobError)
+    assert str(full) == "cannot write out: No space left on device; free space there, or choose another place"
+    without_number = OSError("I/O error: No space left on device (os error 28)")
+    assert str(cannot_write("out", without_number)) == str(full)
+    denied = cannot_write("out", PermissionError(errno.EACCES, "Permission denied"), key="--out")
+    assert isinstance(denied, InputError)
+    assert str(denied) == "--out: cannot write out: Permission denied"

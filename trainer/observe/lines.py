@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TextIO
 
+from bagpipe.util.outputs import reason_of
 from trainer.metrics import METRICS
 from trainer.observe.events import Event, Kind
 
@@ -47,10 +49,26 @@ class LogFile(StreamLines):
 
     def __init__(self, path: str, every_s: float) -> None:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 # `close` does
+        self._path = path
+        self._has_failed = False
         super().__init__(self._file, json_line, every_s)
 
+    def take(self, event: Event) -> None:
+        with self._naming():
+            super().take(event)
+
     def close(self, *, failed: bool) -> None:
-        self._file.close()
+        with suppress(OSError) if self._has_failed else self._naming():  # what is buffered fails once more
+            self._file.close()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Name the file in an error of its disk."""
+        try:
+            yield
+        except OSError as error:
+            self._has_failed = True
+            raise OSError(f"run.log: cannot write {self._path}: {reason_of(error)}") from None
 
 
 def json_line(event: Event) -> str:

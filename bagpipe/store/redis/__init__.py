@@ -4,5 +4,6 @@ store            `RedisStore` over a ShardClient: shard_client (list of servers)
 routing          rows to buckets, commands and servers; cluster_routing: slots, redirections
 row_codecs       frames of requests: fenced_write (scripts), resp_rows (rows as RESP); resp: short replies
 link             one socket; request_pipeline: requests on many links, one deadline
+remedies         what to do about a server without memory or disk
 urls, servers, cluster, server_checks, namespace: connecting and checking; ledger, ledger_scripts: owners and logs
 """

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes
+from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.redis.resp import ErrorLine, Reply, parse_reply
 from bagpipe.store.redis.resp_rows import ErrorReply
 
@@ -205,7 +206,7 @@ class Transaction:
                     # `length` includes the group that the guard appended.
                     raise _lost(self.token, command.bucket, command.length - 1, max(length - 1, 0), owner, end)
             case [int(), bytes(words), bytes()]:
-                raise StoreError(f"the store answered an error: {words.decode(errors='replace')}")
+                raise StoreError(f"the store answered an error: {with_remedy(words.decode(errors='replace'))}")
             case _:
                 raise _strange(refusal)
 
@@ -283,7 +284,7 @@ def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, en
 
 def _strange(reply: Reply) -> StoreError:
     if isinstance(reply, ErrorLine):
-        return StoreError(f"the store answered an error: {reply.line}")
+        return StoreError(f"the store answered an error: {with_remedy(reply.line)}")
     return StoreError(f"the store answered {reply!r:.80} to a fenced write")
 
 

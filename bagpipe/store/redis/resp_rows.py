@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import StoreError
 from bagpipe.store.keys import FIELD_BYTES
+from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.row_checksum import CHECK_BYTES, check_words
 
 __all__ = [
@@ -56,7 +57,7 @@ class ErrorReply(StoreError):
     """
 
     def __init__(self, line: str, start: int, end: int) -> None:
-        super().__init__(f"the store answered an error: {line}")
+        super().__init__(f"the store answered an error: {with_remedy(line)}")
         self.line = line
         self.start = start
         self.end = end

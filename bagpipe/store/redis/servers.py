@@ -25,6 +25,7 @@ from redis.retry import Retry
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.redis.link import Link
+from bagpipe.store.redis.remedies import with_remedy
 
 __all__ = [
     "PIPELINE_COMMANDS",
@@ -226,7 +227,7 @@ def _explain(error: Exception, timeout_s: float) -> str:
         return f"no TLS connection: {tls.reason or text}{_NO_TLS}"
     for kind, explanation in _EXPLANATIONS:
         if isinstance(error, kind):
-            return explanation.format(text=text, timeout_s=timeout_s)
+            return explanation.format(text=with_remedy(text), timeout_s=timeout_s)
     return text
 
 

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import quote
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, StoreError
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -145,9 +145,12 @@ class EmbeddedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stack, self._stack, self._process = self._stack, None, None
+        stack, self._stack, process, self._process = self._stack, None, self._process, None
+        died = process is not None and process.poll() is not None
         if stack is not None:
             stack.close()
+        if died and isinstance(error, StoreError):
+            raise StoreError(f"{error}; {self._last_words()}") from error
 
     def _take_over(self, lock: IO[str]) -> IO[bytes]:
         """Lock the folder and end the server of a killed job. Returns the new server's log file.
@@ -228,10 +231,19 @@ class EmbeddedServer:
             except subprocess.TimeoutExpired:
                 if time.monotonic() < deadline_s:
                     continue
-            lines = (self._folder / "store-server.log").read_text(errors="replace").strip().splitlines()
-            raise InputError(
-                f"the embedded store server {binary} did not start: {lines[-1] if lines else 'it said nothing'}"
-            )
+            raise InputError(f"the embedded store server {binary} did not start: {self._log_lines()[-1]}")
+
+    def _log_lines(self) -> list[str]:
+        """Lines of the server's log, at least one."""
+        log = (self._folder / "store-server.log").read_text(errors="replace")
+        return log.strip().splitlines() or ["it said nothing"]
+
+    def _last_words(self) -> str:
+        """Why a server has ended by itself: the last warnings (``#``) of its log, without process and time."""
+        lines = self._log_lines()
+        warnings = [line.partition(" # ")[2] for line in lines if " # " in line][-2:]
+        remedy = "; is the disk full? Free space there" if any("AOF" in line for line in warnings) else ""
+        return f"the job's own store server has ended ({self._folder}): {' '.join(warnings) or lines[-1]}{remedy}"
 
     def _answer(self) -> bytes:
         """The reply to PING; empty if the server does not listen."""
