@@ -2,9 +2,9 @@
 
     ArrowSource.arrow_block: rows as a table ──columns_of, ColumnRules──> values, lengths, dense, labels ──> Columns
 
-A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if its label is
-null, a number is not finite, an id lies outside its table, a list holds a null, or the numbers of ids and weights
-differ (and `data.checked_read` checks its label).
+A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if a label or
+its weight is null, a number is not finite, an id lies outside its table, a list holds a null, or the numbers of ids and
+weights differ (and `data.checked_read` checks its labels and its weight).
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def columns_of(rules: ColumnRules, block: ArrowBlock, *, bad_rows: str, locate: 
         weights=columns.weights,
         num_raw_rows=block.num_raw_rows,
         bad_rows=np.union1d(block.malformed, block.raw_rows[bad]),
+        example_weights=columns.example_weights,
     )
     return take_rows(columns, np.setdiff1d(np.arange(columns.num_rows), bad)) if bad.size else columns
 
@@ -147,7 +148,7 @@ class _TableReader:
 
     def columns(self) -> Columns:
         schema, rows = self.rules.schema, self.table.num_rows
-        labels = self._labels()
+        labels = [self._target(name) for name in schema.labels]
         dense = np.empty((rows, len(schema.dense)), np.float32)
         for number, name in enumerate(schema.dense):
             dense[:, number] = self._dense(name)
@@ -159,17 +160,18 @@ class _TableReader:
             if self.rules.weights:
                 weights.append(self._weights(feature, column, ids.size, lengths[number]))
         return Columns(
-            labels=labels,
+            labels=labels[0] if len(labels) == 1 else np.stack(labels, axis=1),
             dense=dense,
             values=np.concatenate(values),
             lengths=lengths,
             weights=np.concatenate(weights) if weights else None,
             num_raw_rows=rows,
             bad_rows=np.zeros(0, np.int64),
+            example_weights=self._target(schema.example_weight) if schema.example_weight else None,
         )
 
-    def _labels(self) -> NDArray[np.float32]:
-        name = self.rules.schema.label
+    def _target(self, name: str) -> NDArray[np.float32]:
+        """A label, or the weights of the examples."""
         array = _single(self.table.column(name))
         if array.null_count:
             rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))

@@ -1,6 +1,6 @@
-"""`read_checked`: one block of any source, without the rows whose label the loss is not defined for.
+"""`read_checked`: one block of any source, without the rows whose labels or weight the loss is not defined for.
 
-    source.read(block) ──> Columns ──labels in `LOSS_LABELS`?──> Columns, or InputError with file and row
+    source.read(block) ──> Columns ──labels in `LOSS_LABELS`? weight finite, at least 0?──> Columns, or InputError
 
 Such a row is malformed like any other: `data.bad_rows` says whether it stops the job or is skipped and counted.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.labels import LOSS_LABELS
@@ -20,21 +21,41 @@ __all__ = ["read_checked"]
 
 
 def read_checked(source: Source, block: Block) -> Columns:
-    """Parse one block and check its labels.
+    """Parse one block and check its labels and weights.
 
     Raises:
         InputError: a bad row under the stop policy. The row that the reader refuses comes first.
     """
     columns = source.read(block)
-    outside = LOSS_LABELS.outside(columns.labels)
+    outside = _bad_rows(columns)
     if not outside.size:
         return columns
     raw_rows = np.delete(np.arange(columns.num_raw_rows), columns.bad_rows)  # of the good rows
     if source.bad_rows == "stop":
-        label = columns.labels[outside[0]]
-        raise InputError(
-            f"{source.locate(block, int(raw_rows[outside[0]]))}: expected a label in {LOSS_LABELS} in column "
-            f"{source.schema.label!r}, got {label!s}"
-        )
+        row = int(outside[0])
+        raise InputError(f"{source.locate(block, int(raw_rows[row]))}: {_reason(source, columns, row)}")
     kept = take_rows(columns, np.delete(np.arange(columns.num_rows), outside))
     return dataclasses.replace(kept, bad_rows=np.union1d(columns.bad_rows, raw_rows[outside]))
+
+
+def _bad_rows(columns: Columns) -> NDArray[np.int64]:
+    """Ascending rows with a label outside its range or a weight that is none."""
+    outside = LOSS_LABELS.outside(columns.labels)
+    if columns.labels.ndim > 1:
+        outside = np.unique(outside // columns.labels.shape[1])
+    weights = columns.example_weights
+    if weights is not None:
+        outside = np.union1d(outside, np.flatnonzero(~((weights >= 0) & np.isfinite(weights))))
+    return outside
+
+
+def _reason(source: Source, columns: Columns, row: int) -> str:
+    """What is wrong with a bad row."""
+    labels = columns.labels[row].reshape(-1)
+    wrong = LOSS_LABELS.outside(labels)
+    if wrong.size:
+        name, label = source.schema.labels[wrong[0]], labels[wrong[0]]
+        return f"expected a label in {LOSS_LABELS} in column {name!r}, got {label!s}"
+    assert columns.example_weights is not None, "the row is bad for its label or its weight"
+    weight = columns.example_weights[row]
+    return f"expected a finite weight of at least 0 in column {source.schema.example_weight!r}, got {weight!s}"

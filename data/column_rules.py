@@ -16,7 +16,7 @@ from data.schema_file import FeatureColumn, SchemaFile
 from data.string_hash import is_text
 from data.string_ids import StringIds
 
-__all__ = ["ColumnRules", "is_list"]
+__all__ = ["ColumnRules", "is_list", "target_columns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ColumnRules:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        names = [self.schema.label, *self.schema.dense, *(column.name for column in self.columns)]
+        names = [*target_columns(self.schema), *self.schema.dense, *(column.name for column in self.columns)]
         return tuple(dict.fromkeys([*names, *(name for _, name in self.weights)]))
 
     @property
@@ -74,7 +74,7 @@ class ColumnRules:
 
     def check(self, path: str, table: pa.Schema) -> None:
         """Raise InputError unless a table has every column, in a supported type."""
-        for name in (self.schema.label, *self.schema.dense):
+        for name in (*target_columns(self.schema), *self.schema.dense):
             _check_number(path, name, _column_type(path, table, name))
         strings = dict(self.strings)
         for feature, column in zip(self.schema.features, self.columns, strict=True):
@@ -111,6 +111,11 @@ class ColumnRules:
                 f"{path}: column {name!r}: expected floating-point weights shaped like the ids of {feature!r}, "
                 f"got {kind}"
             )
+
+
+def target_columns(schema: DataSchema) -> tuple[str, ...]:
+    """The columns of the labels, and that of the weights of examples if there is one."""
+    return (*schema.labels, *filter(None, [schema.example_weight]))
 
 
 def is_list(kind: pa.DataType) -> bool:

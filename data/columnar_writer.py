@@ -25,6 +25,7 @@ from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
 from data.arrow_files import embed_schema
 from data.checked_read import read_checked
+from data.column_rules import target_columns
 from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
 from data.source import Source
@@ -95,7 +96,7 @@ def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
 
 
 def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
-    fields = [pa.field(stored.schema.label, pa.float32())]
+    fields = [pa.field(name, pa.float32()) for name in target_columns(stored.schema)]
     fields += [pa.field(name, pa.float32()) for name in stored.schema.dense]
     for feature in stored.schema.features:
         multi = feature.name in source.multi_hot
@@ -108,7 +109,10 @@ def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
 
 def _record_batch(source: Source, schema: pa.Schema, group: list[RowSlice]) -> pa.RecordBatch:
     batch = join(0, group)
-    columns = [pa.array(batch.labels)]
+    labels = batch.labels.reshape(batch.num_examples, -1)
+    columns = [pa.array(np.ascontiguousarray(labels[:, number])) for number in range(labels.shape[1])]
+    if batch.example_weights is not None:
+        columns.append(pa.array(batch.example_weights))
     columns += [pa.array(np.ascontiguousarray(batch.dense[:, number])) for number in range(batch.dense.shape[1])]
     offsets = batch.feature_offsets()
     for number, feature in enumerate(source.schema.features):

@@ -21,13 +21,14 @@ class Columns:
     """The good rows of a block, laid out like a `Batch`.
 
     Attributes:
-        labels: float32 ``[n]``.
+        labels: float32 ``[n]``, or ``[n, num_labels]`` for several labels.
         dense: float32 ``[n, num_dense]``.
         values: int64 ``[num_occurrences]``, key-major as in `Batch`.
         lengths: int32 ``[num_features, n]``.
         weights: float32 ``[num_occurrences]``, or None when no feature is weighted.
         num_raw_rows: rows of the block, bad ones included.
         bad_rows: int64 ``[num_raw_rows - n]``, ascending positions of the bad rows in the block.
+        example_weights: float32 ``[n]``, or None when the examples have none.
     """
 
     labels: NDArray[np.float32]
@@ -37,6 +38,7 @@ class Columns:
     weights: NDArray[np.float32] | None
     num_raw_rows: int
     bad_rows: NDArray[np.int64]
+    example_weights: NDArray[np.float32] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -71,6 +73,7 @@ def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
         weights=None if weights is None else weights[picked],
         num_raw_rows=columns.num_raw_rows,
         bad_rows=columns.bad_rows,
+        example_weights=None if columns.example_weights is None else columns.example_weights[rows],
     )
 
 
@@ -102,6 +105,9 @@ def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
         weights = np.concatenate(
             [_weights(piece)[piece.feature_slice(f)] for f in features for piece in pieces] or [np.zeros(0, np.float32)]
         )
+    example_weights = None
+    if pieces[0].columns.example_weights is not None:
+        example_weights = np.concatenate([_example_weights(piece) for piece in pieces])
     return Batch(
         index=index,
         dense=np.concatenate([piece.columns.dense[piece.low : piece.high] for piece in pieces]),
@@ -109,6 +115,7 @@ def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
         lengths=np.concatenate([piece.columns.lengths[:, piece.low : piece.high] for piece in pieces], axis=1),
         labels=np.concatenate([piece.columns.labels[piece.low : piece.high] for piece in pieces]),
         weights=weights,
+        example_weights=example_weights,
     )
 
 
@@ -116,3 +123,9 @@ def _weights(piece: RowSlice) -> NDArray[np.float32]:
     weights = piece.columns.weights
     assert weights is not None, "either all blocks of a source have weights or none has"
     return weights
+
+
+def _example_weights(piece: RowSlice) -> NDArray[np.float32]:
+    weights = piece.columns.example_weights
+    assert weights is not None, "either all blocks of a source have weights of examples or none has"
+    return weights[piece.low : piece.high]

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
-from data.column_rules import ColumnRules
+from data.column_rules import ColumnRules, target_columns
 from data.csv_layout import CsvLayout, split_line
 from data.csv_lines import parse_lines
 from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
@@ -110,7 +110,7 @@ class CsvSource(ArrowSource, TextSource):
 def _types(path: str, found: SchemaFile) -> tuple[tuple[str, pa.DataType], ...]:
     """The columns to read, each with its type."""
     types: dict[str, pa.DataType] = {}
-    uses = [(name, pa.float64()) for name in (found.schema.label, *found.schema.dense)]
+    uses = [(name, pa.float64()) for name in (*target_columns(found.schema), *found.schema.dense)]
     for feature in found.schema.features:
         column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
         has_text = bool(column.separator) or (feature.table in found.strings and column.buckets is None)

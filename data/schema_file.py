@@ -1,6 +1,7 @@
 """The schema TOML of a data set, which names its columns, and Criteo's fixed columns.
 
-    label = "click"                              # of formats whose files name their columns
+    label = "click"                              # of formats whose files name their columns; several: a list
+    example_weight = "weight"                    # weights of the examples; absent: all weigh the same
     dense = ["age", "price"]
     sparse = ["user", { name = "item", table = "items", weight = "item_weight" }, "tags"]
     # further keys: column = "…", separator = "|", buckets = "log-squared" or "log", base = 2.0
@@ -49,6 +50,7 @@ __all__ = [
     "SchemaFile",
     "check_keys",
     "criteo_schema",
+    "label_of",
     "override_tables",
     "parse_schema",
     "read_schema_file",
@@ -67,12 +69,13 @@ _SPARSE_KEYS: Mapping[str, type] = {
     "buckets": str,
     "base": float,
 }
-_FILE_KEYS: Mapping[str, type] = {
-    "label": str,
+_FILE_KEYS: Mapping[str, type | tuple[type, ...]] = {
+    "label": (str, list),
     "dense": list,
     "sparse": list,
     "table_defaults": dict,
     "tables": dict,
+    "example_weight": str,
     "csv": dict,
     "synthetic": dict,
     "movielens": dict,
@@ -133,15 +136,19 @@ def criteo_schema() -> DataSchema:
     )
 
 
-def check_keys(where: str, value: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """Raise InputError unless every key of `value` is in `types` and has that type (an int is accepted as a float)."""
+def check_keys(where: str, value: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raise InputError unless every key of `value` is in `types` and has that type, or one of them (an int is accepted
+    as a float).
+    """
     for key, item in value.items():
         if key not in types:
             raise InputError(f"{where}: unknown key {key!r}, known keys: {', '.join(types)}")
-        expected = types[key]
-        accepted = (int, float) if expected is float else (expected,)
-        if not isinstance(item, accepted) or (isinstance(item, bool) and expected is not bool):
-            raise InputError(f"{where}: {key} must be {_TYPE_NAMES[expected]}, got {item!r}")
+        found = types[key]
+        expected = found if isinstance(found, tuple) else (found,)
+        accepted = (int, float) if expected == (float,) else expected
+        if not isinstance(item, accepted) or (isinstance(item, bool) and bool not in expected):
+            words = " or ".join(_TYPE_NAMES[kind] for kind in expected)
+            raise InputError(f"{where}: {key} must be {words}, got {item!r}")
 
 
 def read_schema_file(path: str) -> Mapping[str, Any]:
@@ -249,7 +256,13 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
             columns[item["name"]] = column
     tables = tuple(Table(name=name) for name in dict.fromkeys(feature.table for feature in features))
     try:
-        schema = DataSchema(label=value["label"], dense=tuple(dense), features=tuple(features), tables=tables)
+        schema = DataSchema(
+            label=label_of(path, value),
+            dense=tuple(dense),
+            features=tuple(features),
+            tables=tables,
+            example_weight=value.get("example_weight", ""),
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     schema = _with_tables(path, value, schema)
@@ -261,6 +274,20 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
         csv=value.get("csv", {}),
         synthetic=value.get("synthetic", {}),
     )
+
+
+def label_of(path: str, value: Mapping[str, Any]) -> str | tuple[str, ...]:
+    """The label column of a schema file (content `value`), or the columns of several labels.
+
+    Raises:
+        InputError: the list is not one of names.
+    """
+    label = value["label"]
+    if isinstance(label, str):
+        return label
+    if not label or not all(isinstance(name, str) and name for name in label):
+        raise InputError(f"{path}: label must be a column name or a list of them, got {label!r}")
+    return label[0] if len(label) == 1 else tuple(label)
 
 
 def _feature_column(where: str, item: Mapping[str, Any]) -> FeatureColumn:

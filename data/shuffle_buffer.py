@@ -75,6 +75,7 @@ def _mix(parts: Sequence[Part], seed: int, epoch: int) -> Part:
         weights=batch.weights,
         num_raw_rows=rows,
         bad_rows=np.zeros(0, np.int64),
+        example_weights=batch.example_weights,
     )
     return Part(
         segment=head.segment,

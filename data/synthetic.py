@@ -18,6 +18,9 @@ Without a schema the data has Criteo's shape, with the skews of `data.criteo_ske
     bag = 8                    # mean ids in a bag
     bag_law = "poisson"        # fixed, poisson or geometric (both at least 1)
 
+A label after the first is 1 for a share of the examples whose label before it is 1, as conversions follow clicks: with
+the same chance, drawn anew. Weights of examples are exponential with mean 1.
+
 Only uniforms come from numpy's generator, whose raw streams never change; other distributions are computed here.
 """
 
@@ -55,11 +58,12 @@ class RawBlock:
     """A block before the dense transform.
 
     Attributes:
-        labels: float32 ``[n]``.
+        labels: float32 ``[n]``, or ``[n, num_labels]``.
         counts: int64 ``[n, num_dense]``, 0 if missing.
         dense_present: bool ``[n, num_dense]``.
         ids: per feature, int64 ``[its occurrences]``.
         lengths: int32 ``[num_features, n]``.
+        example_weights: float32 ``[n]``, or None when the examples have none.
     """
 
     labels: NDArray[np.float32]
@@ -67,6 +71,7 @@ class RawBlock:
     dense_present: NDArray[np.bool_]
     ids: tuple[NDArray[np.int64], ...]
     lengths: NDArray[np.int32]
+    example_weights: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,7 @@ class SyntheticSource:
             weights=weights,
             num_raw_rows=raw.labels.shape[0],
             bad_rows=np.zeros(0, np.int64),
+            example_weights=raw.example_weights,
         )
 
     def draw(self, block: Block) -> RawBlock:
@@ -151,12 +157,23 @@ class SyntheticSource:
         chance = _model(dataclasses.replace(self, seed=0, rows=1)).chance(drawn.dense_part, drawn.id_part)
         keep = block.stop - block.start
         return RawBlock(
-            labels=(drawn.uniforms < chance).astype(np.float32)[:keep],
+            labels=self._labels(drawn, chance)[:keep],
             counts=drawn.counts[:keep],
             dense_present=drawn.dense_present[:keep],
             ids=tuple(ids[: int(drawn.lengths[f, :keep].sum())] for f, ids in enumerate(drawn.ids)),
             lengths=np.ascontiguousarray(drawn.lengths[:, :keep]),
+            example_weights=None if drawn.weights is None else drawn.weights[:keep],
         )
+
+    def _labels(self, drawn: _Drawn, chance: NDArray[np.float64]) -> NDArray[np.float32]:
+        """float32 ``[BLOCK_ROWS]``, or ``[BLOCK_ROWS, num_labels]``."""
+        first = drawn.uniforms < chance
+        if not drawn.more_uniforms:
+            return first.astype(np.float32)
+        columns = [first]
+        for uniforms in drawn.more_uniforms:
+            columns.append(columns[-1] & (uniforms < chance))
+        return np.stack(columns, axis=1).astype(np.float32)
 
     def _draw_all(self, seed: int, number: int) -> _Drawn:
         """Block `number` of the data with this seed, before labels are drawn."""
@@ -169,6 +186,11 @@ class SyntheticSource:
             lengths[position] = feature.draw_lengths(generator, BLOCK_ROWS)
             ids.append(self._draw_ids(position, generator, int(lengths[position].sum())))
             effects += id_part(self.schema.features[position].table, ids[-1], lengths[position])
+        uniforms = generator.random(BLOCK_ROWS)
+        more_uniforms = tuple(generator.random(BLOCK_ROWS) for _ in self.schema.labels[1:])
+        weights = None
+        if self.schema.example_weight:
+            weights = (-np.log1p(-generator.random(BLOCK_ROWS))).astype(np.float32)
         return _Drawn(
             counts=counts,
             dense_present=dense_present,
@@ -176,7 +198,9 @@ class SyntheticSource:
             lengths=lengths,
             dense_part=dense_part(counts, dense_present),
             id_part=effects,
-            uniforms=generator.random(BLOCK_ROWS),
+            uniforms=uniforms,
+            more_uniforms=more_uniforms,
+            weights=weights,
         )
 
     def _draw_dense(self, generator: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -201,7 +225,7 @@ class SyntheticSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Drawn:
-    """A whole block and the parts of its logits; the labels follow from `uniforms`."""
+    """A whole block and the parts of its logits; the labels follow from `uniforms`, then `more_uniforms`."""
 
     counts: NDArray[np.int64]
     dense_present: NDArray[np.bool_]
@@ -210,6 +234,8 @@ class _Drawn:
     dense_part: NDArray[np.float64]
     id_part: NDArray[np.float64]
     uniforms: NDArray[np.float64]
+    more_uniforms: tuple[NDArray[np.float64], ...]
+    weights: NDArray[np.float32] | None
 
 
 @lru_cache(maxsize=8)

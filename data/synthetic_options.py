@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.criteo_skew import COLUMNS, CRITEO_KAGGLE_ROWS
-from data.schema_file import check_keys, criteo_schema, override_tables, parse_schema, read_schema_file
+from data.schema_file import check_keys, criteo_schema, label_of, override_tables, parse_schema, read_schema_file
 from data.zipf import ZipfLaw
 
 __all__ = ["DEFAULT_ROWS", "PROFILES", "SyntheticFeature", "SyntheticOptions", "options_at", "synthetic_schema"]
@@ -140,6 +141,8 @@ def options_at(path: str, *, tables: int | None = None, profile: str | None = No
             schema = parse_schema(path, value).schema
         else:
             schema = override_tables(path, value, synthetic_schema(section.get("tables", len(COLUMNS))))
+            label = label_of(path, value) if "label" in value else schema.label
+            schema = dataclasses.replace(schema, label=label, example_weight=value.get("example_weight", ""))
         return SyntheticOptions(
             schema=schema,
             features=_features(path, schema, chosen, section.get("features", {})),

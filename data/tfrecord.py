@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
-from data.column_rules import ColumnRules
+from data.column_rules import ColumnRules, target_columns
 from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
 from data.source import Block, FileVersion, Segment, file_version
 from data.text_files import BLOCK_BYTES, is_gzip, list_files
@@ -118,7 +118,7 @@ class TfRecordSource(ArrowSource):
 def _columns(path: str, found: SchemaFile) -> pa.Schema:
     """The columns to read, each with its type. A sparse feature is a list of any length."""
     types: dict[str, pa.DataType] = {}
-    uses = [(name, pa.float64()) for name in (found.schema.label, *found.schema.dense)]
+    uses = [(name, pa.float64()) for name in (*target_columns(found.schema), *found.schema.dense)]
     for feature in found.schema.features:
         column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
         if column.separator:

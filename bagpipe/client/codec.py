@@ -45,6 +45,8 @@ class _Array:
 
     Attributes:
         optional: the record allows None.
+        omissible: optional, and the header has no such field for None. So records without it are those of old.
+        more_dims: further dimensions that it may have.
         derivable: the decoder can derive it from the rest of the `RankBatch`.
     """
 
@@ -52,6 +54,8 @@ class _Array:
     num_dims: int = 1
     optional: bool = False
     derivable: bool = False
+    omissible: bool = False
+    more_dims: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "dense": _Array("<f4", 2),
         "values": _Array("<i8", derivable=True),
         "lengths": _Array("<i4", 2, derivable=True),
-        "labels": _Array("<f4"),
+        "labels": _Array("<f4", more_dims=1),
         "weights": _Array("<f4", optional=True),
+        "example_weights": _Array("<f4", optional=True, omissible=True),
         "reader_state": _Json(),
     },
     RowList: {"table_offsets": _Array("<i8"), "ids": _Array("<i8")},
@@ -215,7 +220,9 @@ def _shape(expected: _Array, value: object) -> list[int] | None:
     if not isinstance(value, list) or len(value) != 2 or value[0] != expected.dtype or not isinstance(value[1], list):
         return None
     shape = [size for size in value[1] if type(size) is int and size >= 0]
-    return shape if len(shape) == len(value[1]) == expected.num_dims else None
+    num_dims = len(value[1])
+    fits = expected.num_dims <= num_dims <= expected.num_dims + expected.more_dims
+    return shape if fits and len(shape) == num_dims else None
 
 
 def _describe(record: object, arrays: list[NDArray[Any]], omitted: Collection[str] = ()) -> dict[str, Any]:
@@ -230,6 +237,8 @@ def _described_fields(
         value = getattr(record, name)
         if isinstance(expected, _Array) and expected.derivable and name in omitted:
             yield name, None
+        elif isinstance(expected, _Array) and expected.omissible and value is None:
+            continue
         elif isinstance(value, np.ndarray):
             arrays.append(value)
             yield name, [value.dtype.str, list(value.shape)]
@@ -241,11 +250,12 @@ def _described_fields(
 
 def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
     fields = _RECORDS[kind]
-    if not isinstance(header, dict) or header.keys() != fields.keys():
+    omissible = {name for name, item in fields.items() if isinstance(item, _Array) and item.omissible}
+    if not isinstance(header, dict) or not fields.keys() - omissible <= header.keys() <= fields.keys():
         raise CodecError(f"malformed frame: expected {path} to have {', '.join(fields)}, got {str(header)[:80]}")
     values: dict[str, Any] = {}
     for name, expected in fields.items():
-        value, where = header[name], f"{path}.{name}"
+        value, where = header.get(name), f"{path}.{name}"
         if isinstance(expected, _Array):
             values[name] = reader.array(where, expected, value)
         elif expected is int:

@@ -25,7 +25,9 @@ class Batch:
             within a feature by example, within an example in bag order.
         lengths: int32 ``[num_features, num_examples]``, ids per bag; 0 is an empty bag.
         weights: float32 ``[num_occurrences]`` per-id weights, or None when no feature is weighted.
-        labels: float32 ``[num_examples]``.
+        labels: float32 ``[num_examples]``; of data with several labels ``[num_examples, num_labels]``.
+        example_weights: float32 ``[num_examples]`` weights of the examples in loss and metrics, or None when they have
+            none.
         reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
             batch. None: unknown.
         rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
@@ -40,6 +42,7 @@ class Batch:
     lengths: NDArray[np.int32]
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
+    example_weights: NDArray[np.float32] | None = None
     reader_state: Mapping[str, Any] | None = None
     rank_examples: tuple[int, ...] = ()
     parts: tuple[Batch, ...] = ()
@@ -82,6 +85,7 @@ class Batch:
             lengths=np.ascontiguousarray(self.lengths[:, chosen]),
             labels=self.labels[chosen],
             weights=None if self.weights is None else self._per_id(self.weights, chosen),
+            example_weights=None if self.example_weights is None else self.example_weights[chosen],
             reader_state=self.reader_state,
         )
 

@@ -133,12 +133,21 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSchema:
-    """Columns of a data set. Feature order is the key order of every `Batch` made from it."""
+    """Columns of a data set. Feature order is the key order of every `Batch` made from it.
 
-    label: str
+    Attributes:
+        label: column of the label, or the columns of several labels.
+        dense: dense columns.
+        features: sparse columns.
+        tables: of the features.
+        example_weight: column of the weights of examples; empty: all weigh the same.
+    """
+
+    label: str | tuple[str, ...]
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     tables: tuple[Table, ...]
+    example_weight: str = ""
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
@@ -146,6 +155,7 @@ class DataSchema:
             ("table", names),
             ("feature", [feature.name for feature in self.features]),
             ("dense column", list(self.dense)),
+            ("label", list(self.labels)),
         ):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
@@ -158,6 +168,11 @@ class DataSchema:
                     f"feature {feature.name!r} has weights, so its table {feature.table!r} must not be mean-pooled: "
                     'for a weighted average divide the weights of each bag by their sum, and use pooling = "sum"'
                 )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, at least one."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
     def table(self, name: str) -> Table:
         """The table called `name`; KeyError when there is none."""
@@ -182,16 +197,19 @@ class DataSchema:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form, the inverse of `from_json`."""
-        return dataclasses.asdict(self)
+        """Plain JSON-able form, the inverse of `from_json`. Omits an `example_weight` that there is not."""
+        value = dataclasses.asdict(self)
+        return {key: item for key, item in value.items() if key != "example_weight" or item}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DataSchema:
+        label = value["label"]
         return cls(
-            label=value["label"],
+            label=label if isinstance(label, str) else tuple(label),
             dense=tuple(value["dense"]),
             features=tuple(Feature(**feature) for feature in value["features"]),
             tables=tuple(Table(**table) for table in value["tables"]),
+            example_weight=value.get("example_weight", ""),
         )
 
 

@@ -35,8 +35,9 @@ def _batches() -> st.SearchStrategy[Batch]:
             dense=_array("<f4", 2),
             values=_array("<i8"),
             lengths=hnp.arrays(np.dtype("<i4"), sizes, elements=st.integers(0, 2)),
-            labels=hnp.arrays(np.dtype("<f4"), sizes[1]),
+            labels=hnp.arrays(np.dtype("<f4"), sizes[1]) | hnp.arrays(np.dtype("<f4"), (sizes[1], 2)),
             weights=st.none() | _array("<f4"),
+            example_weights=st.none() | hnp.arrays(np.dtype("<f4"), sizes[1]),
             reader_state=st.none() | st.dictionaries(st.text(), _INT64 | st.dictionaries(st.text(), st.booleans())),
         )
     )

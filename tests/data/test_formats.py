@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
 from data.cli import main
 from data.formats import FORMATS, open_eval_source, open_source
-from tests.data.files import criteo_lines
+from data.loader import LookaheadLoader
+from data.source import Source
+from data.testing import assert_same_batches, check_source, read_all
+from tests.data.files import criteo_lines, save_to_disk, write_examples
+
+TARGETS = 'label = ["click", "buy"]\nexample_weight = "w"\ndense = ["age"]\nsparse = ["user"]\n'
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
@@ -83,3 +93,111 @@ def test_evaluation_files_with_a_schema_of_their_own(tmp_path: Path) -> None:
     config = DataConfig(path=str(tmp_path / "train.arrow"), eval_path=str(tmp_path / "other.arrow"))
     with pytest.raises(InputError, match=r"eval_path .*other\.arrow: expected the columns of data\.path, where"):
         open_eval_source(config, open_source(config))
+
+
+def _target_rows(rows: int = 40) -> pa.Table:
+    rng = np.random.default_rng(3)
+    return pa.table(
+        {
+            "click": rng.integers(0, 2, rows),
+            "buy": rng.random(rows).astype(np.float32),
+            "w": rng.exponential(size=rows).astype(np.float32),
+            "age": np.arange(rows) * 1.0,
+            "user": rng.integers(0, 9, rows),
+        }
+    )
+
+
+def _write_rows(folder: Path, form: str, table: pa.Table) -> str:
+    path = folder / f"rows.{form}"
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=9)
+    elif form == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif form == "huggingface":
+        save_to_disk(table, path)
+    else:
+        write_examples(path, table.to_pylist())
+    return str(path)
+
+
+def _open_rows(folder: Path, form: str, table: pa.Table, **options: str) -> Source:
+    (folder / "rows.toml").write_text(TARGETS)
+    path = _write_rows(folder, form, table)
+    return open_source(DataConfig(format=form, path=path, schema=str(folder / "rows.toml"), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["csv", "huggingface", "parquet", "tfrecord"])
+def test_several_labels_and_weights_are_read_and_converted(tmp_path: Path, form: str) -> None:
+    table = _target_rows()
+    source = _open_rows(tmp_path, form, table)
+    check_source(source)
+    batches = read_all(LookaheadLoader(source, batch_size=16))
+    labels = np.stack([table["click"].to_numpy(), table["buy"].to_numpy()], axis=1).astype(np.float32)
+    assert np.concatenate([batch.labels for batch in batches]).tobytes() == labels.tobytes()
+    weights = np.concatenate([batch.example_weights for batch in batches if batch.example_weights is not None])
+    assert weights.tobytes() == table["w"].to_numpy().tobytes()
+    assert batches[0].select(np.array([1, 5])).labels.tobytes() == labels[[1, 5]].tobytes()
+    for suffix in ("arrow", "parquet"):
+        out = str(tmp_path / f"out.{suffix}")
+        assert (
+            main(
+                ["convert", str(tmp_path / f"rows.{form}"), out, "--format", form, "--schema", f"{tmp_path}/rows.toml"]
+            )
+            == 0
+        )
+        back = open_source(DataConfig(format="parquet", path=out))
+        assert back.schema == source.schema
+        options: dict[str, int | bool] = {"batch_size": 16, "shuffle": True, "shuffle_buffer": 20}
+        assert_same_batches(read_all(LookaheadLoader(back, batch_size=16)), batches)
+        assert len(read_all(LookaheadLoader(back, **options))) == len(batches)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("buy", 1.5, "expected a label in [0, 1] in column 'buy', got 1.5"),
+        ("click", -1.0, "expected a label in [0, 1] in column 'click', got -1.0"),
+        ("buy", None, "expected a number in column 'buy', got null"),
+        ("w", -0.5, "expected a finite weight of at least 0 in column 'w', got -0.5"),
+        ("w", float("nan"), "expected a finite weight of at least 0 in column 'w', got nan"),
+        ("w", float("inf"), "expected a finite weight of at least 0 in column 'w', got inf"),
+        ("w", None, "expected a number in column 'w', got null"),
+    ],
+)
+def test_a_bad_label_or_weight_is_named_or_skipped(
+    tmp_path: Path, column: str, value: float | None, message: str
+) -> None:
+    table = _target_rows()
+    values = table[column].cast(pa.float64()).to_pylist()
+    values[11] = value
+    table = table.set_column(table.schema.get_field_index(column), column, [values])
+    source = _open_rows(tmp_path, "parquet", table)
+    with pytest.raises(InputError, match=re.escape(f"rows.parquet: row 11 (from 0): {message}") + "$"):
+        read_all(LookaheadLoader(source, batch_size=16))
+    loader = LookaheadLoader(dataclasses.replace(source, bad_rows="skip"), batch_size=16)  # type: ignore[type-var]
+    ages = np.concatenate([batch.dense[:, 0] for batch in read_all(loader)])
+    assert ages.tolist() == [age for age in range(40) if age != 11]
+
+
+@pytest.mark.parametrize("column", ["buy", "w"])
+def test_a_missing_label_or_weight_is_named(tmp_path: Path, column: str) -> None:
+    for form in ("csv", "parquet"):
+        with pytest.raises(InputError, match=f"column '{column}'"):
+            _open_rows(tmp_path, form, _target_rows().drop_columns([column]))
+
+
+def test_synthetic_labels_follow_each_other(tmp_path: Path) -> None:
+    schema = tmp_path / "s.toml"
+    schema.write_text('label = ["click", "buy"]\nexample_weight = "w"\n[synthetic]\nrows = 20000\n')
+    source = open_source(DataConfig(schema=str(schema)), seed=5)
+    (batch,) = read_all(LookaheadLoader(source, batch_size=20_000))
+    plain = dataclasses.replace(source, schema=dataclasses.replace(source.schema, label="click", example_weight=""))  # type: ignore[type-var]
+    (alone,) = read_all(LookaheadLoader(plain, batch_size=20_000))
+    assert batch.labels[:, 0].tobytes() == alone.labels.tobytes(), "further columns leave the first alone"
+    assert batch.values.tobytes() == alone.values.tobytes()
+    assert (batch.labels[:, 1] <= batch.labels[:, 0]).all()
+    assert 0.02 < batch.labels[:, 1].mean() < alone.labels.mean()
+    assert batch.example_weights is not None
+    assert abs(batch.example_weights.mean() - 1) < 0.05
+    assert main(["synth", "--schema", str(schema), "--rows", "50", "--out", str(tmp_path / "a.tsv")]) == 2

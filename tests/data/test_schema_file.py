@@ -70,7 +70,11 @@ def test_overriding_tables(tmp_path: Path) -> None:
 
 BAD = [
     ("labl = 'x'", "unknown key 'labl', known keys: label, dense"),
-    ("label = 3", "label must be a string, got 3"),
+    ("label = 3", "label must be a string or a list, got 3"),
+    ("label = []\nsparse = ['a']", "label is missing: name the label column"),
+    ("label = ['y', 3]\nsparse = ['a']", "label must be a column name or a list of them, got ['y', 3]"),
+    ("label = ['y', 'y']\nsparse = ['a']", "label names must be unique, 'y' appears more than once"),
+    ("example_weight = 3", "example_weight must be a string, got 3"),
     ("= 3", "not a TOML file"),
     ("sparse = ['a']", "label is missing: name the label column"),
     ("label = 'y'", "sparse is missing: name the sparse columns"),
