@@ -81,6 +81,11 @@ class ArrowSource(ABC):
         return self.rules.schema
 
     @property
+    def unlabelled(self) -> bool:
+        """Labels may be NaN: there are none."""
+        return self.rules.unlabelled
+
+    @property
     def multi_hot(self) -> frozenset[str]:
         return self.rules.multi_hot
 
@@ -148,7 +153,7 @@ class _TableReader:
 
     def columns(self) -> Columns:
         schema, rows = self.rules.schema, self.table.num_rows
-        labels = [self._target(name) for name in schema.labels]
+        labels = [self._target(name, missing=np.nan) for name in schema.labels]
         dense = np.empty((rows, len(schema.dense)), np.float32)
         for number, name in enumerate(schema.dense):
             dense[:, number] = self._dense(name)
@@ -167,14 +172,20 @@ class _TableReader:
             weights=np.concatenate(weights) if weights else None,
             num_raw_rows=rows,
             bad_rows=np.zeros(0, np.int64),
-            example_weights=self._target(schema.example_weight) if schema.example_weight else None,
+            example_weights=self._target(schema.example_weight, missing=1.0) if schema.example_weight else None,
         )
 
-    def _target(self, name: str) -> NDArray[np.float32]:
-        """A label, or the weights of the examples."""
+    def _target(self, name: str, missing: float) -> NDArray[np.float32]:
+        """A label, or the weights of the examples; `missing`: the value where there is none and need be none."""
+        if name in self.rules.absent:
+            return np.full(self.table.num_rows, missing, np.float32)
         array = _single(self.table.column(name))
         if array.null_count:
             rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            if self.rules.unlabelled:
+                numbers = _to_float32(array).copy()
+                numbers[rows] = missing
+                return numbers
             self.problems.append((rows, f"expected a number in column {name!r}, got null"))
         return _to_float32(array)
 

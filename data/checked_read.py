@@ -27,7 +27,7 @@ def read_checked(source: Source, block: Block) -> Columns:
         InputError: a bad row under the stop policy. The row that the reader refuses comes first.
     """
     columns = source.read(block)
-    outside = _bad_rows(columns)
+    outside = _bad_rows(columns, unlabelled=_is_unlabelled(source))
     if not outside.size:
         return columns
     raw_rows = np.delete(np.arange(columns.num_raw_rows), columns.bad_rows)  # of the good rows
@@ -38,9 +38,19 @@ def read_checked(source: Source, block: Block) -> Columns:
     return dataclasses.replace(kept, bad_rows=np.union1d(columns.bad_rows, raw_rows[outside]))
 
 
-def _bad_rows(columns: Columns) -> NDArray[np.int64]:
+def _is_unlabelled(source: Source) -> bool:
+    """NaN is no label, and none is needed (`data.unlabelled`). Of the readers that can do without labels."""
+    return bool(getattr(source, "unlabelled", False))
+
+
+def _outside(labels: NDArray[np.float32], *, unlabelled: bool) -> NDArray[np.int64]:
+    found = LOSS_LABELS.outside(labels)
+    return found[~np.isnan(labels.reshape(-1)[found])] if unlabelled and found.size else found
+
+
+def _bad_rows(columns: Columns, *, unlabelled: bool) -> NDArray[np.int64]:
     """Ascending rows with a label outside its range or a weight that is none."""
-    outside = LOSS_LABELS.outside(columns.labels)
+    outside = _outside(columns.labels, unlabelled=unlabelled)
     if columns.labels.ndim > 1:
         outside = np.unique(outside // columns.labels.shape[1])
     weights = columns.example_weights
@@ -52,7 +62,7 @@ def _bad_rows(columns: Columns) -> NDArray[np.int64]:
 def _reason(source: Source, columns: Columns, row: int) -> str:
     """What is wrong with a bad row."""
     labels = columns.labels[row].reshape(-1)
-    wrong = LOSS_LABELS.outside(labels)
+    wrong = _outside(labels, unlabelled=_is_unlabelled(source))
     if wrong.size:
         name, label = source.schema.labels[wrong[0]], labels[wrong[0]]
         return f"expected a label in {LOSS_LABELS} in column {name!r}, got {label!s}"

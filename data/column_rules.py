@@ -29,6 +29,8 @@ class ColumnRules:
         weights: (feature, weight column) pairs.
         strings: (table, how its strings become ids) pairs; other tables have integer ids.
         multi_hot: features with several ids in a row.
+        unlabelled: labels and weights of examples may be missing.
+        absent: label columns, and the weights', that the files do not have.
     """
 
     schema: DataSchema
@@ -36,10 +38,12 @@ class ColumnRules:
     weights: tuple[tuple[str, str], ...] = ()
     strings: tuple[tuple[str, StringIds], ...] = ()
     multi_hot: frozenset[str] = frozenset()
+    unlabelled: bool = False
+    absent: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, path: str, found: SchemaFile, table: pa.Schema) -> ColumnRules:
-        """The rules of a schema file for tables like that of the file `path`.
+    def of(cls, path: str, found: SchemaFile, table: pa.Schema, *, unlabelled: bool = False) -> ColumnRules:
+        """The rules of a schema file for tables like that of the file `path`; `unlabelled`: see above.
 
         Raises:
             InputError: a column is missing or of an unsupported type.
@@ -57,14 +61,21 @@ class ColumnRules:
             weights=tuple(found.weights.items()),
             strings=tuple(found.strings.items()),
             multi_hot=frozenset(multi_hot),
+            unlabelled=unlabelled,
+            absent=frozenset(set(target_columns(found.schema)) - set(table.names) if unlabelled else ()),
         )
         rules.check(path, table)
         return rules
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of labels and weights that are read."""
+        return tuple(name for name in target_columns(self.schema) if name not in self.absent)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        names = [*target_columns(self.schema), *self.schema.dense, *(column.name for column in self.columns)]
+        names = [*self.targets, *self.schema.dense, *(column.name for column in self.columns)]
         return tuple(dict.fromkeys([*names, *(name for _, name in self.weights)]))
 
     @property
@@ -74,7 +85,7 @@ class ColumnRules:
 
     def check(self, path: str, table: pa.Schema) -> None:
         """Raise InputError unless a table has every column, in a supported type."""
-        for name in (*target_columns(self.schema), *self.schema.dense):
+        for name in (*self.targets, *self.schema.dense):
             _check_number(path, name, _column_type(path, table, name))
         strings = dict(self.strings)
         for feature, column in zip(self.schema.features, self.columns, strict=True):

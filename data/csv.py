@@ -63,8 +63,16 @@ class CsvSource(ArrowSource, TextSource):
     block_bytes: int = BLOCK_BYTES
 
     @classmethod
-    def at(cls, path: str, *, schema_path: str, bad_rows: str = "stop", block_bytes: int = BLOCK_BYTES) -> CsvSource:
-        """The source of a file or folder.
+    def at(
+        cls,
+        path: str,
+        *,
+        schema_path: str,
+        bad_rows: str = "stop",
+        block_bytes: int = BLOCK_BYTES,
+        unlabelled: bool = False,
+    ) -> CsvSource:
+        """The source of a file or folder; `unlabelled`: files may lack labels and weights.
 
         Raises:
             InputError: no file, no schema, or a header without a column of the schema.
@@ -75,9 +83,12 @@ class CsvSource(ArrowSource, TextSource):
         form = CsvLayout.of(schema_path, found.csv)
         types = _types(schema_path, found)
         paths = list_files(path)
+        if unlabelled:
+            there = (*_open(paths[0], form, []).names, *found.schema.dense)
+            types = tuple(item for item in types if item[0] in there or item[0] not in target_columns(found.schema))
         return cls(
             parts=tuple(_open(name, form, [column for column, _ in types]) for name in paths),
-            rules=ColumnRules.of(paths[0], found, pa.schema(types)),
+            rules=ColumnRules.of(paths[0], found, pa.schema(types), unlabelled=unlabelled),
             types=types,
             form=form,
             bad_rows=bad_rows,

@@ -58,13 +58,13 @@ def _open_criteo(config: DataConfig, seed: int) -> Source:
 def _open_csv(config: DataConfig, seed: int) -> Source:
     from data.csv import CsvSource
 
-    return CsvSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+    return CsvSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows, unlabelled=config.unlabelled)
 
 
 def _open_huggingface(config: DataConfig, seed: int) -> Source:
     from data.huggingface import open_dataset
 
-    return open_dataset(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+    return open_dataset(config.path, schema_path=config.schema, bad_rows=config.bad_rows, unlabelled=config.unlabelled)
 
 
 def _open_mlperf(config: DataConfig, seed: int) -> Source:
@@ -89,7 +89,9 @@ def _open_movielens(config: DataConfig, seed: int) -> Source:
 def _open_parquet(config: DataConfig, seed: int) -> Source:
     from data.parquet import ParquetSource
 
-    return ParquetSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+    return ParquetSource.at(
+        config.path, schema_path=config.schema, bad_rows=config.bad_rows, unlabelled=config.unlabelled
+    )
 
 
 def _open_synthetic(config: DataConfig, seed: int) -> Source:
@@ -109,7 +111,9 @@ def _open_synthetic(config: DataConfig, seed: int) -> Source:
 def _open_tfrecord(config: DataConfig, seed: int) -> Source:
     from data.tfrecord import TfRecordSource
 
-    return TfRecordSource.at(config.path, schema_path=config.schema, bad_rows=config.bad_rows)
+    return TfRecordSource.at(
+        config.path, schema_path=config.schema, bad_rows=config.bad_rows, unlabelled=config.unlabelled
+    )
 
 
 #: Format name -> opener(config, seed). A new reader is one entry here.

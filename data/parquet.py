@@ -51,12 +51,15 @@ class ParquetSource(ArrowSource):
         return cls.of(list_files(path, _SUFFIXES), **options)
 
     @classmethod
-    def of(cls, paths: tuple[str, ...], *, schema_path: str = "", **options: Any) -> ParquetSource:
+    def of(
+        cls, paths: tuple[str, ...], *, schema_path: str = "", unlabelled: bool = False, **options: Any
+    ) -> ParquetSource:
         """The source of files; without a schema TOML the first file must hold its schema.
 
         Args:
             paths: at least one.
             schema_path: of the TOML file.
+            unlabelled: files may lack labels and weights.
             options: further attributes.
 
         Raises:
@@ -69,7 +72,7 @@ class ParquetSource(ArrowSource):
             found = embedded_schema(paths[0], first.schema)
         if found is None:
             raise InputError(f"{paths[0]}: the file carries no schema of its own: name the columns with data.schema")
-        rules = ColumnRules.of(paths[0], found, first.schema)
+        rules = ColumnRules.of(paths[0], found, first.schema, unlabelled=unlabelled)
         return cls(paths=paths, rules=rules, **options)
 
     @property

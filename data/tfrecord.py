@@ -55,9 +55,15 @@ class TfRecordSource(ArrowSource):
 
     @classmethod
     def at(
-        cls, path: str, *, schema_path: str, bad_rows: str = "stop", block_bytes: int = BLOCK_BYTES
+        cls,
+        path: str,
+        *,
+        schema_path: str,
+        bad_rows: str = "stop",
+        block_bytes: int = BLOCK_BYTES,
+        unlabelled: bool = False,
     ) -> TfRecordSource:
-        """The source of a file or folder.
+        """The source of a file or folder; `unlabelled`: records may lack labels and weights.
 
         Raises:
             InputError: no file, no schema, or no package for the checksums.
@@ -68,7 +74,7 @@ class TfRecordSource(ArrowSource):
         found = parse_schema(schema_path, read_schema_file(schema_path))
         paths = list_files(path)
         columns = _columns(schema_path, found)
-        rules = ColumnRules.of(paths[0], found, columns)
+        rules = ColumnRules.of(paths[0], found, columns, unlabelled=unlabelled)
         return cls(paths=paths, rules=rules, columns=columns, bad_rows=bad_rows, block_bytes=block_bytes)
 
     @property

@@ -7,7 +7,7 @@ comment or the help text gives the source of a numeric default. `bagpipe.config.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
@@ -53,6 +53,11 @@ Kernels = Literal["auto", "torch", "triton"]
 Autocast = Literal["off", "bfloat16", "float16"]
 
 
+def _is_metric(name: str) -> bool:
+    metric, at, label = name.partition("@")
+    return metric in get_args(Metric) and bool(at) == bool(label)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Training data.
@@ -72,6 +77,8 @@ class DataConfig:
             is needed twice. 0: examples stay in their block (4 MiB of text, or 65,536 rows).
         bad_rows: stop at a malformed row, or skip and count it.
         workers: parser processes; 0: the program itself parses.
+        unlabelled: examples may lack labels and weights, as columns or as values; `trainer predict` sets it, training
+            and evaluation need them.
         identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
             of sampled blocks of large ones (sampled), or of all bytes (full), which reads all data once more.
     """
@@ -88,6 +95,7 @@ class DataConfig:
     shuffle_buffer: Annotated[int, at_least(0)] = 0
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
+    unlabelled: bool = False
     identity: FileHashes = "sampled"
 
     @property
@@ -260,7 +268,8 @@ class EvalConfig:
             bit, unless optim.schedule is plateau.
         unit: whether every counts steps or epochs (complete passes over the training examples).
         batches: score only the first so many batches during training; 0: all. The evaluation at the end scores all.
-        metric: metric that tells the best evaluation.
+        metric: metric that tells the best evaluation: auc, gauc, ne or logloss; of data with several labels that of the
+            first one, or of the one that is named, as in auc@buy.
         group: feature whose id is the group of an example, for gauc; empty: none.
         patience: stop training after so many evaluations in a row that are not better than the best; 0: never.
         min_delta: a better evaluation is better by more than this.
@@ -271,7 +280,9 @@ class EvalConfig:
     every: Annotated[int, at_least(0)] = 0
     unit: RateUnit = "step"
     batches: Annotated[int, at_least(0)] = 0
-    metric: Metric = "auc"
+    metric: Annotated[
+        str, Range("one of auc, gauc, ne, logloss, or one of them of a label, as auc@buy", _is_metric)
+    ] = "auc"
     group: str = ""
     patience: Annotated[int, at_least(0)] = 0
     min_delta: Annotated[float, at_least(0)] = 0.0

@@ -121,7 +121,7 @@ def _write_rows(folder: Path, form: str, table: pa.Table) -> str:
     return str(path)
 
 
-def _open_rows(folder: Path, form: str, table: pa.Table, **options: str) -> Source:
+def _open_rows(folder: Path, form: str, table: pa.Table, **options: bool) -> Source:
     (folder / "rows.toml").write_text(TARGETS)
     path = _write_rows(folder, form, table)
     return open_source(DataConfig(format=form, path=path, schema=str(folder / "rows.toml"), **options))  # type: ignore[arg-type]
@@ -201,3 +201,35 @@ def test_synthetic_labels_follow_each_other(tmp_path: Path) -> None:
     assert batch.example_weights is not None
     assert abs(batch.example_weights.mean() - 1) < 0.05
     assert main(["synth", "--schema", str(schema), "--rows", "50", "--out", str(tmp_path / "a.tsv")]) == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "huggingface", "parquet", "tfrecord"])
+def test_data_to_predict_may_lack_labels_and_weights(tmp_path: Path, form: str) -> None:
+    whole, lacking = tmp_path / "whole", tmp_path / "lacking"
+    whole.mkdir(), lacking.mkdir()
+    labelled = _open_rows(whole, form, _target_rows())
+    (batch,) = read_all(LookaheadLoader(labelled, batch_size=40))
+    table = _target_rows().drop_columns(["click", "w"])
+    source = _open_rows(lacking, form, table, unlabelled=True)
+    assert source.schema == labelled.schema
+    check_source(source)
+    (found,) = read_all(LookaheadLoader(source, batch_size=40))
+    assert np.isnan(found.labels[:, 0]).all()
+    assert found.labels[:, 1].tobytes() == batch.labels[:, 1].tobytes()
+    assert found.values.tobytes() == batch.values.tobytes()
+    assert found.example_weights is not None
+    assert (found.example_weights == 1).all()
+
+
+def test_a_missing_value_is_no_label_either(tmp_path: Path) -> None:
+    table = _target_rows()
+    values = table["buy"].to_pylist()
+    values[4] = None
+    values[6] = 2.0
+    table = table.set_column(1, "buy", [values])
+    source = _open_rows(tmp_path, "parquet", table, unlabelled=True)
+    with pytest.raises(InputError, match=r"row 6 \(from 0\): expected a label in \[0, 1\] in column 'buy', got 2.0"):
+        read_all(LookaheadLoader(source, batch_size=40))
+    source = _open_rows(tmp_path, "parquet", table)
+    with pytest.raises(InputError, match=r"row 4 \(from 0\): expected a number in column 'buy', got null"):
+        read_all(LookaheadLoader(source, batch_size=40))

@@ -15,7 +15,7 @@ from random import Random
 
 from bagpipe.config.keys import Given, config_keys, convert, section_type
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import Config, Metric
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 __all__ = ["JOB", "LEFT", "MODEL", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value"]
@@ -140,6 +140,9 @@ MODEL: Mapping[str, Values] = {
     "model.structure": _even("model.structure"),
     "model.heads": {"1": 3, "2": 1, "4": 1},
     "model.gate_mlp": {"": 2, "3": 1, "4,2": 1},
+    "model.experts": {"4": 2, "1": 1},
+    "model.task_experts": {"2": 2, "1": 1},
+    "model.levels": {"2": 2, "1": 1},
 }
 
 TWIN: Mapping[str, Values] = {
@@ -161,7 +164,7 @@ TWIN: Mapping[str, Values] = {
     "eval.every": {"0": 4, "1": 0.5, "3": 1, "5": 1},
     "eval.unit": _even("eval.unit", step=3),
     "eval.batches": {"0": 2, "1": 1},
-    "eval.metric": _even("eval.metric"),
+    "eval.metric": dict.fromkeys(typing.get_args(Metric), 1.0),
 }
 
 #: Drawn or computed outside these tables.
@@ -183,12 +186,14 @@ LEFT: Mapping[str, str] = {
     "cacher.tls_key": "of cachers on a network",
     "cacher.timeout_s": "a deadline",
     "store.timeout_s": "a deadline",
+    "data.unlabelled": "refused in training",
     "data.eval_path": "the same code reads it as data.path",
     "optim.rows_by_table": "names tables of one data set",
     "optim.rows_lr_by_table": "names tables of one data set",
     "pipeline.partition": "names modules of one model",
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",
+    "model.loss_weights": "has one number for each logit of a model",
     "run.device": "the machine's",
     "optim.schedule_patience": "of plateau, by which another eval.every gives another result",
     "optim.schedule_threshold": "of plateau, by which another eval.every gives another result",
