@@ -7,7 +7,7 @@ after training: metrics (AUC, NE, …) ─> digests ─> result JSON
 cli, process       the program and its process            job, open_job        one job: run it, open its parts
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, devices, settings, model_check: from configuration to objects, and checks
-metrics, groups, ranking, totals, result                  AUC and others, sums over ranks, the JSON
+metrics, groups, ranking, tasks, totals, result           AUC and others by label, sums over ranks, the JSON
 evaluation, early_stop  scores during training and after  export             a checkpoint for serving
 scoring, score_file     `trainer eval` and `trainer predict`: scores with a checkpoint's model
 observe            progress, logs, trackers, Prometheus

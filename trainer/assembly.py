@@ -42,7 +42,7 @@ from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
-from trainer.model_check import check_model
+from trainer.model_check import check_loss_weights, check_model
 from trainer.optimizers import dense_clip, dense_optimizer, plateau_rule, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
@@ -102,8 +102,10 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
         row_dtype=None if config.cache.dtype == "run" else config.cache.dtype,
     )
     rows = converted.row_schema(seed=config.run.seed, rounding=config.cache.rounding)
+    num_logits = len(data.labels)
     if config.model.factory:
-        check_model(converted, data, rows, torch.device(config.run.device), config.model.factory)
+        num_logits = check_model(converted, data, rows, torch.device(config.run.device), config.model.factory)
+    check_loss_weights(config.model.loss_weights, num_logits)
     stages = stage_model(converted.model, data, config, world_size)
     dense = (
         dense_executor(converted.model, data, config, world_size)
@@ -185,7 +187,7 @@ def build_dense(
         optimizer=optimizer,
         precision=built.dense.precision,
         clip=dense_clip(config.optim),
-        loss=loss_of(config.model),
+        loss=loss_of(config.model, built.data),
     )
 
 

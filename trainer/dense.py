@@ -5,6 +5,8 @@ run.{autocast,loss_scale…} ─> Precision        run.compile, run.cuda_graph �
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -23,6 +25,7 @@ from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
+from trainer.tasks import Tasks
 
 __all__ = ["dense_executor", "loss_of", "precision_of"]
 
@@ -38,14 +41,16 @@ def precision_of(run: RunConfig) -> Precision:
     )
 
 
-def loss_of(config: ModelConfig) -> Loss:
-    """Loss that a model is trained on."""
-    return Loss(
+def loss_of(config: ModelConfig, data: DataSchema) -> Loss:
+    """Loss that a model is trained on, by the columns of the data."""
+    return dataclasses.replace(
+        Tasks.of(data).loss,
         name=config.loss,
         label_smoothing=config.label_smoothing,
         pos_weight=config.pos_weight,
         gamma=config.focal_gamma,
         alpha=config.focal_alpha,
+        head_weights=config.loss_weights,
     )
 
 
@@ -63,7 +68,7 @@ def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_siz
             the dense part, no compiler is available, or the forward draws random numbers.
     """
     run = config.run
-    precision, loss = precision_of(run), loss_of(config.model)
+    precision, loss = precision_of(run), loss_of(config.model, data)
     if not (run.compile or run.cuda_graph):
         return EagerExecutor(model, precision, loss)
     if run.compile:

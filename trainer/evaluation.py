@@ -26,8 +26,9 @@ from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.stepped_run import SteppedRun
 from trainer.early_stop import Evaluation, EvaluationHistory
 from trainer.groups import GroupColumn
-from trainer.metrics import METRICS, BinaryMetrics, Quality, left_out, metric_of
+from trainer.metrics import BinaryMetrics, Quality, left_out, metric_key, metric_of
 from trainer.observe.reporter import Reporter
+from trainer.tasks import Tasks
 
 __all__ = ["EvaluationRecord", "Evaluator", "Scored"]
 
@@ -81,10 +82,14 @@ class Evaluator:
         record: keeps the history.
         reporter: told what is scored.
         group: number of the feature whose ids are the groups of the examples; None: they have none.
+        tasks: labels and weights of the examples.
 
     Attributes:
         error: held-out examples cannot be used; no evaluation follows. None so far.
         skipped_rows: malformed rows skipped in the latest evaluation.
+
+    Raises:
+        InputError: `eval.metric` names a label that the data does not have.
     """
 
     def __init__(
@@ -96,16 +101,19 @@ class Evaluator:
         record: EvaluationRecord,
         reporter: Reporter,
         group: int | None = None,
+        *,
+        tasks: Tasks,
     ) -> None:
         self.error: InputError | None = None
         self.skipped_rows = 0
-        self._settings = settings
+        self._settings = dataclasses.replace(settings, metric=metric_key(settings.metric, tasks))
         self._session = session
         self._source = source
         self._spec = spec
         self._record = record
         self._reporter = reporter
         self._group = group
+        self._tasks = tasks
         self._next: Generator[RankBatch, None, None] | None = None
         self._quality: Quality | None = None
         self._plateau = next((part for part in session.job.parts if isinstance(part, PlateauFactor)), None)
@@ -158,7 +166,7 @@ class Evaluator:
         self._reporter.phase("training")
         self._note(step, scored.quality)
         if self._plateau is not None:
-            self._plateau.note(getattr(scored.quality, self._settings.metric))
+            self._plateau.note(scored.quality.named()[self._settings.metric])
         if self._settings.keep_best and self.history.best_step == step:
             session.checkpoint(step)
             self.name_best()
@@ -194,7 +202,7 @@ class Evaluator:
         return scored
 
     def _note(self, step: int, quality: Quality) -> None:
-        evaluation = Evaluation(step=step, metrics={name: getattr(quality, name) for name in METRICS})
+        evaluation = Evaluation(step=step, metrics=quality.named())
         higher_is_better = metric_of(self._settings.metric).higher_is_better
         assert higher_is_better is not None, "eval.metric has a direction"
         self._record.history = self.history.after(evaluation, self._settings, higher_is_better=higher_is_better)
@@ -204,7 +212,7 @@ class Evaluator:
         """Score the held-out examples; `training` rests meanwhile, or there is none."""
         self._reporter.phase("evaluating")
         job, groups = self._session.job, None if self._group is None else GroupColumn(self._group)
-        metrics = BinaryMetrics(groups)
+        metrics = BinaryMetrics(groups, tasks=self._tasks)
         ranks = job.ranks
         batches, self._next = self._next, None
         if batches is None:
@@ -215,7 +223,7 @@ class Evaluator:
             evaluation_run(
                 job,
                 batches if groups is None else groups.watched(batches),
-                Scoring(job.job.model, job.engine.cache.streams, metrics.add),
+                Scoring(job.job.model, job.engine.cache.streams, metrics.add, self._tasks.loss),
                 peers=None if ranks.peers is None else ranks.peers.evaluation(),
                 cache=job.engine.cache if training is None else None,  # between two runs it is empty
                 wake=self._source.interrupt,

@@ -46,7 +46,7 @@ class InputMaker:
             offset_per_key=offsets,
         )
         dense = batch.dense if batch.dense.shape[1] else np.ones((batch.num_examples, 1), dtype=np.float32)
-        return ModelInputs(dense=upload.numbers(dense), sparse=sparse, labels=upload.numbers(batch.labels))
+        return ModelInputs(dense=upload.numbers(dense), sparse=sparse, labels=upload.numbers(batch.targets))
 
     def _weights(self, batch: Batch, upload: Uploader) -> Tensor | None:
         if not self._weighted:

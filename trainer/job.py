@@ -26,13 +26,13 @@ from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
-from trainer.metrics import METRICS, Quality
+from trainer.metrics import Quality
 from trainer.observe.meter import planned_steps
 from trainer.observe.reporter import Reporter, TrainingFacts
 from trainer.observe.sinks import open_reporter
 from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.result import Result
-from trainer.settings import common_settings, config_of_rank, path_of_rank
+from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
 from trainer.stages import check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 
@@ -155,6 +155,7 @@ def _write(result: Result, path: str, config: Config) -> JobError | None:
 
 def _check(config: Config, membership: Membership | None, result_path: str) -> None:
     """Check the configuration before any resource is opened."""
+    check_labelled(config)
     rank = membership.rank if membership is not None else 0
     check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
     check_device(config.run.device, cuda_devices)
@@ -186,8 +187,8 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
     if ranks.is_first:
         sums = RowSums(changes[0].num_buckets)
         found = {
-            **{name: getattr(evaluation.quality, name) for name in (*METRICS, "gauc_groups", "gauc_groups_left_out")},
-            "metrics_left_out": dict(evaluation.quality.left_out),
+            **evaluation.quality.of_label(),
+            "tasks": dict(evaluation.quality.tasks),
             "embedding_digest": embedding_digest(store, sums),
             "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],
             "best_step": job.evaluator.history.best_step,

@@ -7,7 +7,7 @@ Nothing of the call remains: torch's generators and the model's buffers and mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,13 +26,15 @@ from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.inputs import InputMaker
 
-__all__ = ["NUM_EXAMPLES", "check_model"]
+__all__ = ["NUM_EXAMPLES", "check_loss_weights", "check_model"]
 
 NUM_EXAMPLES = 2
 
 
-def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, device: torch.device, name: str) -> None:
-    """Check that the model returns logits. An error of the model itself gets a note that says when it was called.
+def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, device: torch.device, name: str) -> int:
+    """Check that the model returns logits, and with several labels one of each.
+
+    An error of the model itself gets a note that says when it was called.
 
     Args:
         converted: the model; it is bound to a cache of the check afterwards.
@@ -40,6 +42,9 @@ def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, devic
         rows: row schema of the job.
         device: of the model.
         name: what messages call the model: its ``module:function``.
+
+    Returns:
+        The number of logits.
 
     Raises:
         InputError: the model returns something else than ``[num_examples]``, ``[num_examples, 1]`` or a tuple of such.
@@ -67,7 +72,14 @@ def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, devic
             error.add_note(f"model.factory {name}: called on a batch of {NUM_EXAMPLES} examples before training")
             raise
     cache.end(context)
-    _check_logits(outputs, name)
+    return _check_logits(outputs, name, schema.labels)
+
+
+def check_loss_weights(weights: Sequence[float], num_logits: int) -> None:
+    """Raise InputError unless there is one weight for each of the model's logits, or none at all."""
+    if weights and len(weights) != num_logits:
+        shown = ",".join(f"{weight:g}" for weight in weights)
+        raise InputError(f"model.loss_weights must be {num_logits} numbers, one for each logit, got {shown}")
 
 
 def _batch(schema: DataSchema) -> Batch:
@@ -77,7 +89,7 @@ def _batch(schema: DataSchema) -> Batch:
         dense=np.zeros((NUM_EXAMPLES, len(schema.dense)), np.float32),
         values=np.zeros(num_ids, np.int64),
         lengths=np.ones((len(schema.features), NUM_EXAMPLES), np.int32),
-        labels=np.zeros(NUM_EXAMPLES, np.float32),
+        labels=np.zeros(NUM_EXAMPLES if len(schema.labels) == 1 else (NUM_EXAMPLES, len(schema.labels)), np.float32),
         weights=np.ones(num_ids, np.float32) if any(feature.weighted for feature in schema.features) else None,
     )
 
@@ -98,11 +110,17 @@ def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _check_logits(outputs: object, name: str) -> None:
+def _check_logits(outputs: object, name: str, labels: Sequence[str]) -> int:
+    """The number of logits."""
     heads = outputs if isinstance(outputs, (tuple, list)) and outputs else [outputs]
     shapes = ([NUM_EXAMPLES], [NUM_EXAMPLES, 1])
     if all(isinstance(head, Tensor) and head.is_floating_point() and list(head.shape) in shapes for head in heads):
-        return
+        if len(labels) in (1, len(heads)):
+            return len(heads)
+        raise InputError(
+            f"model.factory {name}: expected a tuple of {len(labels)} logits, of the labels {', '.join(labels)}, "
+            f"got {len(heads)}"
+        )
     found = ", ".join(_words(head) for head in heads)
     if heads is outputs:
         found = f"a {type(outputs).__name__} of {found}"

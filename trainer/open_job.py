@@ -31,10 +31,12 @@ from trainer.devices import BatchSize, activation_bytes, check_memory, free_byte
 from trainer.evaluation import EvaluationRecord, Evaluator
 from trainer.groups import feature_number
 from trainer.inputs import InputMaker
+from trainer.metrics import metric_key
 from trainer.observe.reporter import Reporter
 from trainer.services import Services, open_services
 from trainer.settings import changeable_settings, default_settings, result_settings
 from trainer.stages import open_stages
+from trainer.tasks import Tasks
 
 __all__ = ["TrainerJob", "open_trainer_job"]
 
@@ -102,6 +104,8 @@ def open_trainer_job(
         # A phase ends the one before: evaluations during training have a connection of their own.
         held_out = stack.enter_context(_remote_batches(config, services, ranks, suffix="-eval"))
     group = feature_number(source.schema, config.eval.group) if config.eval.group else None
+    tasks = Tasks.of(source.schema)
+    metric_key(config.eval.metric, tasks)
     reporter.phase("building the model")
     built = build_training_model(config, source.schema, ranks.world_size)
     _check_memory(built, ranks.world_size)
@@ -114,7 +118,7 @@ def open_trainer_job(
     if job.checkpoints.origin:
         reporter.phase("started from other weights", **job.checkpoints.origin["takings"])
     session = JobSession(job, stack.pop_all())
-    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter, group)
+    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter, group, tasks=tasks)
     return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)
 
 

@@ -1,4 +1,4 @@
-"""Areas under ROC curves, of all examples or by group: exact counts of pairs, in integers.
+"""Areas under ROC curves, of all examples or by group: exact counts of pairs, in integers. With weights, sums.
 
     (score, label, group) ──sort by group, score──> runs of equal scores ──> doubled rank sums of positives ──> Areas
 
@@ -9,6 +9,7 @@ Whitney 1947). The doubled rank sum of a group is an integer, below 2**63 for up
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,16 @@ class Areas:
 
     Attributes:
         groups: int64 ``[num_groups]``, numbers of the groups.
-        examples, positives: int64 ``[num_groups]``, their examples, and those with label 1.
-        wins: int64 ``[num_groups]``, twice the pairs whose positive has the higher score, plus the pairs with a tie.
+        examples, positives: int64 ``[num_groups]``, their examples, and those with label 1. Of weighted examples:
+            float64, the sums of their weights.
+        wins: int64 ``[num_groups]``, twice the pairs whose positive has the higher score, plus the pairs with a tie. Of
+            weighted examples: float64, where a pair counts as the product of its weights.
     """
 
     groups: NDArray[np.int64]
-    examples: NDArray[np.int64]
-    positives: NDArray[np.int64]
-    wins: NDArray[np.int64]
+    examples: NDArray[Any]
+    positives: NDArray[Any]
+    wins: NDArray[Any]
 
     @property
     def has_both(self) -> NDArray[np.bool_]:
@@ -45,7 +48,10 @@ class Areas:
 
 
 def areas_by_group(
-    scores: NDArray[np.float64], positive: NDArray[np.bool_], groups: NDArray[np.int64] | None = None
+    scores: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    groups: NDArray[np.int64] | None = None,
+    weights: NDArray[np.float64] | None = None,
 ) -> Areas:
     """The areas of some examples.
 
@@ -53,6 +59,7 @@ def areas_by_group(
         scores: ``[n]``, n at least 1; finite.
         positive: ``[n]``, whether the label is 1.
         groups: ``[n]``, a number per example; None: all examples are one group, numbered 0.
+        weights: ``[n]``, above 0; None: all weigh the same.
     """
     if groups is None:
         order = np.argsort(scores)
@@ -67,10 +74,14 @@ def areas_by_group(
     group_starts, run_starts = np.flatnonzero(new_group), np.flatnonzero(new_run)
     run_ends = np.append(run_starts[1:], len(scores))
     group_of_run = np.cumsum(new_group)[run_starts] - 1
+    first_runs = np.searchsorted(group_of_run, np.arange(len(group_starts)))
+    if weights is not None:
+        ordered = weights[order]
+        positives, examples, wins = _weighted(ordered, positive, run_starts, group_of_run, first_runs)
+        return Areas(groups=groups[group_starts], examples=examples, positives=positives, wins=wins)
     run_positives = np.add.reduceat(positive, run_starts, dtype=np.int64)
     # Ranks of a run count from 1 in its group, and ties share the mean of theirs: its first plus its last rank, over 2.
     doubled_ranks = run_starts + run_ends + 1 - 2 * group_starts[group_of_run]
-    first_runs = np.searchsorted(group_of_run, np.arange(len(group_starts)))
     positives = np.add.reduceat(run_positives, first_runs)
     rank_sums = np.add.reduceat(run_positives * doubled_ranks, first_runs)
     return Areas(
@@ -79,3 +90,21 @@ def areas_by_group(
         positives=positives,
         wins=rank_sums - positives * (positives + 1),
     )
+
+
+def _weighted(
+    weights: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    run_starts: NDArray[np.int64],
+    group_of_run: NDArray[np.int64],
+    first_runs: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of the weights of positives and of all examples, and wins, by group; of sorted examples."""
+    run_positives = np.add.reduceat(np.where(positive, weights, 0.0), run_starts)
+    run_negatives = np.add.reduceat(np.where(positive, 0.0, weights), run_starts)
+    before = np.cumsum(run_negatives) - run_negatives  # negatives with a lower score, in the groups before too
+    before -= before[first_runs][group_of_run]
+    positives = np.add.reduceat(run_positives, first_runs)
+    negatives = np.add.reduceat(run_negatives, first_runs)
+    wins = np.add.reduceat(run_positives * (2 * before + run_negatives), first_runs)
+    return positives, positives + negatives, wins

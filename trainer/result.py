@@ -25,6 +25,8 @@ class Result:
         auc, ne, logloss, calibration, gauc: of the held-out examples (`trainer.metrics.Quality`); None without a value.
         gauc_groups, gauc_groups_left_out: groups with both classes, and with one; None without `gauc`.
         metrics_left_out: why a metric of the held-out examples has no value, by its field; empty without evaluation.
+        tasks: with several labels, the metrics of each one and its `metrics_left_out`, by its name; the fields above
+            are then of the first label. Empty with one label.
         rows_unique: unique rows, summed over batches.
         rows_new: those of them that neither the cache nor the store had when their batch came.
         rows_fetched: rows asked of the store. rows_written: rows written to it.
@@ -60,6 +62,7 @@ class Result:
     gauc_groups: int | None
     gauc_groups_left_out: int | None
     metrics_left_out: Mapping[str, str]
+    tasks: Mapping[str, Mapping[str, Any]]
     rows_unique: int
     rows_new: int
     rows_fetched: int
@@ -91,8 +94,12 @@ class Result:
         """Text lines for the terminal."""
         loss = "n/a" if self.loss is None else f"{self.loss:.5f}"
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
-        metrics = [f"{METRICS[name].title} {self._text(name)}" for name in METRICS if self._is_shown(name)]
-        notes = _left_out_lines(self.metrics_left_out)
+        own = {name: getattr(self, name) for name in METRICS}
+        metrics = [] if self.tasks else _metric_words(own, self.metrics_left_out)
+        notes = [] if self.tasks else _left_out_lines(self.metrics_left_out)
+        for label, found in self.tasks.items():
+            notes.append(f"{label}: " + "   ".join(_metric_words(found, found["metrics_left_out"])))
+            notes += [f"{label}: {line}" for line in _left_out_lines(found["metrics_left_out"])]
         if self.stopped:
             notes.append("the run was interrupted: training or evaluation may be incomplete")
         if self.evaluations:
@@ -136,13 +143,14 @@ class Result:
     def _share_found(self) -> float:
         return max(0.0, 1.0 - self.hit_rate - self._share_new) if self.rows_unique else 0.0
 
-    def _text(self, metric: str) -> str:
-        value = getattr(self, metric)
-        return "n/a" if value is None else f"{value:.5f}"
 
-    def _is_shown(self, metric: str) -> bool:
-        """Metrics of groups are shown if they were asked for."""
-        return not METRICS[metric].needs_groups or getattr(self, metric) is not None or metric in self.metrics_left_out
+def _metric_words(values: Mapping[str, Any], left_out: Mapping[str, str]) -> list[str]:
+    """Title and value of each metric. Those of groups are shown if they were asked for."""
+    return [
+        f"{metric.title} {'n/a' if values[name] is None else format(values[name], '.5f')}"
+        for name, metric in METRICS.items()
+        if not metric.needs_groups or values[name] is not None or name in left_out
+    ]
 
 
 def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,7 @@
 """`ScoreFile`: the scores of examples in a Parquet or CSV file, in the order of the data.
 
-columns: ``example`` (number in the data, from 0), ``label``, ``logit``, ``score`` (its sigmoid)
+columns: ``example`` (number in the data, from 0), ``label`` (null: there is none), ``logit``, ``score`` (its sigmoid);
+         with several labels ``label_click``, ``logit_click``, ``score_click``, ``label_buy``, … by their names
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import pyarrow.parquet
 from torch import Tensor
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.training.evaluation import OnScores
 from bagpipe.util.outputs import reason_of
+from trainer.tasks import Tasks
 
 __all__ = ["ScoreFile"]
 
-_SCHEMA = pa.schema(
-    [("example", pa.int64()), ("label", pa.float64()), ("logit", pa.float64()), ("score", pa.float64())]
-)
 #: By suffix of the file's name.
 _WRITERS = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWriter}
 
@@ -49,37 +49,51 @@ class ScoreFile:
         self._path = path.resolve()
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._writer: Any = None
+        self._tasks: Tasks
+        self._schema: pa.Schema
 
     def __enter__(self) -> Self:
+        return self
+
+    def begin(self, tasks: Tasks) -> OnScores:
+        """Open the file for the scores of some labels. Returns `add`.
+
+        Raises:
+            JobError: the file cannot be written.
+        """
+        endings = [""] if len(tasks.labels) == 1 else [f"_{label}" for label in tasks.labels]
+        names = [f"{kind}{ending}" for ending in endings for kind in ("label", "logit", "score")]
+        self._tasks = tasks
+        self._schema = pa.schema([("example", pa.int64()), *((name, pa.float64()) for name in names)])
         try:
-            self._writer = _WRITERS[self._path.suffix](str(self._partial), _SCHEMA)
+            self._writer = _WRITERS[self._path.suffix](str(self._partial), self._schema)
         except OSError as error:
             raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None
-        return self
+        return self.add
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):
-            self._writer.close()
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
         self._partial.unlink(missing_ok=True)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Write the logits and labels ``[n]`` of the next examples.
+        """Write the logits and labels of the next examples; see `Tasks.split`. A label that is NaN is null.
 
         Raises:
             JobError: the file cannot be written.
         """
         first, self.num_examples = self.num_examples, self.num_examples + len(logits)
-        values = logits.double().reshape(-1)
-        columns = {
-            "example": np.arange(first, self.num_examples),
-            "label": labels.double().reshape(-1).numpy(),
-            "logit": values.numpy(),
-            "score": values.sigmoid().numpy(),
-        }
+        values, targets, _ = self._tasks.split(logits.double(), labels.double())
+        columns = [pa.array(np.arange(first, self.num_examples))]
+        for number in range(values.shape[1]):
+            columns.append(pa.array(targets[:, number].numpy(), from_pandas=True))
+            columns.append(pa.array(values[:, number].numpy()))
+            columns.append(pa.array(values[:, number].sigmoid().numpy()))
         try:
-            self._writer.write_table(pa.table(columns, schema=_SCHEMA))
+            self._writer.write_table(pa.table(columns, schema=self._schema))
         except OSError as error:
             raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None
 

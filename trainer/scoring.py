@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,11 @@ from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
 from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
-from trainer.metrics import METRICS, BinaryMetrics
+from trainer.metrics import METRICS, BinaryMetrics, by_label
 from trainer.score_file import ScoreFile
 from trainer.services import open_cacher
+from trainer.settings import check_labelled
+from trainer.tasks import Tasks
 
 __all__ = ["evaluate", "predict"]
 
@@ -57,14 +59,23 @@ def evaluate(argv: Sequence[str]) -> int:
     if result:
         check_writable(result, "--result")
     config = command.config
-    metrics = BinaryMetrics()
-    step, is_whole = _score(config, "eval" if config.data.has_evaluation else "train", metrics.add)
-    quality = metrics.quality()
-    values = {name: getattr(quality, name) for name in METRICS}
+    check_labelled(config)
+    found: list[BinaryMetrics] = []
+
+    def open_metrics(tasks: Tasks) -> OnScores:
+        found.append(BinaryMetrics(tasks=tasks))
+        return found[0].add
+
+    step, is_whole = _score(config, "eval" if config.data.has_evaluation else "train", open_metrics)
+    quality = found[0].quality()
     if result:
-        write_json(result, {"step": step, **values, "metrics_left_out": dict(quality.left_out)})
-    shown = [f"{METRICS[name].title} {value:.5f}" for name, value in values.items() if value is not None]
-    sys.stdout.write(f"step {step}: {', '.join(shown) or 'no metric has a value'}\n")
+        values = {name: getattr(quality, name) for name in METRICS}
+        left_out = dict(quality.left_out)
+        write_json(result, {"step": step, **values, "metrics_left_out": left_out, "tasks": dict(quality.tasks)})
+    for label, of_label in by_label(quality.values()).items():
+        shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
+        where = f"step {step}, {label}" if label else f"step {step}"
+        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
     return EXIT_DONE if is_whole else EXIT_INTERRUPTED
 
 
@@ -79,9 +90,9 @@ def predict(argv: Sequence[str]) -> int:
     if not out:
         raise InputError("predict needs --out, the file of the scores, got none")
     check_writable(out, "--out")
-    data = dataclasses.replace(command.config.data, eval_fraction=0.0, eval_path="")
+    data = dataclasses.replace(command.config.data, eval_fraction=0.0, eval_path="", unlabelled=True)
     with ScoreFile(Path(out)) as file:
-        step, is_whole = _score(dataclasses.replace(command.config, data=data), "train", file.add)
+        step, is_whole = _score(dataclasses.replace(command.config, data=data), "train", file.begin)
         if is_whole:
             file.publish()
     if not is_whole:
@@ -90,8 +101,17 @@ def predict(argv: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def _score(config: Config, phase: Phase, on_scores: OnScores) -> tuple[int, bool]:
-    """Score the examples of a phase in their order. Returns the checkpoint's step, and whether all are scored."""
+def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores]) -> tuple[int, bool]:
+    """Score the examples of a phase in their order.
+
+    Args:
+        config: the job.
+        phase: the examples.
+        open_scores: called with the labels of the data; returns what takes the scores.
+
+    Returns:
+        The checkpoint's step, and whether all are scored.
+    """
     checkpoint = _choose(config)
     data = dataclasses.replace(config.data, shuffle=False, epochs=1)
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
@@ -110,7 +130,9 @@ def _score(config: Config, phase: Phase, on_scores: OnScores) -> tuple[int, bool
         dense = build_dense(built)
         engine = build_engine(built, store, dense=dense)
         _restore(built, checkpoint, averages=config.optim.ema_evaluate)
-        scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores)
+        tasks = Tasks.of(source.schema)
+        on_scores = open_scores(tasks)
+        scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores, loss=tasks.loss)
     if scored.input_error is not None:
         raise scored.input_error
     return checkpoint.manifest.step, not scored.report.stopped

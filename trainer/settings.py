@@ -20,6 +20,7 @@ from bagpipe.types.schema import DataSchema
 
 __all__ = [
     "changeable_settings",
+    "check_labelled",
     "common_settings",
     "config_of_rank",
     "default_settings",
@@ -85,6 +86,12 @@ def config_of_rank(config: Config, membership: Membership | None) -> Config:
         device = f"cuda:{membership.local_rank}"
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device))
     return config
+
+
+def check_labelled(config: Config) -> None:
+    """Raise InputError if examples may lack their labels."""
+    if config.data.unlabelled:
+        raise InputError("data.unlabelled true is for predict: training and evaluation need labels")
 
 
 def path_of_rank(path: str, rank: int) -> str:

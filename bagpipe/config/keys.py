@@ -177,6 +177,14 @@ def _to_ints(value: object) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
+def _to_floats(value: object) -> tuple[float, ...] | None:
+    items = _to_strings(value) if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        return None
+    numbers = [number for item in items if (number := _to_float(item)) is not None]
+    return tuple(numbers) if len(numbers) == len(items) else None
+
+
 def _to_strings(value: object) -> tuple[str, ...] | None:
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
@@ -192,4 +200,5 @@ CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     str: ("a string", _to_str),
     tuple[str, ...]: ("a list of strings such as a,b", _to_strings),
     tuple[int, ...]: ("a list of integers such as 64,32", _to_ints),
+    tuple[float, ...]: ("a list of numbers such as 1,0.5", _to_floats),
 }

@@ -13,14 +13,17 @@ __all__ = ["MODELS_OF_KEY", "MODEL_PROBLEMS"]
 
 #: Keys of a model -> the models of the zoo that have them.
 MODELS_OF_KEY: Mapping[str, tuple[str, ...]] = {
-    "dropout": ("dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp"),
-    "batch_norm": ("dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp"),
+    "dropout": ("dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp", "mmoe", "ple", "esmm"),
+    "batch_norm": ("dcnv2-fuxictr", "deepfm-fuxictr", "finalmlp", "mmoe", "ple", "esmm"),
     "cross_layers": ("dcnv2", "dcnv2-fuxictr"),
     "structure": ("dcnv2-fuxictr",),
     "heads": ("finalmlp",),
-    "gate_mlp": ("finalmlp",),
+    "gate_mlp": ("finalmlp", "mmoe"),
     "first_gate": ("finalmlp",),
     "second_gate": ("finalmlp",),
+    "experts": ("mmoe", "ple"),
+    "task_experts": ("ple",),
+    "levels": ("ple",),
 }
 
 

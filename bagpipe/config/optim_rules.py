@@ -17,7 +17,10 @@ _KEYS_OF_STATE = frozenset({"rows", "rows_by_table", "dense", "ema_decay", "ema_
 #: Keys of results that a resume may change, if `checkpoint.change` names them.
 CHANGEABLE = (
     *(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE),
-    *(f"model.{name}" for name in ("loss", "label_smoothing", "pos_weight", "focal_gamma", "focal_alpha")),
+    *(
+        f"model.{name}"
+        for name in ("loss", "loss_weights", "label_smoothing", "pos_weight", "focal_gamma", "focal_alpha")
+    ),
 )
 
 #: Key -> the shapes that use it.

@@ -13,6 +13,7 @@ __all__ = [
     "BELOW_1",
     "FROM_0_TO_1",
     "POWER_OF_TWO",
+    "WEIGHTS",
     "WIDTHS",
     "Range",
     "at_least",
@@ -59,4 +60,8 @@ ASCENDING = Range(
     "ascending numbers of at least 1", lambda value: list(value) == sorted(value) and min(value, default=1) >= 1
 )
 WIDTHS = Range("widths of at least 1", lambda value: all(width >= 1 for width in value))
+WEIGHTS = Range(
+    "numbers of at least 0, not all of them 0",
+    lambda values: all(value >= 0 for value in values) and any(values) == bool(values),
+)
 POWER_OF_TWO = Range("a power of two from 1 to 65536", lambda value: value in {2**exponent for exponent in range(17)})

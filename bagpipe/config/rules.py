@@ -204,9 +204,9 @@ def _peer_problem(config: Config) -> str | None:
 
 
 def _group_problem(config: Config) -> str | None:
-    if config.eval.metric != "gauc" or config.eval.group:
+    if config.eval.metric.partition("@")[0] != "gauc" or config.eval.group:
         return None
-    return "gauc needs eval.group, the feature whose ids are the groups, got none"
+    return f"{config.eval.metric} needs eval.group, the feature whose ids are the groups, got none"
 
 
 RULES: tuple[Rule, ...] = (

@@ -90,7 +90,7 @@ class PlainInputs:
         return ModelInputs(
             dense=upload.numbers(dense),
             sparse=HostBags(batch, self._names, self._weights(batch, upload)),
-            labels=upload.numbers(batch.labels),
+            labels=upload.numbers(batch.targets),
         )
 
     def _weights(self, batch: Batch, upload: Uploader) -> Tensor | None:

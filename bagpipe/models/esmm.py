@@ -57,9 +57,19 @@ class ESMM(nn.Module):
         self.ctr = mlp([width, *tower_mlp], outputs=1, dropout=dropout, batch_norm=batch_norm)
         self.cvr = mlp([width, *tower_mlp], outputs=1, dropout=dropout, batch_norm=batch_norm)
 
+    def logits(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, Tensor]:
+        """Logits ``[n]`` of a click, and of a click with a conversion."""
+        click, convert = self._towers(dense, sparse)
+        # log(s(a) s(b) / (1 - s(a) s(b))), see `forward`
+        return click, -torch.logsumexp(-torch.stack([click, convert, click + convert]), dim=0)
+
+    def _towers(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, Tensor]:
+        """Logits ``[n]`` of a click, and of a conversion after one."""
+        inputs = joined_inputs(self.embeddings, dense, sparse, self.num_dense)
+        return self.ctr(inputs).squeeze(1), self.cvr(inputs).squeeze(1)
+
     def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs = joined_inputs(self.embeddings, batch, self.num_dense)
-        click, convert = self.ctr(inputs).squeeze(1), self.cvr(inputs).squeeze(1)
+        click, convert = self._towers(batch.get("dense"), batch["sparse"])
         labels = batch[self.click]
         both = labels * batch[self.conversion]
         log_both = F.logsigmoid(click) + F.logsigmoid(convert)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bagpipe.models.layers import mlp, pooled_width
-from bagpipe.models.tasks import joined_inputs, mix, weighted_loss
+from bagpipe.models.tasks import joined_inputs, loss_and_outputs, mix
 
 __all__ = ["MMoE"]
 
@@ -57,12 +57,13 @@ class MMoE(nn.Module):
         self.gates = nn.ModuleList(mlp([width, *gate_mlp], outputs=num_experts, **layers) for _ in tasks)
         self.towers = nn.ModuleList(mlp([expert_mlp[-1], *tower_mlp], outputs=1, **layers) for _ in tasks)
 
-    def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs = joined_inputs(self.embeddings, batch, self.num_dense)
+    def logits(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, ...]:
+        """Logits ``[n]`` of every task."""
+        inputs = joined_inputs(self.embeddings, dense, sparse, self.num_dense)
         experts = [expert(inputs) for expert in self.experts]
-        loss, outputs = inputs.new_zeros(()), {}
-        for (task, weight), gate, tower in zip(self.tasks.items(), self.gates, self.towers, strict=True):
-            logits = tower(mix(gate(inputs), experts)).squeeze(1)
-            loss = loss + weight * weighted_loss(logits, batch[task], batch)
-            outputs[task] = logits.detach().sigmoid()
-        return loss, outputs
+        return tuple(
+            tower(mix(gate(inputs), experts)).squeeze(1) for gate, tower in zip(self.gates, self.towers, strict=True)
+        )
+
+    def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss_and_outputs(self.logits(batch.get("dense"), batch["sparse"]), self.tasks, batch)

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bagpipe.models.layers import mlp, pooled_width
-from bagpipe.models.tasks import joined_inputs, mix, weighted_loss
+from bagpipe.models.tasks import joined_inputs, loss_and_outputs, mix
 
 __all__ = ["PLE", "Level"]
 
@@ -115,14 +115,13 @@ class PLE(nn.Module):
         )
         self.towers = nn.ModuleList(mlp([expert_mlp[-1], *tower_mlp], outputs=1, **layers) for _ in tasks)
 
-    def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        shared = joined_inputs(self.embeddings, batch, self.num_dense)
+    def logits(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, ...]:
+        """Logits ``[n]`` of every task."""
+        shared = joined_inputs(self.embeddings, dense, sparse, self.num_dense)
         states = [shared] * len(self.tasks)
         for level in self.levels:
             states, shared = level(states, shared)
-        loss, outputs = shared.new_zeros(()), {}
-        for (task, weight), state, tower in zip(self.tasks.items(), states, self.towers, strict=True):
-            logits = tower(state).squeeze(1)
-            loss = loss + weight * weighted_loss(logits, batch[task], batch)
-            outputs[task] = logits.detach().sigmoid()
-        return loss, outputs
+        return tuple(tower(state).squeeze(1) for state, tower in zip(states, self.towers, strict=True))
+
+    def forward(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss_and_outputs(self.logits(batch.get("dense"), batch["sparse"]), self.tasks, batch)

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["joined_inputs", "mix", "weighted_loss"]
+__all__ = ["joined_inputs", "loss_and_outputs", "mix", "weighted_loss"]
 
 
-def joined_inputs(embedding_bag_collection: nn.Module, batch: Mapping[str, Any], num_dense: int) -> Tensor:
-    """``[n, width]``: the pooled vectors of all features, then the dense columns."""
-    pooled: Tensor = embedding_bag_collection(batch["sparse"]).values()
-    return torch.cat([pooled, batch["dense"]], dim=1) if num_dense else pooled
+def joined_inputs(embedding_bag_collection: nn.Module, dense: Tensor | None, sparse: Any, num_dense: int) -> Tensor:
+    """``[n, width]``: the pooled vectors of all features, then the dense columns, which are read if there are any."""
+    pooled: Tensor = embedding_bag_collection(sparse).values()
+    return torch.cat([pooled, dense], dim=1) if num_dense and dense is not None else pooled
 
 
 def mix(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:
@@ -32,3 +32,14 @@ def mix(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:
 def weighted_loss(logits: Tensor, labels: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Mean over the examples of weight times binary cross-entropy; without weights, each is 1."""
     return F.binary_cross_entropy_with_logits(logits, labels, weight=batch.get("weight"))
+
+
+def loss_and_outputs(
+    logits: Sequence[Tensor], tasks: Mapping[str, float], batch: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The tasks' losses added up, each times its weight, and their probabilities ``[n]``."""
+    loss, outputs = logits[0].new_zeros(()), {}
+    for (task, weight), values in zip(tasks.items(), logits, strict=True):
+        loss = loss + weight * weighted_loss(values, batch[task], batch)
+        outputs[task] = values.detach().sigmoid()
+    return loss, outputs

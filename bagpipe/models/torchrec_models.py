@@ -1,8 +1,9 @@
 """Models by name, built from torchrec modules, and a user's own model by "module:function".
 
 A builder takes (schema, model config) and returns a module called as ``model(dense, sparse)``, which returns logits
-``[num_examples]`` or ``[num_examples, 1]``. Embedding collections are built on the meta device, because their rows live
-in the store. Data without dense columns gets one constant column, which torchrec's models need.
+``[num_examples]`` or ``[num_examples, 1]``, or a tuple of them, one per label. Embedding collections are built on the
+meta device, because their rows live in the store. Data without dense columns gets one constant column, which torchrec's
+models need.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bagpipe.models.deepfm import DeepFM
 from bagpipe.models.finalmlp import FeatureGate, FinalMLP
 from bagpipe.models.layers import FUXICTR_INIT_BOUND, pooled_width
 from bagpipe.models.mixed_bags import MixedBags
+from bagpipe.models.task_models import TASK_MODELS, build_task_model
 from bagpipe.types.schema import DataSchema
 
 __all__ = ["MODELS", "NUM_TOWERS", "Towers", "WideDeep", "build_model", "embedding_bags", "num_dense_inputs"]
@@ -268,6 +270,10 @@ def _gate(schema: DataSchema, config: ModelConfig, key: str, width: int) -> Feat
     )
 
 
+def _task_model(schema: DataSchema, config: ModelConfig) -> nn.Module:
+    return build_task_model(embedding_bags(schema, config.embedding_dim), schema, config)
+
+
 MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
     "dlrm": _dlrm,
     "dcnv2": _dcnv2,
@@ -277,6 +283,7 @@ MODELS: Mapping[str, Callable[[DataSchema, ModelConfig], nn.Module]] = {
     "dcnv2-fuxictr": _dcnv2_fuxictr,
     "deepfm-fuxictr": _deepfm_fuxictr,
     "finalmlp": _finalmlp,
+    **dict.fromkeys(TASK_MODELS, _task_model),
 }
 
 
@@ -290,6 +297,11 @@ def build_model(schema: DataSchema, config: ModelConfig) -> nn.Module:
         return _from_factory(schema, config)
     if config.name not in MODELS:
         raise InputError(f"model.name must be one of {', '.join(MODELS)}, got {config.name!r}")
+    if len(schema.labels) > 1 and config.name not in TASK_MODELS:
+        raise InputError(
+            f"model.name {config.name} has one logit, and the data {len(schema.labels)} labels, "
+            f"{', '.join(schema.labels)}: expected {', '.join(TASK_MODELS)}, or a model.factory"
+        )
     return MODELS[config.name](schema, config)
 
 

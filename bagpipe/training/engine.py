@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
+from bagpipe.dense.loss import BCE, Loss
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep, RowSteps
@@ -201,7 +202,7 @@ class Engine:
                 run.give_up()
 
     def evaluate(
-        self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None
+        self, batches: Iterator[RankBatch], on_scores: OnScores, *, on_batch: OnBatch | None = None, loss: Loss = BCE
     ) -> RunResult:
         """Score the batches; changes neither model nor rows nor store.
 
@@ -210,9 +211,10 @@ class Engine:
             on_scores: called with logits and labels ``[num_examples]`` of every batch, on the host, in order: in the
                 compute lane when they have come there, the last ones by the caller.
             on_batch: called after every batch.
+            loss: whose sum is counted.
         """
         self.dense.model.eval()
-        scoring = Scoring(self.dense.model, self.cache.streams, on_scores)
+        scoring = Scoring(self.dense.model, self.cache.streams, on_scores, loss)
         with self.evaluate_in_steps(batches, scoring, stops_on_signals=True) as run:
             return run.whole(on_batch)
 

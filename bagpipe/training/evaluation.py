@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.cache.staging import PendingTensor, to_host
-from bagpipe.dense.loss import as_heads, total_loss
+from bagpipe.dense.loss import BCE, Loss, as_heads
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.builders.prefetch_loop import declare_evaluation
@@ -22,21 +22,25 @@ from bagpipe.types.model_inputs import device_of
 
 __all__ = ["OnScores", "Scoring"]
 
-#: Logits and labels ``[num_examples]`` of one batch, on the host.
+#: Logits and labels ``[num_examples]`` of one batch, on the host. With several labels logits ``[num_examples,
+#: num_labels]``; with these, or with weights of examples, targets ``[num_examples, columns]`` (`Batch.targets`).
 OnScores = Callable[[Tensor, Tensor], None]
 
 
 class Scoring(LoopPart):
-    """Scores of the first head, in the dtype of the parameters, so that rounding creates no ties.
+    """Scores of the first head, or of the head of each label, in the dtype of the parameters, so that rounding creates
+    no ties.
 
     Args:
         model: called as ``model(dense, sparse)``.
         streams: of the model's device.
         on_scores: called in the order of the batches; the last calls come when all lanes have ended.
+        loss: whose sum is counted.
     """
 
-    def __init__(self, model: nn.Module, streams: Streams, on_scores: OnScores) -> None:
+    def __init__(self, model: nn.Module, streams: Streams, on_scores: OnScores, loss: Loss = BCE) -> None:
         self._model = model
+        self._loss = loss
         self._streams = streams
         self._on_scores = on_scores
         self._run: LoopRun
@@ -60,8 +64,9 @@ class Scoring(LoopPart):
             return
         with torch.no_grad():
             heads = as_heads(self._model(inputs.dense, inputs.sparse))
-            self._loss_sum += total_loss(heads, inputs.labels)
-            self._arriving.append((to_host(self._streams, heads[0]), to_host(self._streams, inputs.labels)))
+            self._loss_sum += self._loss.total(heads, inputs.labels)
+            scores = heads[0] if self._loss.num_labels == 1 else torch.stack(heads, dim=1)
+            self._arriving.append((to_host(self._streams, scores), to_host(self._streams, inputs.labels)))
         while self._arriving and all(arrival.is_ready() for arrival in self._arriving[0]):
             self._give_scores()
 

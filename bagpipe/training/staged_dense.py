@@ -37,7 +37,7 @@ class StagedDense(DensePart):
         pipeline: what this process runs, with its optimizers.
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
-        loss: of each output of the model, which are all taken for logits of the labels.
+        loss: of the model's outputs.
         clip: of the elements; a limit of the norm would need the gradients of all stages.
 
     Raises:
@@ -122,7 +122,8 @@ class StagedDense(DensePart):
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
-            lambda head, logits, labels: self._loss.summed(logits.reshape(-1), labels),
+            lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
+            label_shape=self._loss.target_shape,
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
         )

@@ -52,6 +52,13 @@ class Batch:
         return int(self.labels.shape[0])
 
     @property
+    def targets(self) -> NDArray[np.float32]:
+        """What a loss needs of each example: `labels`; with weights ``[num_examples, num_labels + 1]``, these last."""
+        if self.example_weights is None:
+            return self.labels
+        return np.column_stack([self.labels, self.example_weights])
+
+    @property
     def num_features(self) -> int:
         return int(self.lengths.shape[0])
 

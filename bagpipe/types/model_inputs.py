@@ -19,7 +19,8 @@ class ModelInputs:
     Attributes:
         dense: ``[num_examples, num_dense]`` in the run's dtype.
         sparse: the batch's ids as the model's embedding modules take them (a KeyedJaggedTensor).
-        labels: ``[num_examples]`` in the run's dtype.
+        labels: ``[num_examples]`` in the run's dtype; with several labels or weights of examples ``[num_examples,
+            columns]`` (`Batch.targets`).
     """
 
     dense: Tensor

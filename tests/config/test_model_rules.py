@@ -23,8 +23,8 @@ def test_the_table_names_keys_and_models() -> None:
     [
         (
             {"name": "dlrm", "batch_norm": True},
-            "model.batch_norm True needs model.name dcnv2-fuxictr or deepfm-fuxictr or finalmlp, or a model.factory; "
-            "got dlrm",
+            "model.batch_norm True needs model.name dcnv2-fuxictr or deepfm-fuxictr or finalmlp or mmoe or ple or "
+            "esmm, or a model.factory; got dlrm",
         ),
         (
             {"name": "dlrm", "cross_layers": 2},
@@ -32,7 +32,7 @@ def test_the_table_names_keys_and_models() -> None:
         ),
         (
             {"name": "towers", "gate_mlp": (4, 2)},
-            "model.gate_mlp 4,2 needs model.name finalmlp, or a model.factory; got towers",
+            "model.gate_mlp 4,2 needs model.name finalmlp or mmoe, or a model.factory; got towers",
         ),
         ({"first_gate": "I1"}, "model.first_gate I1 needs model.gate_mlp, widths of the gates, got none"),
         (

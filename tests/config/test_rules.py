@@ -125,7 +125,11 @@ def test_every_number_has_a_range():
         ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
         ("checkpoint.full_every", 0, "checkpoint.full_every must be at least 1, got 0"),
         ("checkpoint.resume", "1200", "checkpoint.resume 1200 needs checkpoint.dir, a folder, got none"),
-        ("eval.metric", "mae", "eval.metric must be one of auc, gauc, ne, logloss, got 'mae'"),
+        (
+            "eval.metric",
+            "mae",
+            "eval.metric must be one of auc, gauc, ne, logloss, or one of them of a label, as auc@buy, got 'mae'",
+        ),
         (
             "eval.metric",
             "gauc",

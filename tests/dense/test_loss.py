@@ -68,3 +68,24 @@ def test_gradients_of_sure_scores_are_numbers(name: str, gamma: float) -> None:
     Loss(name=name, gamma=gamma).summed(logits, torch.tensor([0.0, 1.0, 1.0, 0.0])).backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_is_a_number_of_equal_examples(name: str) -> None:
+    loss = Loss(name=name, label_smoothing=0.1, pos_weight=2.0)
+    weights = torch.tensor([2, 0, 1, 3, 1, 0, 2, 1, 4])
+    found = loss.summed(LOGITS, LABELS, weights.double())
+    repeated = loss.summed(LOGITS.repeat_interleave(weights), LABELS.repeat_interleave(weights))
+    torch.testing.assert_close(found, repeated, rtol=1e-12, atol=0)
+
+
+def test_each_head_has_its_label_and_its_weight() -> None:
+    weights = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss = Loss(num_labels=2, is_weighted=True, head_weights=(0.5, 2.0))
+    assert loss.target_shape == (3,)
+    targets = torch.stack([LABELS, 1 - LABELS, weights], dim=1)
+    expected = 0.5 * BCE.summed(LOGITS, LABELS, weights) + 2 * BCE.summed(-LOGITS, 1 - LABELS, weights)
+    torch.testing.assert_close(loss.total((LOGITS, -LOGITS), targets), expected, rtol=1e-12, atol=0)
+    assert BCE.target_shape == ()
+    alone = Loss(is_weighted=True)
+    assert torch.equal(alone.total((LOGITS,), targets[:, [0, 2]]), BCE.summed(LOGITS, LABELS, weights))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.models.plain_fuxictr import layers, width_of
 
-__all__ = ["PlainESMM", "PlainMMoE", "PlainPLE"]
+__all__ = ["PlainESMM", "PlainMMoE", "PlainPLE", "PlainTaskLogits"]
 
 
 def inputs_of(bags: Any, batch: Mapping[str, Any]) -> Tensor:
@@ -39,23 +39,46 @@ def mixture(scores: Tensor, outputs: Sequence[Tensor]) -> Tensor:
     return torch.stack([share * output for share, output in zip(shares, outputs, strict=True)]).sum(0)
 
 
+class PlainTaskLogits(nn.Module):
+    """``model(dense, sparse)`` gives the logits ``[n, tasks]`` of a model of this file."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense: Tensor, sparse: Any) -> Tensor:
+        chances: Tensor = torch.stack(self.model.chances({"dense": dense, "sparse": sparse}), dim=1)
+        return torch.log(chances) - torch.log(1 - chances)
+
+
 class PlainMMoE(nn.Module):
     def __init__(
-        self, bags: Any, tasks: Mapping[str, float], num_dense: int, experts: int, widths: Sequence[int]
+        self,
+        bags: Any,
+        tasks: Mapping[str, float],
+        num_dense: int,
+        experts: int,
+        widths: Sequence[int],
+        tower: Sequence[int] = (3,),
     ) -> None:
         super().__init__()
         self.embeddings, self.tasks = bags, tasks
         width = width_of(bags) + num_dense
         self.experts = nn.ModuleList(layers([width, *widths]) for _ in range(experts))
         self.gates = nn.ModuleList(layers([width], outputs=experts) for _ in tasks)
-        self.towers = nn.ModuleList(layers([widths[-1], 3], outputs=1) for _ in tasks)
+        self.towers = nn.ModuleList(layers([widths[-1], *tower], outputs=1) for _ in tasks)
+
+    def chances(self, batch: Mapping[str, Any]) -> list[Tensor]:
+        x = inputs_of(self.embeddings, batch)
+        found = []
+        for gate, tower in zip(self.gates, self.towers, strict=True):
+            rows = [mixture(gate(row), [expert(row) for expert in self.experts]) for row in x]
+            found.append(torch.stack([logistic(tower(row)[0]) for row in rows]))
+        return found
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        x = inputs_of(self.embeddings, batch)
         total = torch.zeros((), dtype=torch.float64)
-        for number, (task, weight) in enumerate(self.tasks.items()):
-            rows = [mixture(self.gates[number](row), [expert(row) for expert in self.experts]) for row in x]
-            chances = torch.stack([logistic(self.towers[number](row)[0]) for row in rows])
+        for (task, weight), chances in zip(self.tasks.items(), self.chances(batch), strict=True):
             total = total + weight * weighted_mean(cross_entropies(chances, batch[task]), batch)
         return total
 
@@ -73,7 +96,15 @@ class PlainLevel(nn.Module):
 
 
 class PlainPLE(nn.Module):
-    def __init__(self, bags: Any, tasks: Mapping[str, float], num_dense: int, levels: int, out: int) -> None:
+    def __init__(
+        self,
+        bags: Any,
+        tasks: Mapping[str, float],
+        num_dense: int,
+        levels: int,
+        out: int,
+        tower: Sequence[int] = (3,),
+    ) -> None:
         super().__init__()
         self.embeddings, self.tasks = bags, tasks
         width = width_of(bags) + num_dense
@@ -81,7 +112,7 @@ class PlainPLE(nn.Module):
             PlainLevel(out if level else width, len(tasks), 2, 1, out, is_last=level == levels - 1)
             for level in range(levels)
         )
-        self.towers = nn.ModuleList(layers([out, 3], outputs=1) for _ in tasks)
+        self.towers = nn.ModuleList(layers([out, *tower], outputs=1) for _ in tasks)
 
     def states_of(self, row: Tensor) -> list[Tensor]:
         """The last states of one example."""
@@ -100,11 +131,16 @@ class PlainPLE(nn.Module):
                 )
         return states
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def chances(self, batch: Mapping[str, Any]) -> list[Tensor]:
         rows = [self.states_of(row) for row in inputs_of(self.embeddings, batch)]
+        return [
+            torch.stack([logistic(tower(states[number])[0]) for states in rows])
+            for number, tower in enumerate(self.towers)
+        ]
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
-        for number, (task, weight) in enumerate(self.tasks.items()):
-            chances = torch.stack([logistic(self.towers[number](states[number])[0]) for states in rows])
+        for (task, weight), chances in zip(self.tasks.items(), self.chances(batch), strict=True):
             total = total + weight * weighted_mean(cross_entropies(chances, batch[task]), batch)
         return total
 
@@ -116,9 +152,13 @@ class PlainESMM(nn.Module):
         width = width_of(bags) + num_dense
         self.ctr, self.cvr = layers([width, *widths], outputs=1), layers([width, *widths], outputs=1)
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def chances(self, batch: Mapping[str, Any]) -> list[Tensor]:
         x = inputs_of(self.embeddings, batch)
         click, convert = logistic(self.ctr(x))[:, 0], logistic(self.cvr(x))[:, 0]
+        return [click, click * convert]
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        click, converted = self.chances(batch)
         both = batch["click"] * batch["conversion"]
         first = weighted_mean(cross_entropies(click, batch["click"]), batch)
-        return first + weighted_mean(cross_entropies(click * convert, both), batch)
+        return first + weighted_mean(cross_entropies(converted, both), batch)

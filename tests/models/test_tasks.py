@@ -27,8 +27,10 @@ def task_batch(*tasks: str, num_dense: int = 2, weighted: bool = True) -> dict[s
 def test_the_inputs_are_vectors_then_dense_columns() -> None:
     bags, batch = Bags(DIMS), task_batch("buy")
     vectors = bags(batch["sparse"]).values()
-    assert torch.equal(joined_inputs(bags, batch, 2), torch.cat([vectors, batch["dense"]], dim=1))
-    assert torch.equal(joined_inputs(bags, batch, 0), vectors)
+    assert torch.equal(
+        joined_inputs(bags, batch["dense"], batch["sparse"], 2), torch.cat([vectors, batch["dense"]], dim=1)
+    )
+    assert torch.equal(joined_inputs(bags, None, batch["sparse"], 0), vectors)
 
 
 def test_a_mixture_by_hand() -> None:

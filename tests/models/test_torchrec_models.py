@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
@@ -12,15 +13,21 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
+from bagpipe.models.task_models import TASK_MODELS
 from bagpipe.models.torchrec_models import MODELS, build_model
 from bagpipe.types.schema import DataSchema, Feature, Table
 from tests.split.whole_models import with_plain_bags
 from tests.trainer.schemas import schema_of
 
 
+def with_labels(schema: DataSchema, name: str) -> DataSchema:
+    """The labels that a model needs."""
+    return dataclasses.replace(schema, label=("y", "z")) if name in TASK_MODELS else schema
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_built_and_converted(name: str) -> None:
-    schema = schema_of(None, None, None)
+    schema = with_labels(schema_of(None, None, None), name)
     converted = convert(build_model(schema, ModelConfig(name=name, embedding_dim=4)), schema)
     assert [table.name for table in converted.row_tables] == ["t0", "t1", "t2"]
     assert {table.dim for table in converted.row_tables} == {5 if name in ("wide-deep", "deepfm-fuxictr") else 4}
@@ -39,6 +46,9 @@ def test_every_model_is_built_and_converted(name: str) -> None:
         (ModelConfig(name="dcnv2-fuxictr", top_mlp=()), "model.top_mlp"),
         (ModelConfig(name="deepfm-fuxictr", top_mlp=()), "model.top_mlp"),
         (ModelConfig(name="finalmlp", bottom_mlp=()), "model.bottom_mlp"),
+        (ModelConfig(name="mmoe", bottom_mlp=()), "model.bottom_mlp"),
+        (ModelConfig(name="esmm", top_mlp=()), "model.top_mlp"),
+        (ModelConfig(name="esmm"), "model.name esmm needs data with two labels, clicks and conversions, got y"),
         (
             ModelConfig(name="finalmlp", gate_mlp=(4,), first_gate="d0,x"),
             "model.first_gate names 'x', which is no column",
@@ -93,6 +103,9 @@ INPUTS: dict[str, tuple[str, Callable[[Tensor, Tensor, Sequence[Tensor]], list[T
         lambda dense, bottom, vectors: [*_doubled(dense), *(vector[:, 1:] for vector in vectors)],
     ),
     "finalmlp": ("streams.1", lambda dense, bottom, vectors: [*_doubled(dense), *vectors]),
+    "mmoe": ("model.experts.0", lambda dense, bottom, vectors: [*vectors, dense]),
+    "ple": ("model.levels.0.shared.0", lambda dense, bottom, vectors: [*vectors, dense]),
+    "esmm": ("model.ctr", lambda dense, bottom, vectors: [*vectors, dense]),
 }
 
 
@@ -105,6 +118,7 @@ def test_the_order_of_the_input_is_the_documented_one(name: str) -> None:
         features=tuple(Feature(name=name, table=table) for name, table in zip("abcd", "ABAC", strict=True)),
         tables=tuple(Table(name=table, rows=3) for table in "ABC"),
     )
+    schema = with_labels(schema, name)
     torch.manual_seed(1)
     model = with_plain_bags(build_model(schema, ModelConfig(name=name, embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,))))
     seen: dict[str, Tensor] = {}

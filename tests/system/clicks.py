@@ -57,6 +57,12 @@ SCHEMAS = {
         dim = 7
         pooling = "mean"
     """,
+    # two labels and weights of examples
+    "tasks": """
+        label = ["label", "buy"]
+        example_weight = "weight"
+        sparse = ["user", "items", { name = "queried", table = "items" }, "topic"]
+    """,
     # for the factory in tests/system/factory.py: all features combined
     "everything": """
         sparse = ["user", { name = "items", weight = "item_weights" }, { name = "queried", table = "items" }, "topic",
@@ -98,6 +104,9 @@ def write_clicks(path: Path, *, seed: int = 5, num_examples: int = NUM_EXAMPLES)
             "queried": pa.array(queried, pa.list_(pa.int64())),
             "topic": pa.array(topic, pa.int64()),
             "history": pa.array(history, pa.list_(pa.int64())),
+            # a second label and weights of examples, for "tasks"
+            "buy": pa.array((label & (rng.random(num_examples) < 0.4)).astype(np.float32)),
+            "weight": pa.array(rng.exponential(size=num_examples).astype(np.float32)),
         }
     )
     pq.write_table(table, path, row_group_size=100)
@@ -109,6 +118,6 @@ def write_schemas(folder: Path) -> dict[str, Path]:
     paths = {}
     for name, body in SCHEMAS.items():
         paths[name] = folder / f"{name}.toml"
-        head = 'label = "label"\ndense = ["d0", "d1", "d2"]\n'
-        paths[name].write_text(head + textwrap.dedent(body).lstrip())
+        text = 'dense = ["d0", "d1", "d2"]\n' + textwrap.dedent(body).lstrip()
+        paths[name].write_text(text if "label = " in text else 'label = "label"\n' + text)
     return paths

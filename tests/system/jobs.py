@@ -23,6 +23,7 @@ from cacher.embedded import EmbeddedCacher
 from cacher.planning import PlannedData
 from trainer.assembly import BuiltModel, build_engine, build_training_model
 from trainer.metrics import BinaryMetrics
+from trainer.tasks import Tasks
 
 __all__ = ["JobOutcome", "change", "largest_batch", "run_job"]
 
@@ -115,9 +116,9 @@ def run_job(
         # The caller closes the batches: a job that fails leaves them half read.
         with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as batches:  # type: ignore[type-var] # both sources' are generators
             trained = engine.train(batches, on_batch=losses)
-        metrics = BinaryMetrics()
+        metrics = BinaryMetrics(tasks=Tasks.of(built.data))
         if config.data.eval_fraction:
-            engine.evaluate(source.batches("eval", built.spec), metrics.add)
+            engine.evaluate(source.batches("eval", built.spec), metrics.add, loss=Tasks.of(built.data).loss)
         quality = metrics.quality()
         return JobOutcome(
             dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),

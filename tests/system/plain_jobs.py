@@ -34,7 +34,7 @@ def plain_batch(batch: Batch, schema: DataSchema) -> PlainBatch:
         part = slice(offsets[number], offsets[number + 1])
         weights = batch.weights[part] if feature.weighted and batch.weights is not None else None
         bags[feature.name] = (batch.values[part], batch.lengths[number], weights)
-    return PlainBatch(dense=torch.from_numpy(batch.dense), labels=torch.from_numpy(batch.labels), bags=bags)
+    return PlainBatch(dense=torch.from_numpy(batch.dense), labels=torch.from_numpy(batch.targets), bags=bags)
 
 
 def plain_tables(built: BuiltModel, batches: list[PlainBatch], dtype: str) -> list[PlainTable]:

@@ -24,6 +24,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tests.models.plain_fuxictr import PlainDCNv2, PlainDeepFM, PlainFinalMLP
+from tests.models.plain_tasks import PlainESMM, PlainMMoE, PlainPLE, PlainTaskLogits
 from tests.system.factory import Towers, padded
 from tests.system.plain_rows import STATES
 
@@ -204,6 +205,8 @@ def _dlrm(tables: PlainTables, num_dense: int, dim: int, bottom: Sequence[int], 
     )
 
 
+_TASKS = {"label": 1.0, "buy": 1.0}
+
 #: (tables, dense columns, dimension, bottom widths, top widths) -> model.
 PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Sequence[int]], nn.Module]] = {
     "dlrm": _dlrm,
@@ -214,6 +217,14 @@ PLAIN_MODELS: Mapping[str, Callable[[PlainTables, int, int, Sequence[int], Seque
     "dcnv2-fuxictr": lambda tables, num_dense, dim, bottom, top: PlainDCNv2(tables, num_dense, dim, top),
     "deepfm-fuxictr": lambda tables, num_dense, dim, bottom, top: PlainDeepFM(tables, num_dense, dim, top),
     "finalmlp": lambda tables, num_dense, dim, bottom, top: PlainFinalMLP(tables, num_dense, dim, (bottom, top)),
+    # of two labels, with one shared expert; a level of PLE has two experts of each label
+    "mmoe": lambda tables, num_dense, dim, bottom, top: PlainTaskLogits(
+        PlainMMoE(tables, _TASKS, num_dense, 1, bottom, top)
+    ),
+    "ple": lambda tables, num_dense, dim, bottom, top: PlainTaskLogits(
+        PlainPLE(tables, _TASKS, num_dense, 2, bottom[-1], top)
+    ),
+    "esmm": lambda tables, num_dense, dim, bottom, top: PlainTaskLogits(PlainESMM(tables, num_dense, top)),
     "factory": lambda tables, num_dense, dim, bottom, top: PlainMixed(tables, dim),
 }
 
@@ -298,7 +309,8 @@ def plain_training(
     losses = []
     for batch in batches:
         plain.batch = batch
-        logits = model(batch.dense.to(dtype), None).reshape(-1)
+        outputs = model(batch.dense.to(dtype), None)
+        logits = outputs if isinstance(model, PlainTaskLogits) else outputs.reshape(-1)
         loss = loss_of(logits, batch.labels.to(dtype))
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_split_is_refused(key: str) -> None:
 
 
 def test_the_loss_of_the_configuration() -> None:
-    assert loss_of(ModelConfig()) == BCE
+    assert loss_of(ModelConfig(), DATA) == BCE
     values = {"label_smoothing": 0.1, "pos_weight": 2.0, "focal_gamma": 3.0, "focal_alpha": 0.5}
     expected = Loss(name="focal", label_smoothing=0.1, pos_weight=2.0, gamma=3.0, alpha=0.5)
-    assert loss_of(ModelConfig(loss="focal", **values)) == expected
+    assert loss_of(ModelConfig(loss="focal", **values), DATA) == expected

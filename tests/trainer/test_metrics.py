@@ -16,7 +16,20 @@ from torchrec.metrics.ne import compute_logloss, compute_ne, get_ne_states
 from bagpipe.errors import InputError
 from tests.trainer.batches import batch_of
 from trainer.groups import GroupColumn
-from trainer.metrics import METRICS, BinaryMetrics, Quality, Scores, UndefinedMetric, left_out, metric_of
+from trainer.metrics import (
+    METRICS,
+    BinaryMetrics,
+    Quality,
+    Scores,
+    UndefinedMetric,
+    by_label,
+    left_out,
+    metric_key,
+    metric_of,
+)
+from trainer.tasks import Tasks
+
+ONE = Tasks()
 
 #: Metrics of examples without groups.
 UNGROUPED = [name for name, metric in METRICS.items() if not metric.needs_groups]
@@ -82,6 +95,84 @@ def test_metrics_are_those_of_scikit_learn(kind: str) -> None:
         assert value("calibration", scores) == expected
 
 
+@pytest.mark.parametrize("kind", ["distinct", "ties", "soft"])
+def test_weighted_metrics_are_those_of_scikit_learn_and_torchrec(kind: str) -> None:
+    """Of examples with a weight above 0; the others are none."""
+    eta = 1e-12
+    rng = np.random.default_rng(1)
+    for plain in cases(kind):
+        raw = rng.exponential(size=len(plain.labels)) * (rng.random(len(plain.labels)) < 0.9)
+        metrics = BinaryMetrics(GroupColumn(0), tasks=Tasks(is_weighted=True))
+        metrics._columns = lambda plain=plain: (  # type: ignore[misc]
+            torch.from_numpy(plain.groups),
+            torch.ones(len(plain.labels), dtype=torch.int32),
+        )
+        metrics.add(torch.from_numpy(plain.logits), torch.from_numpy(np.column_stack([plain.labels, raw])))
+        found = metrics.quality()
+        if not raw.any():
+            assert found.left_out["auc"] == f"the weights of all {len(raw)} held-out examples are 0"
+            continue
+        counts = raw > 0
+        logits, labels, weights, groups = (part[counts] for part in (plain.logits, plain.labels, raw, plain.groups))  # type: ignore[index]
+        has_both = 0 < labels.mean() < 1
+        if kind != "soft" and has_both:
+            area = roc_auc_score(labels, logits, sample_weight=weights)
+            assert found.auc == pytest.approx(area, abs=1e-9)
+            areas = {
+                group: roc_auc_score(labels[of], logits[of], sample_weight=weights[of])
+                for group in set(groups.tolist())
+                if 0 < labels[of := groups == group].mean() < 1
+            }
+            sums = [weights[groups == group].sum() for group in areas]
+            expected = float(np.average([*areas.values()], weights=sums)) if areas else None
+            assert found.gauc == (None if expected is None else pytest.approx(expected, abs=1e-9))
+        tensors = [torch.from_numpy(part)[None] for part in (labels, 1 / (1 + np.exp(-logits)), weights)]
+        if kind == "distinct" and has_both:
+            theirs = compute_auc(1, [tensors[1]], [tensors[0]], [tensors[2]])
+            assert found.auc == pytest.approx(float(theirs), abs=1e-9)
+        states = get_ne_states(*tensors, eta)
+        loss_sum, positives, negatives = (states[name] for name in ("cross_entropy_sum", "pos_labels", "neg_labels"))
+        loss = float(compute_logloss(loss_sum, positives, negatives.clone(), eta)) * math.log(2)
+        assert found.logloss == pytest.approx(loss, rel=1e-9, abs=1e-9)
+        if has_both:
+            ne = float(compute_ne(loss_sum, torch.tensor([weights.sum()]), positives, negatives, eta))
+            assert found.ne == pytest.approx(ne, rel=1e-9)
+        if labels.any():
+            ratio = compute_calibration(*get_calibration_states(*tensors).values())
+            assert found.calibration == pytest.approx(float(ratio), rel=1e-9)
+
+
+def test_each_label_has_its_metrics() -> None:
+    first, second = (next(cases(kind)) for kind in ("distinct", "ties"))
+    size = min(len(first.labels), len(second.labels))
+    columns = [
+        np.stack([a[:size], b[:size]], axis=1)
+        for a, b in ((first.logits, second.logits), (first.labels, second.labels))
+    ]
+    tasks = Tasks(labels=("click", "buy"))
+    metrics = BinaryMetrics(tasks=tasks)
+    for part in np.array_split(np.arange(size), 3):
+        metrics.add(*(torch.from_numpy(column[part]) for column in columns))
+    quality = metrics.gathered(lambda flat: flat).quality()
+    for number, label in enumerate(tasks.labels):
+        alone = BinaryMetrics()
+        alone.add(*(torch.from_numpy(column[:, number]) for column in columns))
+        assert quality.tasks[label] == alone.quality().of_label()
+    assert quality.of_label() == quality.tasks["click"]
+    assert quality.named()["auc@buy"] == quality.tasks["buy"]["auc"]
+    assert by_label(quality.values())["buy"] == {name: quality.tasks["buy"][name] for name in UNGROUPED}
+    assert metric_of("auc@buy").name == "auc"
+    assert [metric_key("auc@buy", tasks), metric_key("ne", tasks), metric_key("ne@label", ONE)] == [
+        "auc@buy",
+        "ne",
+        "ne",
+    ]
+    with pytest.raises(
+        InputError, match=r"^eval\.metric auc@like: the data has no label 'like', its labels are click, buy$"
+    ):
+        metric_key("auc@like", tasks)
+
+
 @pytest.mark.parametrize("kind", ["distinct", "soft", "one class"])
 def test_metrics_are_those_of_torchrec(kind: str) -> None:
     """Without ties, whose order torchrec leaves open; where torchrec has a value by convention, ours has none."""
@@ -134,7 +225,7 @@ def test_examples_come_batch_by_batch() -> None:
 
 
 def test_every_metric_is_a_field_and_says_which_direction_is_better() -> None:
-    extra = {"left_out", "gauc_groups", "gauc_groups_left_out"}
+    extra = {"left_out", "tasks", "gauc_groups", "gauc_groups_left_out"}
     assert {field.name for field in dataclasses.fields(Quality)} == {*METRICS, *extra}
     assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
         "auc": True, "ne": False, "logloss": False, "calibration": None, "gauc": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,16 @@ def check(make: Callable[..., Any], schema: DataSchema = SCHEMA) -> Any:
 @pytest.mark.parametrize("schema", [SCHEMA, schema_of(4, weighted=True, dense=1)], ids=["plain", "weighted"])
 def test_logits_are_accepted(forward: Any, schema: DataSchema) -> None:
     check(returning(forward), schema)
+
+
+def test_several_labels_need_a_logit_each() -> None:
+    schema = dataclasses.replace(SCHEMA, label=("click", "buy"), example_weight="w")
+    check(returning(lambda dense, vectors: (vectors.sum(1), dense[:, :1])), schema)
+    with pytest.raises(InputError) as caught:
+        check(returning(lambda dense, vectors: vectors.sum(1)), schema)
+    assert str(caught.value) == (
+        "model.factory mine:build: expected a tuple of 2 logits, of the labels click, buy, got 1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from trainer.result import Result
 
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, metrics_left_out={"ne": "why"},
-    logloss=0.6, calibration=1.25, gauc=None, gauc_groups=None, gauc_groups_left_out=None,
+    tasks={}, logloss=0.6, calibration=1.25, gauc=None, gauc_groups=None, gauc_groups_left_out=None,
     rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
     dense_digest="d", embedding_digest="e", peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
@@ -39,3 +39,12 @@ def test_the_summary_of_a_result() -> None:
     assert "3 batches were skipped: a loss or gradient was not finite (loss scale at the end: 2048)" in text
     assert "resumed from the checkpoint at step 20" in text
     assert "4 checkpoints written, training waited 0.25 s" in text
+
+
+def test_the_summary_of_several_labels() -> None:
+    values = {"auc": 0.5, "ne": None, "logloss": 0.25, "calibration": None, "gauc": None}
+    tasks = {"click": {**values, "metrics_left_out": {}}, "buy": {**values, "metrics_left_out": {"ne": "why"}}}
+    lines = dataclasses.replace(RESULT, tasks=tasks).lines()
+    assert lines[1] == "loss n/a   step p50 n/a"
+    shown = "AUC 0.50000   NE n/a   log loss 0.25000   calibration n/a"
+    assert [f"click: {shown}", f"buy: {shown}", "buy: NE is left out: why"] == lines[5:8]

@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bagpipe.errors import InputError
-from trainer.metrics import METRICS
+from trainer.metrics import by_label
 from trainer.observe.events import Event
 
 __all__ = ["Exporter"]
@@ -122,10 +122,12 @@ class Exporter(Collector):
                 if interval.get(key) is not None:
                     yield self._metric(family, name, text, interval[key])
         yield from self._lanes(interval.get("lanes", {}))
-        scores = GaugeMetricFamily("bagpipe_trainer_quality", "Metrics of held-out examples", labels=["rank", "metric"])
-        for name in METRICS:
-            if name in quality:
-                scores.add_metric([self._rank, name], quality[name])
+        found = by_label(quality)
+        labels = ["rank", "metric"] if "" in found else ["rank", "metric", "task"]
+        scores = GaugeMetricFamily("bagpipe_trainer_quality", "Metrics of held-out examples", labels=labels)
+        for task, values in found.items():
+            for name, value in values.items():
+                scores.add_metric([self._rank, name, *filter(None, [task])], value)
         yield scores
 
     def _lanes(self, lanes: Mapping[str, Any]) -> Iterator[Metric]:

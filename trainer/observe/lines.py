@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from bagpipe.util.outputs import reason_of
-from trainer.metrics import METRICS
+from trainer.metrics import METRICS, by_label
 from trainer.observe.events import Event, Kind
 
 __all__ = ["LogFile", "StreamLines", "json_line", "text_line"]
@@ -105,7 +105,10 @@ def interval_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def _quality_words(event: Event) -> str:
-    found = [f"{metric.title} {event.values[name]:.5f}" for name, metric in METRICS.items() if name in event.values]
+    found = []
+    for label, values in by_label(event.values).items():
+        words = [f"{METRICS[name].title} {value:.5f}" for name, value in values.items()]
+        found += [f"{label}: {words[0]}", *words[1:]] if label else words
     return "  ".join([f"evaluation at step {event.step}", *(found or ["no metric has a value"])])
 
 

@@ -81,7 +81,7 @@ class Reporter:
     def evaluation(self, step: int, quality: Quality) -> None:
         """The held-out examples are scored after so many steps."""
         self._step = step
-        self._tell("evaluation", {**quality.values(), "left_out": dict(quality.left_out)})
+        self._tell("evaluation", {**quality.values(), "left_out": quality.reasons()})
 
     def end(self, result: Mapping[str, Any]) -> None:
         """The result is known."""

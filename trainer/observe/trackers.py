@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.store.redis.urls import redact
-from trainer.metrics import METRICS
+from trainer.metrics import METRICS, by_label
 from trainer.observe.events import Event
 
 __all__ = ["TRACKERS", "Tracker", "TrackerSink", "open_tracker"]
@@ -69,6 +69,8 @@ class TrackerSink:
             named = {name: values[key] for key, name in _SCALARS.items() if values[key] is not None}
         elif event.kind == "evaluation":
             named = {f"eval/{name}": values[name] for name in METRICS if name in values}
+            for label, found in by_label(values).items():
+                named |= {f"eval/{label}/{name}": value for name, value in found.items()} if label else {}
         else:
             return
         self._tracker.log(event.step or 0, named)

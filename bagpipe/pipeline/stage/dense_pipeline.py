@@ -184,6 +184,7 @@ class DensePipeline:
         loss: Callable[[int, Tensor, Tensor], Tensor],
         *,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
+        label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
     ) -> StageRuntime:
         """The runtime of one phase; see `StageRuntime`."""
@@ -198,6 +199,7 @@ class DensePipeline:
             device=self._device,
             seed=self._seed,
             loss_sums=loss_sums,
+            label_shape=label_shape,
             loss_scale=loss_scale,
         )
 

@@ -62,7 +62,7 @@ def _train(config: Config) -> Trained:
     read = all_batches(config)[: config.run.steps or None]
     batches = [plain_batch(batch, built.data) for batch in read]
     epochs = [batch.reader_state["epoch"] if batch.reader_state else 0 for batch in read]
-    model, optim, loss = config.model, config.optim, loss_of(config.model)
+    model, optim, loss = config.model, config.optim, loss_of(config.model, built.data)
     return plain_training(
         "factory" if model.factory else model.name,
         plain_tables(built, batches, config.run.dtype),

@@ -27,7 +27,7 @@ def labels() -> dict[str, set[str]]:
     try:
         lanes = {"net-in": {"busy_s": 1.5, "waits_s": {"0X_READ": 0.25}}}
         exporter.take(interval(lanes=lanes))
-        exporter.take(Event(kind="evaluation", elapsed_s=4, step=3, values={"auc": 0.75}))
+        exporter.take(Event(kind="evaluation", elapsed_s=4, step=3, values={"auc@click": 0.75}))
         registry = CollectorRegistry()
         families = [*exporter.collect(), *ProcessCollector(registry=registry).collect()]
     finally:

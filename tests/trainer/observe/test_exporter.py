@@ -82,6 +82,11 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_lane_wait_seconds_total net-in 0X_READ": 0.25,
         "bagpipe_trainer_quality auc": 0.75,
     }
+    of_labels = {"auc": 0.75, "auc@click": 0.75, "auc@buy": 0.5}
+    exporter.take(Event(kind="evaluation", elapsed_s=5, step=4, values=of_labels))
+    found = scrape(exporter)
+    quality = {name: value for name, value in found.items() if name.startswith("bagpipe_trainer_quality")}
+    assert quality == {"bagpipe_trainer_quality auc click": 0.75, "bagpipe_trainer_quality auc buy": 0.5}
 
 
 def test_health_says_what_the_job_does_and_since_when(exporter: Exporter) -> None:

@@ -30,6 +30,10 @@ def test_other_events_as_text() -> None:
     )
     quality = Event(kind="evaluation", elapsed_s=1, step=9, values={"auc": 0.75, "logloss": 0.5, "left_out": {}})
     assert words(quality) == "[     1.0 s] evaluation at step 9  AUC 0.75000  log loss 0.50000"
+    of_labels = {"auc": 0.75, "auc@click": 0.75, "ne@click": 0.9, "auc@buy": 0.5, "left_out": {}}
+    assert words(Event(kind="evaluation", elapsed_s=1, step=9, values=of_labels)) == (
+        "[     1.0 s] evaluation at step 9  click: AUC 0.75000  NE 0.90000  buy: AUC 0.50000"
+    )
     assert words(Event(kind="evaluation", elapsed_s=1, step=9)) == (
         "[     1.0 s] evaluation at step 9  no metric has a value"
     )
