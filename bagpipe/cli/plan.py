@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +23,9 @@ from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.result import Partition, Plan
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.environment import check_environment
+from bagpipe.util.sizes import bytes_of
 
 __all__ = ["add_arguments", "run"]
-
-_SIZE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?) ?([kKMGT]?)(i?)B?")
 
 #: Operators of a stage that the table names; the rest is "and n more".
 _NAMED_OPERATORS = 3
@@ -92,8 +90,8 @@ def run(flags: argparse.Namespace) -> str:
 
     cluster = Cluster(
         devices=flags.devices,
-        memory_bytes=_bytes("--memory", flags.memory),
-        bandwidth_bytes_per_s=_bytes("--link-bandwidth", flags.link_bandwidth),
+        memory_bytes=bytes_of("--memory", flags.memory),
+        bandwidth_bytes_per_s=bytes_of("--link-bandwidth", flags.link_bandwidth),
         latency_s=_number("--link-latency", flags.link_latency),
         weight_copies=_number("--weight-copies", flags.weight_copies),
     )
@@ -190,21 +188,6 @@ def _number(flag: str, text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise InputError(f"{flag}: expected a number of at least 0, got {text!r}")
-    return value
-
-
-def _bytes(flag: str, text: str) -> float:
-    if text == "inf":
-        return math.inf
-    match = _SIZE.fullmatch(text)
-    try:
-        if match is None:
-            raise ValueError
-        value = float(match[1]) * float((1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
-    except ValueError:
-        raise InputError(f"{flag}: expected bytes such as 16e9, 16GB or 16GiB, got {text!r}") from None
-    if not 0 < value < math.inf:
-        raise InputError(f"{flag}: expected more than 0 bytes, got {text!r}")
     return value
 
 

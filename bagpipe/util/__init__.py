@@ -1,2 +1,2 @@
-"""Helpers of all rooms: environment check, packages, failpoints, machine facts, outputs (files), `run_program`, and
-where the programs are (`COMMANDS`)."""
+"""Helpers of all rooms: environment check, packages, failpoints, machine facts, outputs (files), sizes in bytes,
+`run_program`, and where the programs are (`COMMANDS`)."""

@@ -8,7 +8,9 @@ code 2, or 1 for a training run. An interrupted replay leaves no files.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import signal
 import sys
 from collections import Counter
@@ -22,7 +24,7 @@ from tqdm import tqdm
 
 from bagpipe.errors import EXIT_INTERRUPTED, InputError, JobError
 from bagpipe.types.batch import Batch
-from bagpipe.util.outputs import write_json
+from bagpipe.util.outputs import write_json, write_whole
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
 from data.replay.recommendation import recommend
@@ -32,7 +34,9 @@ from data.replay.trials import run_trial, trial_settings, with_trials
 
 __all__ = ["main"]
 
-COLUMNS = ("policy", "batch", "window", "cache", "fetched", "written", "hit rate", "peak rows", "now MB", "M ids/s")
+COLUMNS = (
+    "policy", "batch", "window", "cache", "fetched", "written", "link ms", "hit rate", "peak rows", "now MB", "M ids/s"
+)  # fmt: skip
 TRIAL_COLUMNS = ("trained", "window", "cache", "steps", "step ms", "samples/s", "exposed s", "fetched", "AUC")
 
 
@@ -82,8 +86,19 @@ def _report_writer() -> Callable[[Path, Replay], None]:
 def _write(found: Replay, sweep: Sweep, write_report: Callable[[Path, Replay], None] | None) -> None:
     if sweep.json_path:
         write_json(sweep.json_path, [dataclasses.asdict(record) for record in found.records])
+    if sweep.csv_path:
+        write_whole(sweep.csv_path, _csv(found.records))
     if write_report is not None:
         write_report(Path(sweep.report_path), found)
+
+
+def _csv(records: Sequence[ReplayRecord]) -> bytes:
+    """The records as CSV in UTF-8: a line of field names, then one line each; None is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in dataclasses.fields(ReplayRecord))
+    writer.writerows(dataclasses.astuple(record) for record in records)
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 @contextmanager
@@ -119,6 +134,7 @@ def _lines(found: Replay) -> list[str]:
         *_least_caches(found),
         "",
         *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
+        f"link ms: for the rows of a batch, at {found.link.bytes_per_s / 1e9:.4g} GB/s (--bandwidth)",
         *_failures(record.error for record in found.records),
     ]
     if found.recommended is not None:
@@ -148,6 +164,7 @@ def _cells(record: ReplayRecord) -> tuple[str, ...]:
         f"{record.cache_rows:,}",
         f"{record.rows_fetched:,}",
         f"{record.rows_written:,}",
+        "" if record.link_s is None else f"{record.link_s * 1e3 / (record.batches or 1):,.3g}",
         f"{record.hit_rate:.4f}",
         f"{record.peak_rows:,}",
         "" if now is None else f"{now / 1e6:,.1f}",

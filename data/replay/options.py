@@ -10,7 +10,7 @@ the trainer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +22,9 @@ from bagpipe.oracle.eviction import POLICIES
 from bagpipe.oracle.planner import MAX_RANKS
 from bagpipe.util.outputs import check_writable
 from bagpipe.util.programs import command_of
+from bagpipe.util.sizes import bytes_of
 from data.replay.baselines import BASELINES
+from data.replay.records import Link
 
 __all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
 
@@ -39,7 +41,9 @@ DEFAULT_POLICIES = "belady-window,lru,offline-belady"
 
 OPTIONS = (
     Option(
-        flag="--lookahead", metavar="N,…", help="windows to try, in batches (default: those of 8, 32, 128 the log has)"
+        flag="--lookahead",
+        metavar="N,…",
+        help="windows to try, in batches (default: those of 2, 8, 16, … 256 the log has)",
     ),
     Option(
         flag="--cache_rows",
@@ -54,7 +58,19 @@ OPTIONS = (
     ),
     Option(flag="--world_size", metavar="N", default="1", help="ranks (default: 1)"),
     Option(flag="--json", help="write the records, a list with one object per combination"),
+    Option(flag="--csv", help="write the records as CSV, with a line of names"),
     Option(flag="--report", help="write the report, one HTML file"),
+    Option(
+        flag="--bandwidth",
+        metavar="BYTES",
+        default="1.25GB",
+        help="a second, of your link to the store, for seconds beside bytes (default: 1.25GB, which is 10 Gbit/s)",
+    ),
+    Option(
+        flag="--row_bytes",
+        metavar="BYTES",
+        help="of your model's rows with optimizer state (default: those of the replayed model)",
+    ),
     Option(flag="--train", is_switch=True, help="also train with the recommended setting and its neighbours"),
 )
 
@@ -73,7 +89,8 @@ class Sweep:
         policies: names as given, known or not.
         lookaheads, cache_rows: values to try; empty: chosen from the log.
         world_size: ranks.
-        json_path, report_path: output files; empty: none.
+        json_path, csv_path, report_path: output files; empty: none.
+        link: the link to the store, for seconds.
         train: also run the trainer.
         trainer_flags: the configuration flags as given, for the trainer.
     """
@@ -87,6 +104,8 @@ class Sweep:
     report_path: str
     train: bool
     trainer_flags: tuple[str, ...]
+    csv_path: str = ""
+    link: Link = field(default_factory=Link)
 
 
 def parse_sweep(argv: Sequence[str]) -> Sweep:
@@ -118,7 +137,9 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         cache_rows=_whole_numbers("--cache_rows", options["cache_rows"]) if options["cache_rows"] else (),
         world_size=_world_size(options["world_size"]),
         json_path=options["json"],
+        csv_path=options["csv"],
         report_path=options["report"],
+        link=_link(options["bandwidth"], options["row_bytes"]),
         train=bool(options["train"]),
         trainer_flags=_trainer_flags(argv),
     )
@@ -147,12 +168,19 @@ def _world_size(text: str) -> int:
     return int(text)
 
 
+def _link(bandwidth: str, row_bytes: str) -> Link:
+    return Link(
+        bytes_per_s=bytes_of("--bandwidth", bandwidth),
+        row_bytes=bytes_of("--row_bytes", row_bytes) if row_bytes else None,
+    )
+
+
 def _check_outputs(options: Mapping[str, str], data: DataConfig) -> None:
     """Refuse outputs that cannot be written, or that would overwrite the log, its schema or each other."""
     taken = {
         Path(path).resolve(): key for key, path in (("data.path", data.path), ("data.schema", data.schema)) if path
     }
-    for option in ("json", "report"):
+    for option in ("json", "csv", "report"):
         path = options[option]
         if not path:
             continue

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Replay", "ReplayRecord", "Setting", "Span", "TableSkew", "Trial"]
+__all__ = ["Link", "Replay", "ReplayRecord", "Setting", "Span", "TableSkew", "Trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class ReplayRecord:
         bytes_fetched, bytes_written: bytes of those rows' records, exact even if tables differ.
         exchange_rows, exchange_rows_now: rows and row gradients sent between ranks; those on a step's critical path.
         exchange_bytes_now: the latter in bytes of weights (no optimizer state is sent).
+        link_s: seconds that the rows fetched and written take on the link to the store; see `Link`.
         seconds: wall time of the replay of this setting, including reading.
         ids_per_s: `ids` over `seconds`.
         step_s_p50, samples_per_s, exposed_embedding_s: as in `Trial`; None without a trial.
@@ -67,11 +68,33 @@ class ReplayRecord:
     exchange_rows: int | None = None
     exchange_rows_now: int | None = None
     exchange_bytes_now: int | None = None
+    link_s: float | None = None
     seconds: float | None = None
     ids_per_s: float | None = None
     step_s_p50: float | None = None
     samples_per_s: float | None = None
     exposed_embedding_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The reader's link to his store, and his rows.
+
+    Attributes:
+        bytes_per_s: that the link moves. Default: 10 Gbit/s.
+        row_bytes: of one row with its optimizer state; None: those of the replayed model.
+    """
+
+    bytes_per_s: float = 1.25e9
+    row_bytes: float | None = None
+
+    def seconds(self, record: ReplayRecord) -> float | None:
+        """Time for the record's rows, fetched and written one after the other; None without counts."""
+        rows, num_bytes = (record.rows_fetched, record.rows_written), (record.bytes_fetched, record.bytes_written)
+        moved = num_bytes if self.row_bytes is None else tuple(None if n is None else n * self.row_bytes for n in rows)
+        if moved[0] is None or moved[1] is None:
+            return None
+        return (moved[0] + moved[1]) / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +171,7 @@ class Replay:
         machine: hardware and versions, name -> value, for the report's footer.
         records: one per combination, in the order of the command line: batch sizes, policies, lookaheads, cache sizes.
         skew: by table.
+        link: for `link_s` of the records, and what the report's inputs begin with.
         recommended: the recommended setting, and the reason in one sentence; None if no setting could be replayed.
         trials: training runs, if requested.
     """
@@ -162,6 +186,7 @@ class Replay:
     machine: dict[str, str]
     records: tuple[ReplayRecord, ...]
     skew: tuple[TableSkew, ...]
+    link: Link = field(default_factory=Link)
     recommended: Setting | None = None
     reason: str = ""
     trials: tuple[Trial, ...] = ()

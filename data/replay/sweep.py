@@ -38,7 +38,7 @@ from data.replay.scanned_log import ScannedLog, Watch, scan
 __all__ = ["replay", "settings_of"]
 
 #: Default windows.
-DEFAULT_LOOKAHEADS = (8, 32, 128)
+DEFAULT_LOOKAHEADS = (2, 8, 16, 32, 64, 128, 256)
 #: Default caches of all ranks together, as shares of the distinct rows.
 DEFAULT_CACHE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -92,6 +92,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
                 logs.append(log)
                 records.extend(_replay_log(log, sweep, Path(folder), watch))
     return Replay(
+        link=sweep.link,
         path=first.data.path,
         format=first.data.format,
         examples=logs[0].examples,
@@ -100,7 +101,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
         rows=logs[0].num_rows,
         largest={log.batch_size: log.largest for log in logs},
         machine=machine_facts(),
-        records=tuple(records),
+        records=tuple(dataclasses.replace(record, link_s=sweep.link.seconds(record)) for record in records),
         skew=counter.skew(tuple(table.name for table in tables.rows.tables)),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,7 +16,7 @@ from data.replay.report.charts import short
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio
 from data.replay.report.trial_charts import exposed_share, mean_step_s
 
-__all__ = ["escape", "is_setting", "record_table", "skew_table", "trial_table"]
+__all__ = ["cell_data", "escape", "is_setting", "moved_of", "record_table", "skew_table", "trial_table"]
 
 T = TypeVar("T")
 
@@ -27,12 +27,14 @@ class Column(Generic[T]):
 
     Attributes:
         title: of the head. value: the sort value. text: its format. hint: shown on hover.
+        data: attributes of the cell (``data-NAME``), for the script.
     """
 
     title: str
     value: Callable[[T], str | float | None]
     text: Callable[[float], str] = lambda value: f"{value:,}"
     hint: str = ""
+    data: Callable[[T], Mapping[str, int]] = lambda _: {}
 
 
 def escape(text: str) -> str:
@@ -62,6 +64,20 @@ def record_table(replay: Replay) -> str:
         Column(title="peak rows", value=lambda r: r.peak_rows, hint="in the caches of all ranks"),
         Column(title="bytes fetched", value=lambda r: r.bytes_fetched, text=_bytes),
         Column(title="bytes written", value=lambda r: r.bytes_written, text=_bytes),
+        Column(
+            title="link ms/batch",
+            value=lambda r: _scaled(r.link_s, 1e3 / (r.batches or 1)),
+            text=lambda value: f"{value:,.4g}",
+            hint="rows of a batch, fetched and written, on your link",
+            data=moved_of,
+        ),
+        Column(
+            title="link s",
+            value=lambda r: r.link_s,
+            text=lambda value: f"{value:,.4g}",
+            hint="rows of the whole log on your link",
+            data=lambda r: {name: value for name, value in moved_of(r).items() if name != "batches"},
+        ),
         Column(title="exchange now", value=lambda r: r.exchange_bytes_now, text=_bytes, hint="bytes a step waits for"),
         Column(title="ids/s", value=lambda r: r.ids_per_s, text=short, hint="replayed per second"),
         Column(title="seconds", value=lambda r: r.seconds, text=lambda value: f"{value:.1f}"),
@@ -150,8 +166,9 @@ def _table(
             kind = ' class="best" title="recommended"'
         rows.append(f"<tr{kind}>{cells}</tr>")
     return (
-        f'<div class="scroll" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>'
+        f'<div class="wide"><div class="scroll" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>'
         f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
+        '<p class="more" hidden></p></div>'
     )
 
 
@@ -166,7 +183,7 @@ def _cell(column: Column[T], item: T) -> str:
         return "<td>–</td>"
     if isinstance(value, str):
         return f'<td class="text" data-v="{escape(value)}">{escape(value)}</td>'
-    return f'<td data-v="{value!r}">{escape(column.text(value))}</td>'
+    return f'<td data-v="{value!r}"{cell_data(column.data(item))}>{escape(column.text(value))}</td>'
 
 
 def _sound(value: str | float | None) -> str | float | None:
@@ -175,6 +192,20 @@ def _sound(value: str | float | None) -> str | float | None:
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
+
+
+def cell_data(values: Mapping[str, int]) -> str:
+    """The values as attributes ``data-NAME`` of an element."""
+    return "".join(f' data-{name}="{number}"' for name, number in values.items())
+
+
+def moved_of(record: ReplayRecord) -> dict[str, int]:
+    """What the script computes seconds from, if the reader changes his link."""
+    counts = (record.rows_fetched, record.rows_written, record.bytes_fetched, record.bytes_written, record.batches)
+    if None in counts:
+        return {}
+    rows, more_rows, num_bytes, more_bytes, batches = (count or 0 for count in counts)
+    return {"rows": rows + more_rows, "bytes": num_bytes + more_bytes, "batches": batches}
 
 
 def _percent(value: float) -> str:

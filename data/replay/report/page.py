@@ -13,12 +13,23 @@ from plotly.offline import get_plotlyjs
 
 from data.replay.records import Replay, ReplayRecord
 from data.replay.report.charts import Chart, Json, short
-from data.replay.report.html_tables import escape, is_setting, record_table, skew_table, trial_table
+from data.replay.report.html_tables import (
+    cell_data,
+    escape,
+    is_setting,
+    moved_of,
+    record_table,
+    skew_table,
+    trial_table,
+)
 from data.replay.report.skew_chart import skew_chart
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio, sweep_charts
 from data.replay.report.trial_charts import trial_charts
 
 __all__ = ["render_page"]
+
+#: The key figure that follows the reader's link.
+LINK_FIGURE = "for it on your link"
 
 _FOLDER = Path(__file__).parent
 
@@ -59,6 +70,7 @@ def render_page(replay: Replay) -> str:
 </header>
 <main>
 {_recommendation(replay)}
+{_link(replay)}
 <noscript><p>The charts need JavaScript; the tables do not.</p></noscript>
 {body}
 </main>
@@ -118,6 +130,28 @@ def _chart(chart: Chart) -> str:
     )
 
 
+def _link(replay: Replay) -> str:
+    """The inputs for seconds instead of bytes."""
+    if not any(record.link_s is not None for record in replay.records):
+        return ""
+    widths = {record.row_bytes for record in replay.records if record.error is None}
+    own = widths.pop() if len(widths) == 1 else None
+    shown = own if replay.link.row_bytes is None else replay.link.row_bytes
+    value, model = ("" if width is None else f"{width:g}" for width in (shown, own))
+    rows = f"rows of the replayed model, {own} B each" if own is not None else "rows as wide as their tables"
+    return (
+        '<form id="link">\n<h2>Your link and model</h2>\n'
+        '<label>Link to the store <input name="bandwidth" inputmode="decimal" '
+        f'value="{replay.link.bytes_per_s / 1e9:g}">'
+        " GB/s</label>\n"
+        f'<label>A row, with optimizer state <input name="row_bytes" inputmode="decimal" value="{value}" '
+        f'data-model="{model}" placeholder="by table"> B</label>\n'
+        f"<p>For the times in the tables and in the chart of the traffic. Rows are fetched and written one after the "
+        f"other. Defaults: 10 Gbit/s, or <code>--bandwidth</code>; {rows}, or <code>--row_bytes</code>. A step is not "
+        "delayed if the time of a batch is less than its computation.</p>\n</form>"
+    )
+
+
 def _log(replay: Replay) -> str:
     return (
         f"{escape(replay.format)}: {replay.examples:,} examples in {replay.batches:,} batches; {replay.ids:,} ids of "
@@ -153,9 +187,15 @@ def _key_figures(replay: Replay, record: ReplayRecord) -> str:
     if record.bytes_fetched is not None and record.bytes_written is not None and record.batches:
         moved = (record.bytes_fetched + record.bytes_written) / record.batches
         figures.append((f"{short(moved)}B", "fetched + written per batch"))
+    if record.link_s is not None and record.batches:
+        figures.append((f"{record.link_s * 1e3 / record.batches:.4g} ms", LINK_FIGURE))
     if record.row_bytes is not None:
         figures.append((f"{short(record.row_bytes * record.cache_rows)}B", "cache memory per rank"))
-    items = "".join(f"<div><dd>{escape(value)}</dd><dt>{name}</dt></div>" for value, name in figures)
+    moved_data = cell_data(moved_of(record))
+    items = "".join(
+        f"<div><dd{moved_data if name == LINK_FIGURE else ''}>{escape(value)}</dd><dt>{name}</dt></div>"
+        for value, name in figures
+    )
     return f'<dl class="key">{items}</dl>\n'
 
 

@@ -1,5 +1,6 @@
 "use strict";
-// Draws the figure of each chart's choices, and sorts tables. Uses nothing outside this file.
+// Draws the figure of each chart's choices, sorts tables, and computes times for the reader's link. Uses nothing outside
+// this file.
 
 const charts = JSON.parse(document.getElementById("figures").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -8,6 +9,9 @@ const chosen = {}; // name of a choice -> index; charts that share a name move t
 
 function start() {
   for (const table of document.querySelectorAll("table")) makeSortable(table);
+  for (const wide of document.querySelectorAll(".wide")) hintAtMore(wide);
+  document.getElementById("link")?.addEventListener("input", useLink);
+  document.getElementById("link")?.addEventListener("submit", (event) => event.preventDefault());
   for (const chart of Object.values(charts)) {
     for (const choice of chart.choices) chosen[choice.name] ??= choice.default;
   }
@@ -44,6 +48,7 @@ function draw(id) {
   }
   if (!plot.classList.contains("js-plotly-plot")) plot.textContent = "";
   const { data, layout } = dressed(figure);
+  if (layout.meta === "link") timeTraces(data);
   Plotly.react(plot, data, layout, {
     responsive: true,
     displaylogo: false,
@@ -51,6 +56,68 @@ function draw(id) {
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
     toImageButtonOptions: { filename: id, format: "svg" },
   });
+  plot.widths = data.map((trace) => trace.line?.width);
+  if (layout.meta === "lift" && !plot.dataset.lifts) {
+    plot.dataset.lifts = "yes";
+    plot.on("plotly_hover", (event) => lift(plot, event.points[0].curveNumber));
+    plot.on("plotly_unhover", () => lift(plot, null));
+  }
+}
+
+// Draw one curve strong and the others pale; null: all as they were.
+function lift(plot, chosen) {
+  const widths = plot.widths.map((_, number) => (number === chosen ? 4 : plot.widths[number]));
+  const opacities = plot.data.map((_, number) => (chosen === null || number === chosen ? 1 : 0.25));
+  Plotly.restyle(plot, { "line.width": widths, opacity: opacities });
+}
+
+// The reader's link: a function of rows and their bytes as replayed, to milliseconds.
+function linkMs(rows, bytes) {
+  const form = document.getElementById("link");
+  const bandwidth = Number(form.elements.bandwidth.value.replace(",", ".")) * 1e9;
+  const input = form.elements.row_bytes;
+  const width = Number(input.value.replace(",", "."));
+  const moved = width > 0 && input.value !== input.dataset.model ? rows * width : bytes;
+  return bandwidth > 0 ? (moved / bandwidth) * 1e3 : NaN;
+}
+
+function useLink() {
+  for (const cell of document.querySelectorAll("[data-rows][data-bytes]")) {
+    const { rows, bytes, batches } = cell.dataset;
+    const ms = linkMs(Number(rows), Number(bytes));
+    const value = batches === undefined ? ms / 1e3 : ms / Number(batches);
+    const text = Number.isFinite(value) ? Number(value.toPrecision(4)).toLocaleString("en") : "–";
+    cell.textContent = cell.tagName === "DD" ? `${text} ms` : text;
+    cell.dataset.v = Number.isFinite(value) ? String(value) : "";
+  }
+  for (const [id, chart] of Object.entries(charts)) {
+    if (Object.values(chart.figures).some((figure) => figure.layout.meta === "link")) draw(id);
+  }
+}
+
+// Values of customdata: 1 and 2 rows fetched and written, 3 and 4 their bytes, 7 batches.
+function timeTraces(data) {
+  for (const trace of data) {
+    if (trace.customdata?.[0]?.length < 8) continue;
+    trace.y = trace.customdata.map((point) => linkMs(point[1] + point[2], point[3] + point[4]) / point[7]);
+  }
+}
+
+// Says how a table that is wider or longer than its frame goes on, until it is seen whole.
+function hintAtMore(wide) {
+  const frame = wide.querySelector(".scroll");
+  const text = wide.querySelector(".more");
+  const show = () => {
+    const right = frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 2;
+    const below = frame.scrollHeight - frame.clientHeight - frame.scrollTop > 2;
+    wide.classList.toggle("right", right);
+    const parts = [right && "more columns to the right", below && "more rows below"].filter(Boolean);
+    text.hidden = !parts.length;
+    text.textContent = parts.length ? `Scroll the table: ${parts.join(", ")}` : "";
+  };
+  frame.addEventListener("scroll", show, { passive: true });
+  new ResizeObserver(show).observe(frame);
+  show();
 }
 
 // A copy of the figure in the reader's colours and for his width. Plotly writes into what it is given.
@@ -66,7 +133,7 @@ function dressed(figure) {
     axis.title = { ...axis.title, standoff: 10 };
     if (narrow.matches) axis.tickfont = { size: 11 };
   }
-  const many = data.length > 12; // more than fit into lines above the plot
+  const many = data.filter((trace) => trace.showlegend !== false).length > 12; // more than fit above the plot
   Object.assign(layout, {
     font: { family: style.fontFamily, size: 13, color: color("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)",

@@ -1,4 +1,8 @@
-"""Skew: the share of each table's accesses that its most used rows get."""
+"""Skew: the share of each table's accesses that its most used rows get.
+
+The largest tables, which decide how large a cache must be, have a look each; the others are one grey group of the
+legend. The page's script lifts the curve that the pointer is on.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,46 @@ from data.replay.report.charts import Chart, Json, finite, plain, value_axis
 
 __all__ = ["skew_chart"]
 
-#: Cividis without its ends, dark to light: uniform for colour-blind readers, and visible on white and on black.
-#: J. Nuñez, C. Anderton, R. Renslow, "Optimizing colormaps", PLoS ONE 13(7), 2018.
-_SCALE = ((0x2F, 0x4F, 0x9E), (0x6C, 0x6E, 0x72), (0x9C, 0x93, 0x77), (0xD9, 0xB4, 0x3C))
+#: Looks of the largest tables, the largest first: Okabe and Ito's palette for colour-blind readers, in two dashes.
+_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_DASHES = ("solid", "dash")
+_OTHERS = "#9a9a9a"
+#: Tables with a look of their own.
+_NAMED = len(_COLORS) * len(_DASHES) - 4
 
 
 def skew_chart(skew: tuple[TableSkew, ...]) -> Chart:
-    """Coverage curves, one per table, coloured by the table's size rank."""
+    """Coverage curves, one per table."""
     ordered = sorted(skew, key=lambda table: (-table.rows, table.table))
+    rest = len(ordered) - _NAMED if len(ordered) > _NAMED + 1 else 0
     traces: list[Json] = []
     for number, table in enumerate(ordered):
-        color = _color(1 - number / max(len(ordered) - 1, 1))
+        is_named = number < len(ordered) - rest
+        look: dict[str, Json] = {
+            "name": plain(table.table),
+            "zorder": 1,
+            "line": {
+                "color": _COLORS[number % len(_COLORS)],
+                "width": 2,
+                "dash": _DASHES[number // len(_COLORS) % len(_DASHES)],
+            },
+        }
+        others: dict[str, Json] = {
+            "name": f"{rest} smaller tables",
+            "legendgroup": "others",
+            "showlegend": number == len(ordered) - rest,
+            "line": {"color": _OTHERS, "width": 1},
+        }
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines" if len(table.curve) > 1 else "markers",
-                "name": plain(table.table),
+                "meta": plain(table.table),
                 "x": [finite(x) for x, _ in table.curve],
                 "y": [finite(y) for _, y in table.curve],
-                "line": {"color": color, "width": 1.5},
-                "hovertemplate": f"<b>%{{fullData.name}}</b> · {table.rows:,} rows, {table.accesses:,} accesses<br>"
+                "hovertemplate": f"<b>%{{fullData.meta}}</b> · {table.rows:,} rows, {table.accesses:,} accesses<br>"
                 "%{x:.3~%} of the rows get %{y:.1%} of the accesses<extra></extra>",
+                **(look if is_named else others),
             }
         )
     layout: dict[str, Json] = {
@@ -36,20 +59,13 @@ def skew_chart(skew: tuple[TableSkew, ...]) -> Chart:
         ),
         "yaxis": value_axis("share of the table's accesses", tickformat="~%", range=[0, 1.02]),
         "hovermode": "closest",
+        "meta": "lift",
     }
     return Chart(
         name="skew",
         title="Skew, table by table",
         note="A curve that rises at the left is a table whose few hot rows get most accesses: a small cache serves it. "
-        "Yellow curves are large tables, blue ones small. Point at a curve to name it; click names to hide tables.",
+        "The largest tables have colours, the others are grey. Point at a curve to name it and lift it out; click a "
+        "name to hide it, double-click to see it alone.",
         figures={(): {"data": traces, "layout": layout}},
     )
-
-
-def _color(fraction: float) -> str:
-    """The colour at `fraction` in [0, 1] on the scale, piecewise linear."""
-    position = min(max(fraction, 0.0), 1.0) * (len(_SCALE) - 1)
-    low = min(int(position), len(_SCALE) - 2)
-    part = position - low
-    mixed = [round(a + (b - a) * part) for a, b in zip(_SCALE[low], _SCALE[low + 1], strict=True)]
-    return "#" + "".join(f"{value:02x}" for value in mixed)

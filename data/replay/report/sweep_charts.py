@@ -29,6 +29,9 @@ __all__ = ["BOUND", "bounds_of", "refetch_ratio", "sweep_charts"]
 #: The optimal policy, a lower bound of misses.
 BOUND = "offline-belady"
 
+#: Traffic as time for a batch's rows on the reader's link.
+LINK_UNIT = "milliseconds per batch on your link"
+
 _Value = Callable[[ReplayRecord], float | None]
 
 
@@ -118,12 +121,16 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawing:
-    """Contents of a chart's lines: the value, its axis, and the hover text (``%{y}`` and so on)."""
+    """Contents of a chart's lines: the value, its axis, and the hover text (``%{y}`` and so on).
+
+    `meta` "link" marks values that the page's script computes again for the reader's link.
+    """
 
     value: _Value
     axis: dict[str, Json]
     hover: str
     policies: tuple[str, ...]
+    meta: str = ""
 
 
 _Figures = tuple[tuple[Choice, ...], dict[tuple[int, ...], Figure]]
@@ -169,7 +176,8 @@ def _figure(
     if failed:
         traces.append(_crosses(failed, x_of))
     hidden: dict[str, Json] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-    return {"data": traces, "layout": {"xaxis": x_axis, "yaxis": drawing.axis, "yaxis2": hidden}}
+    layout: dict[str, Json] = {"xaxis": x_axis, "yaxis": drawing.axis, "yaxis2": hidden}
+    return {"data": traces, "layout": layout | ({"meta": drawing.meta} if drawing.meta else {})}
 
 
 def _line(
@@ -195,7 +203,7 @@ def _line(
 
 
 def _details(record: ReplayRecord, frame: _Frame) -> list[Json]:
-    """For the hover text: 0 cache's share of the rows, 1-4 rows and bytes moved, 5 hit rate, 6 exchange."""
+    """For the hover text: 0 cache's share of the rows, 1-4 rows and bytes moved, 5 hit rate, 6 exchange, 7 batches."""
     total = record.cache_rows * record.world_size
     return [
         total / frame.replay.rows if frame.replay.rows else None,
@@ -205,6 +213,7 @@ def _details(record: ReplayRecord, frame: _Frame) -> list[Json]:
         record.bytes_written,
         finite(record.hit_rate),
         record.exchange_bytes_now,
+        record.batches,
     ]
 
 
@@ -254,13 +263,18 @@ def _hit_rate(frame: _Frame) -> Chart:
 def _traffic(frame: _Frame) -> Chart:
     figures: dict[tuple[int, ...], Figure] = {}
     choices: tuple[Choice, ...] = ()
-    units: tuple[tuple[str, str, _Value], ...] = (("bytes", "B", _bytes_moved), ("rows", "", _rows_moved))
+    units: tuple[tuple[str, str, _Value], ...] = (
+        ("bytes", "B", _bytes_moved),
+        ("rows", "", _rows_moved),
+        (LINK_UNIT, " ms", _link_ms),
+    )
     for number, (unit, suffix, value) in enumerate(units):
         drawing = _Drawing(
             value=value,
             axis=value_axis(f"fetched + written ({unit})", tickformat="~s", ticksuffix=suffix, rangemode="tozero"),
             hover=f"lookahead %{{x:,}} batches{_MOVED}<br>hit rate %{{customdata[5]:.2%}}",
             policies=frame.policies,
+            meta="link" if unit == LINK_UNIT else "",
         )
         choices, per_unit = _over_lookaheads(frame, drawing)
         figures |= {(*key, number): figure for key, figure in per_unit.items()}
@@ -272,6 +286,10 @@ def _traffic(frame: _Frame) -> Chart:
         choices=(*choices, Choice(name="unit", label="in", options=tuple(unit for unit, _, _ in units))),
         figures=figures,
     )
+
+
+def _link_ms(record: ReplayRecord) -> float | None:
+    return record.link_s * 1e3 / record.batches if record.link_s is not None and record.batches else None
 
 
 def _rows_moved(record: ReplayRecord) -> float | None:

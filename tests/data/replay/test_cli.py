@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -140,3 +141,18 @@ def test_runs_as_a_module_with_help() -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     for words in ("python -m data replay", "--lookahead", "--cache_rows", "--data.batch_size", "default: 0.0)"):
         assert words in done.stdout
+
+
+def test_csv_and_times_of_the_readers_link(tmp_path: Path) -> None:
+    out, table = tmp_path / "out.json", tmp_path / "out.csv"
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "400", "--json", out, "--csv", table)
+    code, text = run_replay(*flags, "--bandwidth", "125MB", "--row_bytes", "1kB")
+    assert code == 0
+    records = json.loads(out.read_text())
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [list(row) for row in rows] == [list(record) for record in records]
+    for row, record in zip(rows, records, strict=True):
+        assert row == {name: "" if value is None else str(value) for name, value in record.items()}
+        assert record["link_s"] == (record["rows_fetched"] + record["rows_written"]) * 1000 / 125e6
+    assert "at 0.125 GB/s (--bandwidth)" in text

@@ -50,6 +50,7 @@ def record(policy: str, lookahead: int, cache_rows: int, batch_size: int, world_
         exchange_rows=2 * exchange if oracle else None,
         exchange_rows_now=exchange if oracle else None,
         exchange_bytes_now=exchange * 64 if oracle else None,
+        link_s=(2 * misses - rows_first_touch) * row_bytes / 1.25e9,
         seconds=0.4,
         ids_per_s=80_000 * 26 / 0.4,
     )

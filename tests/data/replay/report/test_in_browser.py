@@ -127,3 +127,75 @@ def test_tables_sort_both_ways_with_empty_cells_last(browser, reports):
     count = sum(record.error is not None for record in FULL.records)
     assert kinds[-count:] == ["failed"] * count
     assert "failed" not in kinds[:-count]
+
+
+def test_times_follow_the_readers_link_and_rows(browser, reports):
+    show(browser, reports / "full.html")
+    cells = "#records tbody tr:not(.failed) td[data-bytes]"
+    times = f"[...document.querySelectorAll({cells!r})].map(cell => Number(cell.dataset.v))"
+    plot = "document.querySelector('#traffic .plot').data[0].y"
+    choose = (
+        "(s => { s.value = '2'; s.dispatchEvent(new Event('change')); })"
+        "(document.querySelector('#traffic select[data-choice=unit]'))"
+    )
+    browser.evaluate(choose)
+    enter = (
+        "(i => {{ i.value = '{value}'; i.dispatchEvent(new Event('input', {{bubbles: true}})); }})"
+        "(document.querySelector('#link input[name={name}]'))"
+    )
+    before, drawn = browser.evaluate(times), browser.evaluate(plot)
+    assert before[1] > 0
+    assert min(drawn) > 0
+    browser.evaluate(enter.format(name="bandwidth", value="0.125"))
+    assert browser.evaluate(times) == pytest.approx([10 * time for time in before])
+    assert browser.evaluate(plot) == pytest.approx([10 * time for time in drawn])
+    browser.evaluate(enter.format(name="row_bytes", value="272"))  # twice the 136 of the samples
+    assert browser.evaluate(times) == pytest.approx([20 * time for time in before])
+    assert browser.evaluate("document.querySelector('dd[data-bytes]').textContent").endswith(" ms")
+    browser.evaluate(enter.format(name="bandwidth", value="fast"))
+    assert browser.evaluate(f"document.querySelector({cells!r}).textContent") == "–"
+    assert browser.problems == []
+
+
+def test_the_curve_under_the_pointer_is_lifted(browser, reports):
+    show(browser, reports / "full.html")
+    plot = "document.querySelector('#skew .plot')"
+    widths = f"{plot}.data.map(trace => [trace.line.width, trace.opacity ?? 1])"
+    before = browser.evaluate(widths)
+    assert len(before) == 17
+    browser.evaluate("document.querySelector('#skew .plot').scrollIntoView({block: 'center'})")
+    place = (
+        f"(plot => {{ const box = plot.querySelector('.nsewdrag').getBoundingClientRect(), l = plot._fullLayout, "
+        f"t = plot.data[12]; return [box.x + l.xaxis.d2p(t.x[20]), box.y + l.yaxis.d2p(t.y[20])]; }})({plot})"
+    )
+    x, y = browser.evaluate(place)
+    restyled = f"void (window.restyled = new Promise(done => {plot}.once('plotly_restyle', () => done(true))))"
+    browser.evaluate(restyled)
+    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    assert browser.evaluate("window.restyled")
+    lifted = browser.evaluate(widths)
+    assert lifted[12] == [4, 1]
+    assert {opacity for number, (_, opacity) in enumerate(lifted) if number != 12} == {0.25}
+    assert "C5 · " in browser.evaluate("document.querySelector('#skew .hovertext').textContent")
+    browser.evaluate(restyled)
+    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    assert browser.evaluate("window.restyled")
+    assert browser.evaluate(widths) == before
+    legend = "[...document.querySelectorAll('#skew .legendtext')].map(text => text.textContent)"
+    assert browser.evaluate(legend)[-1] == "9 smaller tables"
+
+
+def test_a_wide_table_says_that_it_goes_on(browser, reports):
+    show(browser, reports / "full.html", width=PHONE)
+    box = "document.querySelector('#records').closest('.wide')"
+    assert browser.evaluate(f"{box}.querySelector('.more').textContent") == (
+        "Scroll the table: more columns to the right, more rows below"
+    )
+    assert browser.evaluate(f"{box}.classList.contains('right')")
+    end = (
+        f"new Promise(done => {{ const frame = {box}.querySelector('.scroll'); "
+        f"frame.addEventListener('scroll', () => done({box}.querySelector('.more').hidden)); "
+        "frame.scrollTo(frame.scrollWidth, frame.scrollHeight); })"
+    )
+    assert browser.evaluate(end)
+    assert not browser.evaluate(f"{box}.classList.contains('right')")

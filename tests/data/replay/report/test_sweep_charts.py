@@ -35,7 +35,7 @@ def test_one_figure_per_choice_and_the_recommended_one_first():
     assert [choice.options for choice in chart.choices] == [("512", "1,024"), ("1",), ("1", "8", "32", "200")]
     assert [choice.default for choice in chart.choices] == [0, 0, 2]
     assert len(chart.figures) == 2 * 1 * 4
-    assert len(charts_of(FULL)["traffic"].figures) == 2 * 1 * 4 * 2  # in bytes and in rows
+    assert len(charts_of(FULL)["traffic"].figures) == 2 * 1 * 4 * 3  # bytes, rows, time on a link
 
 
 def test_lines_hold_the_records_figures():
