@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bagpipe.pipeline.report import Report
 from bagpipe.training.part import LoopPart, LoopRun
 from bagpipe.training.progress import Progress
 from bagpipe.training.rows import EvaluationRows
@@ -45,6 +46,7 @@ class Totals(LoopPart):
         self._samples: int = run.carried.get("samples", 0)
         self._skipped: int = run.carried.get("skipped_batches", 0)
         self._rows_unique = self._rows_inserted = self._rows_found = 0
+        self._report: Report | None = None
 
     def finish_batch(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -63,8 +65,10 @@ class Totals(LoopPart):
         return {"samples": self._samples, "skipped_batches": self._skipped}
 
     def progress(self) -> Progress:
-        """The totals so far. Any thread may ask."""
-        report = None if self._run.runner is None else self._run.runner.snapshot()
+        """The totals so far. Any thread may ask. The lanes of a run that has ended are those when it was last asked."""
+        if self._run.runner is not None:
+            self._report = self._run.runner.snapshot()
+        report = self._report
         lanes = [] if report is None else [lane for name, lane in report.lanes.items() if name.startswith("compute")]
         first, *others = self._loss_sums().values()
         loss_sum = first.clone()

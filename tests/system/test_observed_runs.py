@@ -36,6 +36,8 @@ def check_events(events: list[dict[str, Any]], result: dict[str, Any]) -> None:
     assert (last["step"], last["samples"]) == (result["steps"], result["samples"])
     assert last["loss"] == pytest.approx(result["loss"])
     assert last["eta_s"] == 0
+    assert last["exposed_s"] == pytest.approx(result["exposed_embedding_s"])
+    assert last["exposed_s"] > 0
     assert set(last["lanes"]) >= {"data", "net-in", "copy", "compute", "net-out"}
     (evaluation,) = (event for event in events if event["event"] == "evaluation")
     assert (evaluation["step"], evaluation["auc"]) == (result["steps"], result["auc"])
@@ -56,7 +58,9 @@ def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
 
 def test_stdout_is_json_if_asked(tmp_path: Path) -> None:
     result, folder = tmp_path / "result.json", tmp_path / "checkpoints"
-    arguments = ["--run.log_format", "json", "--checkpoint.dir", str(folder), "--checkpoint.every", "5"]
+    # One interval: the one at the end, when the lanes have stopped.
+    arguments = ["--run.log_format", "json", "--run.log_every_s", "1000"]
+    arguments += ["--checkpoint.dir", str(folder), "--checkpoint.every", "5"]
     done = run_forked([*SMALL, *arguments, "--result", str(result)], tmp_path)
     assert (done.code, done.err) == (0, ""), done.err
     events = events_of(done.out)
