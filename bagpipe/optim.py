@@ -1,7 +1,7 @@
 """Row optimizers: how the rows of embedding tables are updated, per table.
 
-    SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, Ftrl, Frozen ──by table name, "*": the others──> `optimizers_of`
-        ──> by table number
+    SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, AdamW, Ftrl, Frozen
+        ──by table name, "*": the others──> `optimizers_of` ──> by table number
 
 Each batch updates each of its rows once, with the gradient of the row summed over the whole global batch. The state of
 an optimizer is kept in the record of the row. The formulas are those of torch and torchrec, operation by operation
@@ -25,13 +25,14 @@ from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 from bagpipe.errors import InputError
-from bagpipe.types.schema import FROZEN
+from bagpipe.types.schema import DECAYED, FROZEN
 
 __all__ = [
     "OTHERS",
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Frozen",
     "Ftrl",
     "Momentum",
@@ -58,7 +59,7 @@ OTHERS = "*"
 class RowOptimizer:
     """Optimizer of the rows of a table. Base class; its subclasses are the optimizers there are."""
 
-    #: Key of `bagpipe.types.schema.OPTIMIZER_STATE_WIDTH`.
+    #: Its rule: a key of `bagpipe.kernels.row_optimizer.ROW_OPTIMIZERS`, or `FROZEN`.
     name: ClassVar[str]
 
     def rate(self, step: int) -> float:
@@ -70,25 +71,47 @@ class RowOptimizer:
         return 0.0
 
     @property
+    def record(self) -> str:
+        """Key of `OPTIMIZER_STATE_WIDTH`: what a row's record keeps."""
+        return self.name
+
+    @property
     def epsilon(self) -> float:
         """Added to a root before the division by it; 0 where there is none."""
         return 0.0
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def numbers(self) -> Mapping[str, Any]:
         """The other numbers of its step, by their name in `bagpipe.kernels.interface.RowStep`."""
         return {}
 
 
 @dataclass(frozen=True)
 class _Rated(RowOptimizer):
-    """An optimizer with a learning rate."""
+    """An optimizer with a learning rate, and decoupled decay: ``w *= 1 - lr * weight_decay``, then its step.
+
+    All rows of the table decay at every batch (`bagpipe.kernels.row_decay`). ``lr * weight_decay`` is below 1.
+    """
 
     lr: Rate
+    _: KW_ONLY
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
             self._check_rate(self.lr, "a finite number of at least 0, or a function of the step")
+        if not (_is_number(self.weight_decay) and self.weight_decay >= 0):
+            raise InputError(
+                f"{type(self).__name__}: weight_decay must be a finite number of at least 0, got {self.weight_decay!r}"
+            )
+
+    @property
+    def record(self) -> str:
+        return f"{self.name}{DECAYED}" if self.weight_decay else self.name
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        return {"weight_decay": self.weight_decay} if self.weight_decay else {}
 
     def rate(self, step: int) -> float:
         if not callable(self.lr):
@@ -113,10 +136,12 @@ class _Adaptive(_Rated):
 
 @dataclass(frozen=True)
 class SGD(_Rated):
-    """`torch.optim.SGD` without momentum and weight decay: ``w -= lr * g``. A row has no state.
+    """`torch.optim.SGD` without momentum: ``w -= lr * g``. A row has no state.
 
     Args:
         lr: learning rate, a number or a function of the step.
+        weight_decay: decoupled decay of all rows at every batch, keyword only; so of the other optimizers. A row that
+            decays has one more number of state. For this optimizer L2 decay is the same.
 
     Raises:
         InputError: `lr` is not a finite number of at least 0.
@@ -149,8 +174,8 @@ class Momentum(_Rated):
             raise InputError(f"Momentum: momentum must be a number from 0, below 1, got {self.momentum!r}")
 
     @property
-    def numbers(self) -> Mapping[str, float]:
-        return {"momentum": self.momentum}
+    def numbers(self) -> Mapping[str, Any]:
+        return {**super().numbers, "momentum": self.momentum}
 
 
 @dataclass(frozen=True)
@@ -221,6 +246,23 @@ class Adam(_Adaptive):
 
 
 @dataclass(frozen=True)
+class AdamW(Adam):
+    """`torch.optim.AdamW` on the rows of the batch only, while all rows decay at every batch: `Adam` with decay.
+
+    Args:
+        lr: learning rate, a number or a function of the step.
+        eps: epsilon, keyword only; torch's default.
+        weight_decay: keyword only; torch's default.
+
+    Raises:
+        InputError: as `Adam`.
+    """
+
+    _: KW_ONLY
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True)
 class Ftrl(RowOptimizer):
     """FTRL-Proximal of McMahan et al., "Ad Click Prediction", KDD 2013, algorithm 1. ``2 * dim`` numbers a row.
 
@@ -255,7 +297,7 @@ class Ftrl(RowOptimizer):
         return float(self.lr)
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def numbers(self) -> Mapping[str, Any]:
         return {"beta": self.beta, "l1": self.l1, "l2": self.l2}
 
 
@@ -285,7 +327,7 @@ def check_optimizers(rows: RowOptimizers) -> None:
         if not isinstance(optimizer, RowOptimizer) or not hasattr(optimizer, "name"):
             raise InputError(
                 f"row optimizer of table {name!r}: expected one of bagpipe.optim (SGD, Momentum, Adagrad, "
-                f"RowWiseAdagrad, Adam, Ftrl, Frozen), got {optimizer!r}"
+                f"RowWiseAdagrad, Adam, AdamW, Ftrl, Frozen), got {optimizer!r}"
             )
 
 
@@ -317,7 +359,7 @@ def shared_optimizer(optimizers: Sequence[RowOptimizer]) -> str:
 
     Tables that have another one name it (`RowTable.optimizer`).
     """
-    counts = Counter(optimizer.name for optimizer in optimizers if optimizer.name != FROZEN)
+    counts = Counter(optimizer.record for optimizer in optimizers if optimizer.record != FROZEN)
     return counts.most_common(1)[0][0] if counts else SGD.name
 
 

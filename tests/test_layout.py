@@ -41,6 +41,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/training/reading.py": "tests/system/test_engine_phases.py",
     "bagpipe/training/row_exchange.py": "tests/system/test_rank_threads.py",
     "bagpipe/training/rows.py": "tests/system/test_engine_phases.py",
+    "bagpipe/training/row_decay.py": "tests/system/test_row_optimizers.py",
     "bagpipe/training/row_clip.py": "tests/system/test_optim_settings.py",
     "bagpipe/training/staged_dense.py": "tests/system/test_pipelined.py",
     "bagpipe/training/totals.py": "tests/system/test_engine_phases.py",

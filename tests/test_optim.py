@@ -14,6 +14,7 @@ from bagpipe.optim import (
     SGD,
     Adagrad,
     Adam,
+    AdamW,
     Frozen,
     Ftrl,
     Momentum,
@@ -23,14 +24,32 @@ from bagpipe.optim import (
     settings_of,
     shared_optimizer,
 )
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, base_optimizer
 
 ADAPTIVE = (Adagrad, RowWiseAdagrad, Adam)
 RATED = (SGD, Momentum, *ADAPTIVE)
 
 
 def test_the_names_are_those_of_the_schema() -> None:
-    assert {kind.name for kind in (*RATED, Ftrl, Frozen)} == set(OPTIMIZER_STATE_WIDTH)
+    plain = {kind(0.1).record for kind in (*RATED, Ftrl)} | {Frozen().record}
+    decayed = {kind(0.1, weight_decay=0.1).record for kind in RATED} | {AdamW(0.1).record}
+    assert plain | decayed | {"ftrl_decayed"} == set(OPTIMIZER_STATE_WIDTH)
+    assert {record: base_optimizer(record) for record in decayed} == {
+        record: (record.removesuffix("_decayed"), True) for record in decayed
+    }
+
+
+@pytest.mark.parametrize("kind", RATED)
+@pytest.mark.parametrize("decay", [-0.1, math.nan, None])
+def test_an_invalid_decay_is_refused(kind: Any, decay: Any) -> None:
+    with pytest.raises(InputError, match=f"^{kind.__name__}: weight_decay must be a finite number of at least 0, got"):
+        kind(0.1, weight_decay=decay)
+
+
+def test_numbers_of_a_step() -> None:
+    assert AdamW(0.1).numbers == {"weight_decay": 0.01}
+    assert Momentum(0.1, weight_decay=0.5).numbers == {"weight_decay": 0.5, "momentum": 0.9}
+    assert SGD(0.1).numbers == {}
 
 
 def test_the_module_needs_no_torch() -> None:

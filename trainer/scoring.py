@@ -21,6 +21,7 @@ import torch
 
 from bagpipe.checkpoint.checkpoint_store import CheckpointStore
 from bagpipe.checkpoint.dense_state import combine, load
+from bagpipe.checkpoint.export import history_of
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.client.agreement import first_difference
@@ -30,6 +31,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from bagpipe.jobs.job_facts import note
 from bagpipe.oracle.rank_batch import Phase
+from bagpipe.training.engine import Engine
 from bagpipe.training.evaluation import OnScores
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
@@ -129,7 +131,7 @@ def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores
             )
         dense = build_dense(built)
         engine = build_engine(built, store, dense=dense)
-        _restore(built, checkpoint, averages=config.optim.ema_evaluate)
+        _restore(built, engine, checkpoint, averages=config.optim.ema_evaluate)
         tasks = Tasks.of(source.schema)
         on_scores = open_scores(tasks)
         scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores, loss=tasks.loss)
@@ -200,8 +202,8 @@ def _rows(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return checkpoint.manifest.row_schema
 
 
-def _restore(built: BuiltModel, checkpoint: Checkpoint, *, averages: bool) -> None:
-    """Load the weights, or their averages.
+def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint, *, averages: bool) -> None:
+    """Load the weights, or their averages, and what rows have to catch up with.
 
     Raises:
         InputError: they are of another model, or cannot be read.
@@ -212,6 +214,7 @@ def _restore(built: BuiltModel, checkpoint: Checkpoint, *, averages: bool) -> No
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
     state.restore(model)
+    engine.cache.history = history_of(built.rows, state)
     found = state.of_part(WeightAverage.name)
     if averages and found:
         weights = dict(model.named_parameters())

@@ -5,8 +5,8 @@
                                                             │    └─update── segment sum <── gradient ─┘
                                                             └─evict, flush, snapshot──> WriteRequest ──> store
 
-`row_cache` holds the rows; `slots` and `row_transfer` are its bookkeeping and its copies, `snapshot` its copy-on-write
-snapshots. `lookup_layout` groups tables; `batch_context` and `row_exchange_plan` turn a plan into index tensors;
-`lookup` is forward and backward; `row_exchange` talks to other ranks; `upload` and `staging` copy between host and
-device.
+`row_cache` holds the rows, `row_history` knows the decay they have missed; `slots` and `row_transfer` are its
+bookkeeping and its copies, `snapshot` its copy-on-write snapshots. `lookup_layout` groups tables; `batch_context` and
+`row_exchange_plan` turn a plan into index tensors; `lookup` is forward and backward; `row_exchange` talks to other
+ranks; `upload` and `staging` copy between host and device.
 """

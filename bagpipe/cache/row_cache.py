@@ -22,6 +22,7 @@ from torch import Tensor
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
 from bagpipe.cache.lookup_layout import TableGroup
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
 from bagpipe.cache.slots import Slab, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
@@ -81,6 +82,7 @@ class RowCache:
     Attributes:
         streams: streams of the device.
         slots: slot bookkeeping.
+        history: what rows have to catch up with when they are read; shared with the cache of an evaluation.
         dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
         kernels: kernels that compute on the rows.
         current: the batch being computed, which embedding modules read.
@@ -102,6 +104,7 @@ class RowCache:
         self.streams: Streams = open_streams(str(device)) if streams is None else streams
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.slots = SlotTable(num_slots)
+        self.history = RowHistory(schema, self.device)
         self.current: ActiveBatch | None = None
         self._fixed = num_slots > 0
         self.kernels: Kernels = select_kernels(schema, self.device) if kernels is None else kernels
@@ -261,9 +264,21 @@ class RowCache:
 
     # ---- the batch being computed --------------------------------------------------------------------------------
 
-    def gather(self, slot_index: Tensor, dim: int, out: Tensor) -> None:
-        """Copy the weights ``[n, dim]`` of the rows in slots `slot_index` (int64 ``[n]``) to `out`, of their dtype."""
-        gather(self._slab.records(out.dtype), slot_index, dim, out)
+    def read(self, group: TableGroup, slot_index: Tensor, out: Tensor, step: int | None = None) -> None:
+        """Copy the weights of rows of a group as they are before a batch. The rows in the slots do not change.
+
+        Args:
+            group: the table group.
+            slot_index: int64 ``[n]``, slots of the rows.
+            out: ``[n, dim]``, of their dtype.
+            step: number of the batch; None: the next one that is trained.
+        """
+        records = self._slab.records(out.dtype)
+        gather(records, slot_index, group.dim, out)
+        missed = self.history.missed(group.first_table, step)
+        if missed is not None:
+            steps = self.history.steps_of(group.first_table, records)
+            missed.apply(out, steps.index_select(0, slot_index).long())
 
     def check(self, context: BatchContext) -> None:
         """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.
@@ -277,12 +292,15 @@ class RowCache:
             if group.local is not None:
                 self.slots.check(group.local.rows, group.local.slots)
 
-    def begin(self, context: BatchContext, weights: Sequence[Tensor] | None = None) -> tuple[ActiveTableGroup, ...]:
+    def begin(
+        self, context: BatchContext, weights: Sequence[Tensor] | None = None, *, step: int | None = None
+    ) -> tuple[ActiveTableGroup, ...]:
         """Make the batch the one that embedding modules look up.
 
         Args:
             context: the batch.
             weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are in this cache.
+            step: see `read`.
 
         Returns:
             Its table groups, which gradients reach in the backward.
@@ -291,7 +309,7 @@ class RowCache:
             JobError: the batch was planned for several ranks and has no weights.
         """
         if weights is None:
-            views = [self._own_rows(group) for group in context.groups]
+            views = [self._own_rows(group, step) for group in context.groups]
         else:
             views = [
                 RowView(records=rows, slot_index=None, dim=group.tables.dim)
@@ -304,15 +322,15 @@ class RowCache:
         self.current = ActiveBatch(context=context, groups=groups)
         return groups
 
-    def _own_rows(self, group: GroupContext) -> RowView:
+    def _own_rows(self, group: GroupContext, step: int | None) -> RowView:
         local, dim, dtype = group.local, group.tables.dim, self.row_dtype(group.tables)
         if local is None:
             raise JobError(f"table group {group.tables.index} was planned for several ranks, but has no exchanged rows")
         view = RowView(records=self._slab.records(dtype), slot_index=local.slot_index, dim=dim)
-        if self.kernels.reads_slots:
+        if self.kernels.reads_slots and group.tables.first_table not in self.history.decaying:
             return view
         out = self._gathered[group.tables.index].take(group.num_rows, dim, dtype)
-        self.gather(local.slot_index, dim, out)
+        self.read(group.tables, local.slot_index, out, step)
         return RowView(records=out, slot_index=None, dim=dim)
 
     def end(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:

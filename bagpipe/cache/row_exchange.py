@@ -51,8 +51,8 @@ class RowExchange:
 
     # ---- lane pull -----------------------------------------------------------------------------------------------
 
-    def prepull(self, context: BatchContext) -> None:
-        """Exchange rows that the previous batch does not use.
+    def prepull(self, context: BatchContext, step: int | None = None) -> None:
+        """Exchange rows that the previous batch does not use, as they are before batch `step` (`RowCache.read`).
 
         Raises:
             JobError: an owned row is not in its slot.
@@ -61,21 +61,21 @@ class RowExchange:
         for group in context.groups:
             exchange = _exchange(group)
             self._cache.slots.check(exchange.owned.rows, exchange.owned.slots)
-            self._exchange_rows(context, group, exchange.prepull)
+            self._exchange_rows(context, group, exchange.prepull, step)
 
-    def pull(self, context: BatchContext) -> None:
-        """Exchange rows that the previous batch updated.
+    def pull(self, context: BatchContext, step: int | None = None) -> None:
+        """Exchange rows that the previous batch updated, as they are before batch `step`.
 
         Raises:
             PeerError: a rank is gone or silent.
         """
         for group in context.groups:
-            self._exchange_rows(context, group, _exchange(group).pull)
+            self._exchange_rows(context, group, _exchange(group).pull, step)
 
-    def _exchange_rows(self, context: BatchContext, group: GroupContext, part: PullPart) -> None:
+    def _exchange_rows(self, context: BatchContext, group: GroupContext, part: PullPart, step: int | None) -> None:
         dim = group.tables.dim
         sent = self._sent.take(sum(part.send_counts), dim, self._cache.row_dtype(group.tables))
-        self._cache.gather(part.slot_index, dim, sent)
+        self._cache.read(group.tables, part.slot_index, sent, step)
         received = self._weights(context, group)[part.first : part.end]
         # As bytes: not every process group supports every half dtype.
         self._peers.exchange(

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, combine, load, save_tensors
 from bagpipe.checkpoint.folder import Checkpoint
@@ -31,7 +32,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
-from bagpipe.types.schema import FROZEN, RowSchema
+from bagpipe.types.schema import FROZEN, RowSchema, base_optimizer
 from bagpipe.util.outputs import cannot_write
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "add_rows",
     "check_size",
     "collect",
+    "history_of",
     "write",
 ]
 
@@ -133,9 +135,18 @@ def collect(
         raise InputError(
             f"the checkpoint of step {checkpoint.manifest.step} has no dense part: its job has not trained"
         )
-    add_dense(combine(load(checkpoint.folder, part.dense) for part in parts), dense, found)
-    add_rows(rows, tables, found)
+    state = combine(load(checkpoint.folder, part.dense) for part in parts)
+    add_dense(state, dense, found)
+    add_rows(rows, tables, found, history_of(schema, state))
     return found
+
+
+def history_of(schema: RowSchema, state: DenseState) -> RowHistory:
+    """What the rows of a checkpoint have to catch up with, by its dense part."""
+    history = RowHistory(schema, torch.device("cpu"))
+    if history.decaying:
+        history.load(state.of_part(history.name))
+    return history
 
 
 def add_dense(state: DenseState, names: Collection[str], found: Exported) -> None:
@@ -158,8 +169,8 @@ def add_dense(state: DenseState, names: Collection[str], found: Exported) -> Non
             found.states[name.removeprefix("optim.")] = tensor
 
 
-def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported) -> None:
-    """Add the rows of tables, and their optimizer state.
+def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported, history: RowHistory) -> None:
+    """Add the rows of tables, caught up with their decay, and their optimizer state.
 
     Raises:
         InputError: a table has a row beyond its tensor.
@@ -167,9 +178,9 @@ def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported) ->
     numbers = {table.name: number for number, table in enumerate(rows.schema.tables)}
     for table in tables:
         if table.num_rows is None:
-            _collect_unbounded(rows, numbers[table.table], table.name, found)
+            _collect_unbounded(rows, numbers[table.table], table.name, found, history)
         else:
-            _collect_bounded(rows, numbers[table.table], table.name, table.num_rows, found)
+            _collect_bounded(rows, numbers[table.table], table.name, table.num_rows, found, history)
 
 
 def check_size(rows: RowSource, tables: Sequence[ExportTable], max_bytes: int) -> None:
@@ -240,26 +251,32 @@ def _write_dcp(exported: Exported, folder: Path) -> None:
             raise causes[0] if causes else error from None
 
 
-def _collect_bounded(rows: RowSource, table: int, name: str, num_rows: int, found: Exported) -> None:
+def _collect_bounded(
+    rows: RowSource, table: int, name: str, num_rows: int, found: Exported, history: RowHistory
+) -> None:
     schema = rows.schema
     dim = schema.tables[table].dim
     weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype_of(table)])
     initial = InitialWeights(schema, torch.device("cpu"))
     for first in range(0, num_rows, _CHUNK_ROWS):
         ids = torch.arange(first, min(first + _CHUNK_ROWS, num_rows))
-        initial.fill_(weight[first : first + len(ids)], torch.full_like(ids, table), ids)
+        chunk = weight[first : first + len(ids)]
+        initial.fill_(chunk, torch.full_like(ids, table), ids)
+        missed = history.missed(table)
+        if missed is not None:
+            missed.apply(chunk, torch.zeros_like(ids))
     states = _empty_states(schema, table, num_rows)
     for request in rows.rows(table):
         if request.ids[0] < 0 or request.ids[-1] >= num_rows:
             outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])
             raise InputError(f"table {schema.tables[table].name!r} has a row {outside}, beyond its {num_rows} rows")
         positions = torch.from_numpy(request.ids)
-        weight[positions], values = _split(schema, request, dim)
+        weight[positions], values = _split(schema, request, dim, history)
         _store_states(states, positions, values)
     _add_weight(found, name, weight, states)
 
 
-def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported) -> None:
+def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported, history: RowHistory) -> None:
     schema = rows.schema
     dim = schema.tables[table].dim
     ids = torch.from_numpy(rows.ids(table))
@@ -268,16 +285,19 @@ def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported) 
     first = 0
     for request in rows.rows(table):
         positions = torch.arange(first, first + len(request.ids))
-        weight[positions], values = _split(schema, request, dim)
+        weight[positions], values = _split(schema, request, dim, history)
         _store_states(states, positions, values)
         first += len(request.ids)
     found.weights[f"{name}.ids"] = ids
     _add_weight(found, name, weight, states)
 
 
-def _split(schema: RowSchema, request: WriteRequest, dim: int) -> tuple[Tensor, Tensor]:
+def _split(schema: RowSchema, request: WriteRequest, dim: int, history: RowHistory) -> tuple[Tensor, Tensor]:
     """Weights and optimizer state of stored records."""
     records = torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype_of(request.table)])
+    if history.decaying:
+        records = records.clone()  # files are mapped
+        history.catch_up(request.table, records)
     return split_record(records, schema, dim, schema.tables[request.table].optimizer)
 
 
@@ -286,7 +306,7 @@ def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Ten
     dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
-        for name, is_scalar in ROW_STATES[schema.optimizer_of(table)]
+        for name, is_scalar in ROW_STATES[base_optimizer(schema.optimizer_of(table))[0]]
     }
 
 

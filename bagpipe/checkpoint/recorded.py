@@ -62,8 +62,8 @@ class RecordedRun(Protocol):
         """Counters of the completed batches, for `Part.progress`."""
         ...
 
-    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
-        """Additional tensors of a dense chunk (weight averages)."""
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        """Additional tensors of a dense chunk before a batch (weight averages)."""
         ...
 
 
@@ -82,5 +82,5 @@ class NoRun:
     def counters(self) -> Mapping[str, Any]:
         return {}
 
-    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         return {}

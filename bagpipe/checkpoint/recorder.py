@@ -224,7 +224,7 @@ class Recorder:
                 *(() if chunk.optimizer is None else (chunk.optimizer,)),
                 only=chunk.tensors,
                 rng=None if pending.dense else random_state(cache.device),
-                parts=self._run.tensors(name),
+                parts=self._run.tensors(name, pending.step),
             )
             self._complete(pending, f"dense {name}")
             hit("after-dense-copy")

@@ -139,6 +139,21 @@ def _ftrl_problem(config: Config) -> str | None:
     )
 
 
+def _row_decay_problem(config: Config) -> str | None:
+    optim = config.optim
+    if not optim.rows_weight_decay:
+        return None
+    shown = f"{optim.rows_weight_decay:g}"
+    if "ftrl" in optim.row_optimizers:
+        return f"{shown} is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2"
+    if config.pipeline.is_staged:
+        return f"{shown} is not possible with stages or micro-batches, got pipeline.schedule {config.pipeline.schedule}"
+    dtype = config.run.dtype if config.cache.dtype == "run" else config.cache.dtype
+    if dtype not in ("float32", "float64"):
+        return f"{shown} needs rows of float32 or float64, got cache.dtype {dtype}"
+    return None
+
+
 def _average_problem(config: Config) -> str | None:
     if not config.optim.ema_evaluate or config.optim.ema_decay:
         return None
@@ -187,6 +202,7 @@ def _clip_value_problem(config: Config) -> str | None:
 OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.rows_by_table": _rows_by_table_problem,
     "optim.rows_lr_by_table": _rows_lr_by_table_problem,
+    "optim.rows_weight_decay": _row_decay_problem,
     "optim.rows_momentum": _row_problem("rows_momentum", "momentum"),
     **{f"optim.{name}": _row_problem(name, "ftrl") for name in ("ftrl_beta", "ftrl_l1", "ftrl_l2")},
     "optim.rows": _ftrl_problem,

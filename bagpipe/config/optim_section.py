@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
-from bagpipe.types.schema import FROZEN, RowOptimizer
+from bagpipe.types.schema import FROZEN
 
-__all__ = ["ROW_CHOICES", "ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit", "pairs"]
+__all__ = ["ROW_CHOICES", "ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit", "RowChoice", "pairs"]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial", "plateau"]
 ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
+RowChoice = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 #: Row optimizers that a table can have.
-ROW_CHOICES: tuple[str, ...] = (*get_args(RowOptimizer), FROZEN)
+ROW_CHOICES: tuple[str, ...] = (*get_args(RowChoice), FROZEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class OptimConfig:
         rows_lr: its learning rate; of ftrl: its alpha.
         rows_by_table: row optimizers of single tables, TABLE=OPTIMIZER; frozen: the rows of the table do not change.
         rows_lr_by_table: learning rates of the rows of single tables, TABLE=RATE.
+        rows_weight_decay: decoupled decay of all rows at every step, used or not; not of ftrl.
         rows_momentum: of the row optimizer momentum.
         ftrl_beta: of the row optimizer ftrl.
         ftrl_l1: strength of its L1 penalty.
@@ -66,10 +68,11 @@ class OptimConfig:
         ema_evaluate: evaluate with the averaged weights; needs ema_decay.
     """
 
-    rows: RowOptimizer = "adagrad"
+    rows: RowChoice = "adagrad"
     rows_lr: Annotated[float, ABOVE_0] = 0.02
     rows_by_table: tuple[str, ...] = ()  # the values of both are rules
     rows_lr_by_table: tuple[str, ...] = ()
+    rows_weight_decay: Annotated[float, at_least(0)] = 0.0
     rows_momentum: Annotated[float, BELOW_1] = 0.9
     ftrl_beta: Annotated[float, at_least(0)] = 1.0  # that of McMahan et al., KDD 2013
     ftrl_l1: Annotated[float, at_least(0)] = 0.0

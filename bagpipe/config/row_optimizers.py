@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bagpipe.config.optim_section import OptimConfig, pairs
-from bagpipe.optim import OTHERS, SGD, Adagrad, Adam, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
+from bagpipe.optim import OTHERS, SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
 
 __all__ = ["ROW_OPTIMIZERS", "row_optimizers"]
 
 #: Row optimizer -> its constructor with a learning rate.
 ROW_OPTIMIZERS: Mapping[str, Callable[[float, OptimConfig], RowOptimizer]] = {
-    "sgd": lambda lr, config: SGD(lr),
-    "momentum": lambda lr, config: Momentum(lr, momentum=config.rows_momentum),
-    "adagrad": lambda lr, config: Adagrad(lr, eps=config.eps),
-    "rowwise_adagrad": lambda lr, config: RowWiseAdagrad(lr, eps=config.eps),
-    "adam": lambda lr, config: Adam(lr, eps=config.eps),
+    "sgd": lambda lr, config: SGD(lr, weight_decay=config.rows_weight_decay),
+    "momentum": lambda lr, config: Momentum(lr, momentum=config.rows_momentum, weight_decay=config.rows_weight_decay),
+    "adagrad": lambda lr, config: Adagrad(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
+    "rowwise_adagrad": lambda lr, config: RowWiseAdagrad(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
+    "adam": lambda lr, config: Adam(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
+    "adamw": lambda lr, config: AdamW(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
     "ftrl": lambda lr, config: Ftrl(lr, beta=config.ftrl_beta, l1=config.ftrl_l1, l2=config.ftrl_l2),
     "frozen": lambda lr, config: Frozen(),
 }

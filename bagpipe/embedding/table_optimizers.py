@@ -38,7 +38,7 @@ class TableOptimizers:
     def name(self, table: str) -> str | None:
         """Name of the table's optimizer for `RowTable.optimizer`; None: the row schema's."""
         optimizer = self.by_table.get(table)
-        return None if optimizer is None or optimizer.name == self.shared else optimizer.name
+        return None if optimizer is None or optimizer.record == self.shared else optimizer.record
 
     def named(self, tables: Iterable[RowTable]) -> tuple[RowTable, ...]:
         """The tables with the names of their optimizers."""

@@ -60,6 +60,7 @@ def evaluation_run(
         stack.enter_context(_unchanged(model))
         stack.enter_context(buffers_of_rank_0(model, job.replicas))
         cache = job.job.new_cache() if cache is None else cache
+        cache.history = job.engine.cache.history
         stack.enter_context(_bound(job.job.bind, cache, job.engine.cache))
         training = job.engine
         engine = Engine(

@@ -14,6 +14,7 @@ from functools import partial
 
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.errors import InputError
 from bagpipe.jobs.arithmetic import arithmetic_of, unlike_ranks
 from bagpipe.jobs.checkpoints import Checkpoints
 from bagpipe.jobs.job import Job
@@ -23,6 +24,7 @@ from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.engine import Engine
 from bagpipe.training.part import LoopPart
+from bagpipe.training.row_decay import with_decay
 
 __all__ = ["OpenJob", "open_job"]
 
@@ -96,6 +98,11 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
     cache = job.new_cache()
     job.bind(cache)
     made = job.make_dense(cache, ranks, stack)
+    parts = with_decay(made.parts, cache, job.layout)
+    if cache.history.decaying and store_config.existing == "rows-only":
+        raise InputError(
+            "rows that decay need store.existing refuse or reset: rows of another job are at its steps, got rows-only"
+        )
     facts = _facts(job, ranks)
     checkpoints = stack.enter_context(
         Checkpoints(
@@ -108,7 +115,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
             read_ahead=job.engine.read_ahead,
             timeout_s=job.peer_timeout_s,
             dense=made.dense,
-            parts=made.parts,
+            parts=parts,
             clears_refused=job.clears_refused,
         )
     )
@@ -128,7 +135,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
         known=checkpoints.known,
         wake=job.wake,
         earlier=checkpoints.earlier,
-        parts=made.parts,
+        parts=parts,
     )
     ranks.listen(engine.abort)
     return OpenJob(
@@ -139,7 +146,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
         engine=engine,
         replicas=made.replicas,
         held=made.held,
-        parts=made.parts,
+        parts=parts,
         claim=claim,
     )
 

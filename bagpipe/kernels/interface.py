@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
+from bagpipe.kernels.row_decay import Missed
 from bagpipe.kernels.segment_sum import SegmentSum
 
 __all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowSteps", "RowView"]
@@ -25,6 +26,8 @@ class RowStep:
         step: number of batches trained, this one included (for Adam's bias correction).
         momentum: of momentum: factor of the velocity.
         beta, l1, l2: of FTRL; its alpha is the learning rate.
+        weight_decay: decoupled decay of the rows.
+        missed: decay that the rows have missed; None: the rows do not decay.
     """
 
     lr: float
@@ -34,6 +37,8 @@ class RowStep:
     beta: float = 0.0
     l1: float = 0.0
     l2: float = 0.0
+    weight_decay: float = 0.0
+    missed: Missed | None = None
 
 
 #: Hyperparameters of a batch's steps: the same for all table groups, or one per group of the layout.

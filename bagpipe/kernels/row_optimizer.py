@@ -21,10 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bagpipe.errors import JobError
 from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.row_decay import decay_factor, row_steps, set_row_steps
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH
 
-__all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer", "adam_rate"]
+__all__ = ["ADAM_BETAS", "ROW_OPTIMIZERS", "RowOptimizer", "adam_rate", "decay_rows"]
 
 #: torch's defaults for Adam and SparseAdam.
 ADAM_BETAS = (0.9, 0.999)
@@ -102,6 +104,22 @@ def _ftrl(rows: Tensor, grad: Tensor, step: RowStep) -> None:
     # Not 0 where it is used: z differs from 0 only after a gradient.
     moved = torch.div(shrunk, divisor, out=before).copysign_(z).neg_()
     weights.copy_(torch.where(shrunk > 0, moved, torch.zeros_like(moved)))
+
+
+def decay_rows(rows: Tensor, dim: int, step: RowStep) -> None:
+    """Decay rows that are about to be updated, in place: the steps they missed, then this one.
+
+    Args:
+        rows: ``[n, dim + state]``, contiguous. The last number of state is the step they are at.
+        dim: weights per row.
+        step: of the update.
+    """
+    if step.missed is None:
+        raise JobError("expected the decay that the rows have missed, got none")
+    weights, last = rows[:, :dim], rows.shape[1] - 1
+    step.missed.apply(weights, row_steps(rows, last).long())
+    weights.mul_(decay_factor(step.lr, step.weight_decay))
+    set_row_steps(rows, last, step.missed.until + 1)
 
 
 def adam_rate(lr: float, step: int) -> float:

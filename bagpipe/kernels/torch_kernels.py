@@ -11,10 +11,10 @@ from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import InitialWeights
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.row_format import open_row_formats
-from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
+from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS, decay_rows
 from bagpipe.kernels.segment_sum import MAX_TERMS
 from bagpipe.kernels.torch_sums import sum_segments, total_gradient
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["TorchKernels", "gather", "require_gradients", "scatter"]
 
@@ -69,7 +69,8 @@ class TorchKernels:
         dim = require_gradients(gradients).vectors.shape[1]
         row_format = self._formats[records.dtype]
         width = row_format.width(dim, optimizer)
-        apply = ROW_OPTIMIZERS[optimizer or self._schema.optimizer].apply
+        name, decays = base_optimizer(optimizer or self._schema.optimizer)
+        apply = ROW_OPTIMIZERS[name].apply
         num_rows = len(slot_index)
         in_chunks = self._device.type == "cpu" and all(
             contribution.segment_sum.long is None for contribution in gradients
@@ -80,7 +81,9 @@ class TorchKernels:
             index = slot_index[first:end]
             rows = gather(records, index, width)
             values = row_format.unpack(rows, dim, optimizer)
-            apply(values, total_gradient(gradients, first, end), step)
+            if decays:
+                decay_rows(values, dim, step)
+            apply(values[:, :-1] if decays else values, total_gradient(gradients, first, end), step)
             part = None if names is None else names.part(first, end)
             row_format.pack(values, rows, dim, part, step.step, optimizer)
             scatter(records, index, rows)

@@ -34,12 +34,12 @@ from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights, step_key
 from bagpipe.kernels.interface import Bags, Gradients, RowNames, RowStep, RowView
 from bagpipe.kernels.rounding import StochasticRounding
 from bagpipe.kernels.row_format import row_type_of
-from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate
+from bagpipe.kernels.row_optimizer import ADAM_BETAS, adam_rate, decay_rows
 from bagpipe.kernels.segment_sum import MAX_TERMS
-from bagpipe.kernels.torch_kernels import require_gradients
+from bagpipe.kernels.torch_kernels import gather, require_gradients, scatter
 from bagpipe.kernels.torch_sums import add_in_order
 from bagpipe.kernels.triton_tiles import Tile, choose_tile
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, base_optimizer
 
 __all__ = ["Launch", "TritonKernels"]
 
@@ -182,14 +182,19 @@ class TritonKernels:
         rounds = self.needs_names and row_type_of(records.dtype).is_half
         if rounds and names is None:
             raise JobError("stochastic rounding needs the names of the rows, got none")
+        name, decays = base_optimizer(optimizer or self._schema.optimizer)
+        dim = contribution.vectors.shape[1]
+        if decays:
+            width = dim + OPTIMIZER_STATE_WIDTH[optimizer or self._schema.optimizer](dim)
+            rows = gather(records, slot_index, width)
+            decay_rows(rows, dim, step)
+            scatter(records, slot_index, rows)
         if len(gradients) == 1:
             parts = self._ranges(contribution)
         else:
             parts = [_Ranges(vectors=self.sum(gradients), num_rows=len(slot_index))]
         for ranges in parts:
-            self._update_ranges(
-                records, slot_index, ranges, step, names if rounds else None, optimizer or self._schema.optimizer
-            )
+            self._update_ranges(records, slot_index, ranges, step, names if rounds else None, name)
 
     def initialise(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, combine, load
 from bagpipe.checkpoint.folder import Checkpoint
@@ -18,7 +19,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import split_record
 from bagpipe.start_from.source import Counts, Extent, RowChunk, SourceTable
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["CheckpointSource"]
 
@@ -51,8 +52,11 @@ class CheckpointSource:
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
         hashed = _hashed_rows(manifest.settings)
+        history = RowHistory(schema, torch.device("cpu"))
+        if history.decaying:
+            history.load(self.dense(0, frozenset()).of_part(history.name))
         self.tables: Mapping[str, SourceTable] = {
-            table.name: _CheckpointTable(rows, schema, number, hashed.get(table.name))
+            table.name: _CheckpointTable(rows, schema, number, hashed.get(table.name), history)
             for number, table in enumerate(schema.tables)
         }
         before, progress = manifest.origin, manifest.parts[0].progress
@@ -82,10 +86,13 @@ class CheckpointSource:
 class _CheckpointTable:
     """See `SourceTable`."""
 
-    def __init__(self, rows: CheckpointRows, schema: RowSchema, number: int, hashed_rows: int | None) -> None:
+    def __init__(
+        self, rows: CheckpointRows, schema: RowSchema, number: int, hashed_rows: int | None, history: RowHistory
+    ) -> None:
         self.dim = schema.tables[number].dim
         self.dtype = schema.dtype_of(number)
-        self.optimizer = schema.optimizer_of(number)
+        self.optimizer, self._decays = base_optimizer(schema.optimizer_of(number))
+        self._history = history
         self.hashed_rows = hashed_rows
         self._rows = rows
         self._schema = schema
@@ -98,6 +105,10 @@ class _CheckpointTable:
         dtype = TORCH_DTYPE[self.dtype]
         for request in self._rows.rows(self._number):
             records = torch.from_numpy(request.rows).view(dtype)
+            if self._decays:
+                records = records.clone()  # files are mapped
+                self._history.catch_up(self._number, records)
+                records = records[:, :-1].contiguous()
             weights, state = split_record(records, self._schema, self.dim, self.optimizer)
             yield RowChunk(ids=request.ids, weights=weights, state=state)
 

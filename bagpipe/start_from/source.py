@@ -53,7 +53,7 @@ class SourceTable(Protocol):
     Attributes:
         dim: weights per row.
         dtype: of the weights.
-        optimizer: row optimizer whose state the rows have; empty: they have none.
+        optimizer: row optimizer whose state the rows have, without decay; empty: they have none.
         hashed_rows: ids are hashed into so many rows; None: they are not, or it is not known.
     """
 

@@ -24,7 +24,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import host_words, split_record
 from bagpipe.start_from.source import RowChunk, SourceTable
 from bagpipe.start_from.takings import Fate, Taking, matches
-from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, base_optimizer
 
 __all__ = ["TablePlan", "match_tables", "write_rows"]
 
@@ -63,7 +63,7 @@ def match_tables(
     for number, table in enumerate(schema.tables):
         source = tables.get(table.name)
         label = f"rows.{table.name}"
-        optimizer = schema.optimizer_of(number)
+        optimizer, _ = base_optimizer(schema.optimizer_of(number))
         has_state = bool(OPTIMIZER_STATE_WIDTH[optimizer](1))
         if source is None or matches(label, without):
             why = "not there" if source is None else "left out (checkpoint.start_without)"
@@ -125,7 +125,7 @@ def _converted(plan: TablePlan, schema: RowSchema) -> Iterator[tuple[NDArray[np.
         if not ROW_TYPES[plan.source.dtype].word_bytes <= ROW_TYPES[schema.dtype_of(plan.number)].word_bytes:
             _check_range(chunk, weights, table.name)
         if plan.takes_state and chunk.state is not None:
-            state.copy_(chunk.state)
+            state[:, : chunk.state.shape[1]].copy_(chunk.state)  # rows that decay begin at step 0
         yield chunk.ids, host_words(records)
 
 

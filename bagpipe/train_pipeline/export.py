@@ -71,7 +71,7 @@ def _write(job: OpenJob, model: ModelParts, folder: Path, file_format: str, max_
     check_size(rows, tables, max_bytes)
     trained = model.converted.model
     add_dense(capture(job.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), found)
-    add_rows(rows, tables, found)
+    add_rows(rows, tables, found, job.engine.cache.history)
     write(found, folder, file_format, metadata={"step": str(step)})
 
 

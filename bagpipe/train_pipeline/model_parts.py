@@ -139,7 +139,7 @@ def model_parts(
         scaler=scaler,
         device=device,
         facts={
-            "rows": {name: optimizer.name for name, optimizer in zip(names, converted.optimizers, strict=True)},
+            "rows": {name: optimizer.record for name, optimizer in zip(names, converted.optimizers, strict=True)},
             "optimizer": type(made).__name__,
             "features": [feature.name for feature in schema.features],
             "seed": options.seed,

@@ -277,7 +277,7 @@ class TrainPipeline(RowLoading):
         if table not in self._table_names:
             raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
         number = self._table_names.index(table)
-        return TableRows(self._session.opened().job.store, number, before=lambda: self._session.flush("rows"))
+        return TableRows(self._session.opened().job, number, before=lambda: self._session.flush("rows"))
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """Copies of the model's weights and buffers by its own names, on its device, without embedding weights.

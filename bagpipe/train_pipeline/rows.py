@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from bagpipe.jobs.open_job import OpenJob
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
-from bagpipe.store.interface import Store
 from bagpipe.train_pipeline.error_texts import speaks_arguments
 
 __all__ = ["TableRows"]
@@ -28,13 +28,14 @@ class TableRows:
     """Rows of one table, as of the last trained batch. Reads go to the store.
 
     Args:
-        store: open store.
+        job: has the store, and knows what rows have to catch up with.
         table: number of the table.
         before: called before each access; makes the store current.
     """
 
-    def __init__(self, store: Store, table: int, *, before: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, job: OpenJob, table: int, *, before: Callable[[], None]) -> None:
+        self._store = store = job.store
+        self._history = job.engine.cache.history
         self._number = table
         self._before = before
         self._table = store.schema.tables[table]
@@ -91,10 +92,12 @@ class TableRows:
         for start in range(0, len(unique), _CHUNK_ROWS):
             part = unique[start : start + _CHUNK_ROWS]
             found = self._store.read(self._number, part.numpy())
-            out[start : start + len(part)] = torch.from_numpy(found.rows).view(out.dtype)[:, : self.dim]
+            records = torch.from_numpy(found.rows).view(out.dtype)
             new = torch.from_numpy(~found.found)
             if bool(new.any()):
                 fresh = torch.empty(int(new.sum()), self.dim, dtype=out.dtype)
                 initial.fill_(fresh, torch.full((len(fresh),), self._number), part[new])
-                out[start : start + len(part)][new] = fresh
+                records[new, : self.dim] = fresh  # their state is zero
+            self._history.catch_up(self._number, records)
+            out[start : start + len(part)] = records[:, : self.dim]
         return out[inverse]

@@ -10,7 +10,8 @@
     accumulated_dense   the same, for several micro-batches a step                     lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
-    nonfinite, row_clip, learning_rates, weight_average, checkpointing, totals: work before and after others' actions
+    nonfinite, row_clip, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
+                    actions
     plateau: a factor of learning rates that follows evaluations
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the

@@ -39,6 +39,7 @@ from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import EarlierSteps, LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import RunResult
 from bagpipe.training.reading import PrepareInputs, Reading
+from bagpipe.training.row_decay import with_decay
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows, RowStepsOfBatch
 from bagpipe.training.stepped_evaluation import Outputs
@@ -125,7 +126,7 @@ class Engine:
         self.peers = peers
         self._wake = wake
         self.recorder = recorder
-        self.parts = tuple(parts)
+        self.parts = with_decay(parts, cache, layout)
         self._claim = store.claim if claim is None else claim
         self._known: list[KnownRows] = []
         if known is not None:

@@ -122,9 +122,11 @@ class LoopRun:
         """The counters of all parts."""
         return {name: value for part in self.parts for name, value in part.counters().items()}
 
-    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
-        """The tensors that parts keep beside a chunk of the dense part, by ``part.name``."""
-        return {f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk).items()}
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        """The tensors that parts keep beside a chunk of the dense part before batch `step`, by ``part.name``."""
+        return {
+            f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk, step).items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +198,8 @@ class LoopPart:
         """Numbers of the batches done, JSON-able, that a checkpoint keeps: `LoopRun.carried` of a resumed job."""
         return {}
 
-    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
-        """Tensors that a checkpoint keeps beside a chunk of the dense part (`DensePart.chunks`), by name."""
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        """Tensors that a checkpoint before batch `step` keeps beside a chunk (`DensePart.chunks`), by name."""
         return {}
 
     def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:

@@ -86,12 +86,12 @@ class ExchangedRows(EvaluationExchange):
         self._plan_is_exact = is_remembered and not guard.skips
 
     def declare(self, loop: LoopBuilder) -> None:
-        declare_exchange(loop, skips=self._guard.skips)
+        declare_exchange(loop, skips=self._guard.skips, decays=bool(self._cache.history.decaying))
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
-            "X_PREPULL": lambda b: self._exchange.prepull(self._run.in_flight[b].context),
-            "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context),
+            "X_PREPULL": lambda b: self._exchange.prepull(self._run.in_flight[b].context, b),
+            "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context, b),
             "X_PUSH": self.push,
             "X_UPDATE": self.update,
             "X_PUSH_LATE": self.push_late,

@@ -252,9 +252,11 @@ class LocalRows(LoopPart):
 
     def _begin(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
-        groups = self._cache.begin(batch.context)
-        if self._row_steps is not None:
-            batch.groups, batch.row_steps = groups, self._row_steps(b)
+        if self._row_steps is None:
+            self._cache.begin(batch.context)
+        else:
+            batch.groups = self._cache.begin(batch.context, step=b)
+            batch.row_steps = self._row_steps(b)
 
 
 def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:

@@ -54,7 +54,7 @@ class WeightAverage(LoopPart):
     def start(self, run: LoopRun) -> None:
         self._run = run
 
-    def tensors(self, chunk: str) -> Mapping[str, Tensor]:
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         return {name: self.averages[name] for name, _ in self._dense.chunks[chunk].parameters}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

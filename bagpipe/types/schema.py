@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from bagpipe.errors import InputError
 
 __all__ = [
+    "DECAYED",
     "FROZEN",
     "OPTIMIZER_STATE_WIDTH",
     "ROUNDINGS",
@@ -30,6 +31,7 @@ __all__ = [
     "RowTable",
     "RowType",
     "Table",
+    "base_optimizer",
 ]
 
 Pooling = Literal["sum", "mean", "none"]
@@ -41,8 +43,10 @@ Rounding = Literal["nearest", "stochastic"]
 #: Optimizer of a table whose rows are read and never updated. Only tables have it (`RowTable.optimizer`).
 FROZEN = "frozen"
 
-#: Optimizer-state elements stored beside the `dim` weights of one row.
-OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
+#: Ending of the names of row optimizers whose rows decay. Their last number of state is the step that the row is at.
+DECAYED = "_decayed"
+
+_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "sgd": lambda dim: 0,
     "momentum": lambda dim: dim,  # velocity, per element
     "adagrad": lambda dim: dim,  # sum of squared gradients, per element
@@ -51,6 +55,22 @@ OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "ftrl": lambda dim: 2 * dim,  # z, and the sum of squared gradients, per element
     FROZEN: lambda dim: 0,
 }
+
+
+def _and_step(width: Callable[[int], int]) -> Callable[[int], int]:
+    return lambda dim: width(dim) + 1
+
+
+#: Optimizer-state elements stored beside the `dim` weights of one row.
+OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
+    **_STATE_WIDTH,
+    **{f"{name}{DECAYED}": _and_step(width) for name, width in _STATE_WIDTH.items() if name != FROZEN},
+}
+
+
+def base_optimizer(name: str) -> tuple[str, bool]:
+    """The optimizer without decay, and whether its rows decay."""
+    return name.removesuffix(DECAYED), name.endswith(DECAYED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +297,7 @@ class RowSchema:
 
     def __post_init__(self) -> None:
         known = get_args(RowOptimizer)
-        if self.optimizer not in known:
+        if base_optimizer(self.optimizer)[0] not in known:
             raise InputError(f"optim.rows must be one of {', '.join(known)}, got {self.optimizer!r}")
         if self.dtype not in ROW_TYPES:
             raise InputError(f"row dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
@@ -288,6 +308,11 @@ class RowSchema:
                 raise InputError(
                     f"table {table.name!r} has rows of {table.dtype}, other tables rows of {self.dtype}: expected "
                     "tables of float64 only, or of float32, float16 and bfloat16"
+                )
+        for number, table in enumerate(self.tables):
+            if base_optimizer(self.optimizer_of(number))[1] and self.row_type_of(number).is_half:
+                raise InputError(
+                    f"table {table.name!r} has rows of {self.dtype_of(number)} that decay: expected float32 or float64"
                 )
         if self.rounding != "nearest" and not self.has_half_rows:
             raise InputError(f"row rounding must be nearest with rows of {self.dtype}, got {self.rounding!r}")

@@ -57,7 +57,7 @@ class LogTables:
             for collection in collections
             for table in collection.tables
         }
-        shared, kinds = shared_optimizer([*updates.values()]), {name: each.name for name, each in updates.items()}
+        shared, kinds = shared_optimizer([*updates.values()]), {name: each.record for name, each in updates.items()}
         groups: dict[tuple[int, bool, int, str], list[Table]] = {}
         for number, collection in enumerate(collections):
             for table in collection.tables:

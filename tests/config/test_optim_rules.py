@@ -26,6 +26,7 @@ def optim(**values: Any) -> Config:
         {"schedule": "step", "schedule_milestones": (3, 3, 9)},
         {"rows_schedule": "exponential", "schedule_every": 100, "rows_warmup_steps": 5, "warmup_start": 0.5},
         {"schedule": "cosine", "schedule_length": 9, "rows_schedule": "polynomial", "schedule_power": 2.0},
+        {"rows": "adamw", "rows_weight_decay": 0.1, "rows_by_table": ("a=frozen", "b=sgd")},
         {"rows": "ftrl", "ftrl_l1": 0.1, "schedule": "cosine", "schedule_length": 9, "rows_schedule": "constant"},
         {"rows_by_table": ("a=momentum", "b=frozen"), "rows_momentum": 0.5, "rows_lr_by_table": ("a=0.1", "c=1e-3")},
     ],
@@ -101,7 +102,7 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         (
             {"rows_by_table": ("user=lamb",)},
             "optim.rows_by_table must be TABLE=OPTIMIZER, the optimizer one of sgd, momentum, adagrad, "
-            "rowwise_adagrad, adam, ftrl, frozen, got 'user=lamb'",
+            "rowwise_adagrad, adam, adamw, ftrl, frozen, got 'user=lamb'",
         ),
         (
             {"rows_lr_by_table": ("user=-1",)},
@@ -111,6 +112,10 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         (
             {"rows_by_table": ("a=frozen",), "rows_lr_by_table": ("a=1",)},
             "optim.rows_lr_by_table gives a rate to table 'a', which optim.rows_by_table freezes",
+        ),
+        (
+            {"rows_weight_decay": 0.1, "rows": "ftrl"},
+            "optim.rows_weight_decay 0.1 is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2",
         ),
         ({"rows_momentum": 0.5}, "optim.rows_momentum 0.5 needs optim.rows momentum, got adagrad"),
         ({"ftrl_l1": 0.5, "rows": "adam"}, "optim.ftrl_l1 0.5 needs optim.rows ftrl, got adam"),

@@ -14,8 +14,10 @@ from bagpipe.types.schema import RowOptimizer
 
 @pytest.mark.parametrize("name", ROW_CHOICES)
 def test_a_name_is_that_of_its_optimizer(name: str) -> None:
-    assert ROW_OPTIMIZERS[name](0.5, OptimConfig()).name == name
+    assert ROW_OPTIMIZERS[name](0.5, OptimConfig()).record == {"adamw": "adam"}.get(name, name)
     assert set(get_args(RowOptimizer)) < set(ROW_CHOICES) == set(ROW_OPTIMIZERS)
+    decaying = ROW_OPTIMIZERS[name](0.5, OptimConfig(rows_weight_decay=0.25))
+    assert decaying.numbers.get("weight_decay") == (None if name in ("ftrl", "frozen") else 0.25)
 
 
 def test_tables_have_their_own_optimizer_and_rate() -> None:

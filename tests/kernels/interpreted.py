@@ -16,7 +16,7 @@ import torch
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.triton_kernels import TritonKernels
 from bagpipe.kernels.triton_tiles import Tile, choose_tile
-from bagpipe.optim import SGD, Frozen, RowWiseAdagrad
+from bagpipe.optim import SGD, Frozen, Momentum, RowWiseAdagrad
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, Table
@@ -100,7 +100,7 @@ def test_a_job_ends_with_the_bits_of_torch_s_kernels() -> None:
 def test_tables_of_several_optimizers_end_with_the_bits_of_direct_ones() -> None:
     rows = {"a": RowWiseAdagrad(0.1), "b": Frozen()}
     assert train("triton", hot=False, optimizers=rows) == train("triton", hot=False, optimizers=rows, cache_rows=0)
-    rates = {"a": SGD(0.1), "b": SGD(lambda step: 0.1 / (1 + step))}  # no square root
+    rates = {"a": Momentum(0.1, weight_decay=0.5), "b": SGD(lambda step: 0.1 / (1 + step))}  # no square root
     assert train("triton", hot=False, optimizers=rates) == train("torch", hot=False, optimizers=rates)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
-from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH
+from bagpipe.types.schema import DECAYED, FROZEN, OPTIMIZER_STATE_WIDTH, base_optimizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -82,7 +82,10 @@ def test_state_widths_are_the_schema_s() -> None:
         "adam": 16,
         "ftrl": 16,
     }
-    assert set(ROW_OPTIMIZERS) == set(OPTIMIZER_STATE_WIDTH) - {FROZEN} == set(REFERENCES)
+    plain = {name for name in OPTIMIZER_STATE_WIDTH if not base_optimizer(name)[1]}
+    assert set(ROW_OPTIMIZERS) == plain - {FROZEN} == set(REFERENCES)
+    widths = [OPTIMIZER_STATE_WIDTH[f"{name}{DECAYED}"](8) for name in ROW_OPTIMIZERS]
+    assert widths == [optimizer.state_width(8) + 1 for optimizer in ROW_OPTIMIZERS.values()]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 3e-6)])

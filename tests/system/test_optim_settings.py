@@ -344,6 +344,15 @@ RESUMED = {
     "focal": ["--model.loss=focal", "--model.label_smoothing=0.1"],
     "norm": ["--optim.clip_norm=0.05", "--optim.clip_scope=all"],
     "lamb": ["--optim.dense=lamb", "--optim.weight_decay=0.1"],
+    "momentum and decay of rows": [
+        "--optim.rows=momentum",
+        "--optim.rows_by_table=C1=adamw,C2=frozen",
+        "--optim.rows_lr_by_table=C1=0.1",
+        "--optim.rows_weight_decay=0.5",
+        "--optim.schedule=cosine",
+        "--optim.schedule_length=20",
+        "--data.eval_fraction=0.1",
+    ],
     "schedule": ["--optim.schedule=cosine", "--optim.schedule_length=20", "--optim.warmup_steps=7"],
 }
 

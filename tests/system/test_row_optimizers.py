@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.optim import SGD, Adagrad, Adam, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
+from bagpipe.optim import SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
@@ -37,6 +37,15 @@ row_optimizers = st.one_of(
     st.builds(Momentum, rates, momentum=st.sampled_from([0.0, 0.9])),
     st.builds(Ftrl, st.sampled_from([0.05, 0.5]), l1=st.sampled_from([0.0, 0.01]), l2=st.sampled_from([0.0, 0.1])),
 )
+decays = st.sampled_from([0.5, 2.0])
+decaying = st.one_of(
+    st.builds(SGD, rates, weight_decay=decays),
+    st.builds(Adagrad, rates, eps=epsilons, weight_decay=decays),
+    st.builds(RowWiseAdagrad, rates, eps=epsilons, weight_decay=decays),
+    st.builds(AdamW, rates, eps=epsilons, weight_decay=decays),
+    st.builds(Momentum, rates, weight_decay=decays),
+)
+with_decay = st.fixed_dictionaries(dict.fromkeys(NAMES, decaying | row_optimizers))
 by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, row_optimizers))
 
 
@@ -54,6 +63,25 @@ def test_a_job_equals_torch_s_optimizers(rows: dict[str, RowOptimizer], seed: in
             ends.add((job.digests(), logits.numpy().tobytes()))
             same_as(expected, job, logits)
     assert len(ends) == 1
+
+
+@settings(max_examples=6)
+@given(rows=with_decay, seed=st.integers(0, 1000))
+def test_rows_that_decay_when_they_are_used_equal_rows_that_decay_at_every_step(
+    rows: dict[str, RowOptimizer], seed: int
+) -> None:
+    """In training, where they are at rest, and in evaluation; cached and direct: the same bits."""
+    test_a_job_equals_torch_s_optimizers.hypothesis.inner_test(rows, seed)  # type: ignore[attr-defined]
+
+
+@settings(max_examples=3)
+@given(rows=with_decay, seed=st.integers(0, 1000))
+def test_two_ranks_with_rows_that_decay(rows: dict[str, RowOptimizer], seed: int) -> None:
+    """Equal to eager decay, and cached to direct."""
+    data = batches(seed)
+    expected = plain_loop(rows, data)
+    for cache_rows in (0, CACHE_ROWS):
+        train_ranks(rows, data, 2, check=lambda job: same_as(expected, job), cache_rows=cache_rows)
 
 
 @settings(max_examples=8)

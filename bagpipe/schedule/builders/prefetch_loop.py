@@ -106,12 +106,13 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False) -> None:
     loop.edge(Point.GRADIENTS, "X_UPDATE")
 
 
-def declare_exchange(loop: LoopBuilder, *, skips: bool = False) -> None:
+def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = False) -> None:
     """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
 
     Args:
         loop: the loop.
         skips: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
+        decays: rows are sent as they are after the decay of the batch before, whose rate is known at its lookup.
     """
     loop.lane("pull", "X_PREPULL", "X_PULL")
     loop.lane("push", "X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE")
@@ -132,6 +133,8 @@ def declare_exchange(loop: LoopBuilder, *, skips: bool = False) -> None:
     loop.edge("X_PUSH_LATE", "X_UPDATE_LATE")
     if skips:
         loop.edge(Point.STEP, "X_UPDATE_LATE")
+    if decays:
+        loop.edge(Point.LOOKUP, "X_PREPULL", delay=1)
     loop.provide(Point.ROWS_READY, "X_PULL")
     loop.provide(Point.UPDATE, "X_UPDATE", "X_UPDATE_LATE")
     loop.provide(Point.STORED, "X_ACK")

@@ -79,16 +79,24 @@ def _train(config: Config) -> Trained:
         loss_of=lambda logits, labels: loss.summed(logits, labels) / len(labels),
         before_steps=lambda tables, dense: _clip(optim, tables, dense),
         make_dense=lambda parameters: dense_optimizer(parameters, optim),
-        make_rows=None if optim.rows in _THEIRS else lambda tables: _rows_optimizer(tables, optim),
+        make_rows=None
+        if optim.rows in _THEIRS and not optim.rows_weight_decay
+        else lambda tables: _rows_optimizer(tables, optim),
         schedulers=[_scheduler(schedule, epochs) for schedule in (rows_rate_schedule(optim), rate_schedule(optim))],
     )
+
+
+def _rule(config: Config) -> str:
+    return "adam" if config.optim.rows == "adamw" else config.optim.rows
 
 
 def _rows_optimizer(tables: Sequence[Parameter], optim: OptimConfig) -> PlainRows:
     return PlainRows(
         tables,
-        name=optim.rows,
+        name="adam" if optim.rows == "adamw" else optim.rows,
         lr=optim.rows_lr,
+        decay=optim.rows_weight_decay,
+        decoupled=True,
         eps=optim.eps,
         momentum=optim.rows_momentum,
         beta=optim.ftrl_beta,
@@ -134,7 +142,7 @@ def _pairs(
             if f"{name}.{state}" in states and expected.shape == value.shape:
                 yield f"{name}.{state}", states[f"{name}.{state}"], expected
     for number, table in enumerate(trained.tables.tables):
-        yield from _rows(table, row_state(trained, config.optim.rows, number), config, weights, states)
+        yield from _rows(table, row_state(trained, _rule(config), number), config, weights, states)
 
 
 def _rows(
@@ -147,6 +155,6 @@ def _rows(
         stored = weights[f"{name.removesuffix('weight')}ids"]
         assert torch.equal(stored, ids), f"{name}: rows of the plain loop and of the checkpoint differ"
         place = torch.arange(len(ids))
-    parts = [weights[name], *(states[f"{name}.{state}"] for state in STATES[config.optim.rows])]
+    parts = [weights[name], *(states[f"{name}.{state}"] for state in STATES[_rule(config)])]
     found = torch.cat([part[place].reshape(len(ids), part.shape[1:].numel()) for part in parts], dim=1)
     yield name, found, records

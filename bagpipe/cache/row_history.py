@@ -1,0 +1,144 @@
+"""`RowHistory`: what the rows of each table have to catch up with, since batch 0. Empty if no rows decay.
+
+    training   settings of batch b ──note──> one `DecayTable` per table group     <──state, load──> checkpoint
+    reading    rows, step they are at ──catch_up──> weights as of now             evaluation, export, `TableRows`
+
+Records in caches, stores and checkpoints are as their last update left them, with the step of that update. A reader
+brings the weights up to the present, on a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bagpipe.cache.lookup_layout import LookupLayout
+from bagpipe.errors import InputError
+from bagpipe.kernels.interface import RowStep, RowSteps
+from bagpipe.kernels.row_decay import DecayTable, Missed, decay_factor, row_steps
+from bagpipe.types.schema import RowSchema, base_optimizer
+
+__all__ = ["RowHistory"]
+
+_TABLES = "tables"
+
+
+class RowHistory:
+    """History of the tables of one schema.
+
+    Args:
+        schema: of the rows.
+        device: device of the rows.
+
+    Attributes:
+        decaying: numbers of the tables whose rows decay.
+        num_steps: batches noted.
+    """
+
+    #: Names its tensors in checkpoints.
+    name = "decay"
+
+    def __init__(self, schema: RowSchema, device: torch.device) -> None:
+        numbers = range(len(schema.tables))
+        self.decaying = frozenset(number for number in numbers if base_optimizer(schema.optimizer_of(number))[1])
+        self.num_steps = 0
+        self._schema = schema
+        self._device = device
+        self._tables: dict[int, DecayTable] = {}
+
+    def begin(self, layout: LookupLayout, num_steps: int) -> None:
+        """Begin to note batches, with one table per table group.
+
+        Args:
+            layout: table groups.
+            num_steps: batches trained before; later ones are forgotten.
+
+        Raises:
+            InputError: fewer batches are known, or tables that are updated together had different rates.
+        """
+        if not self.decaying:
+            return
+        if self.num_steps < num_steps:
+            raise InputError(
+                f"rows decay: expected the rates of the {num_steps} batches before, the checkpoint has {self.num_steps}"
+            )
+        for group in layout.groups:
+            members = [number for number in range(group.first_table, group.end_table) if number in self.decaying]
+            before = [self._factors(number, num_steps) for number in members]
+            for number, factors in zip(members, before, strict=True):
+                if not np.array_equal(factors, before[0]):
+                    names = [self._schema.tables[each].name for each in (members[0], number)]
+                    raise InputError(f"tables {names} decayed at different rates before: expected different rates now")
+            if members:
+                self._tables.update(dict.fromkeys(members, DecayTable(self._device, before[0])))
+        self.num_steps = num_steps
+
+    def note(self, layout: LookupLayout, steps: RowSteps) -> None:
+        """Add the settings of the next batch, whose rows may be read from now on.
+
+        Raises:
+            InputError: a rate times a decay is not below 1.
+        """
+        for group in layout.groups:
+            if group.first_table in self.decaying:
+                step = steps if isinstance(steps, RowStep) else steps[group.index]
+                self._tables[group.first_table].append(decay_factor(step.lr, step.weight_decay))
+        self.num_steps += 1
+
+    def missed(self, table: int, until: int | None = None) -> Missed | None:
+        """What rows of a table catch up with before batch `until`; None: now. None: its rows do not decay."""
+        found = self._tables.get(table)
+        if found is None:
+            return None
+        return Missed(table=found, until=self.num_steps if until is None else until)
+
+    def catch_up(self, table: int, records: Tensor, until: int | None = None) -> None:
+        """Bring the weights of records ``[n, width]`` on the host up to now, in place; not the step they are at."""
+        missed = self.missed(table, until)
+        if missed is not None:
+            missed.apply(records[:, : self._schema.tables[table].dim], self.steps_of(table, records).long())
+
+    def steps_of(self, table: int, records: Tensor) -> Tensor:
+        """The steps that rows of a decaying table are at: a view ``[n]`` of records, as integers."""
+        return row_steps(records, self._schema.row_width(table) - 1)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state(self, num_steps: int) -> Mapping[str, Tensor]:
+        """Tensors that a checkpoint before batch `num_steps` keeps; none if no rows decay.
+
+        ``factors.<k>`` float64 ``[num_steps]``, and ``tables`` int64 ``[tables]``: k of each table, -1 for none.
+        """
+        if not self.decaying:
+            return {}
+        different: list[DecayTable] = []
+        numbers = []
+        for number in range(len(self._schema.tables)):
+            table = self._tables.get(number)
+            if table is not None and not any(table is each for each in different):
+                different.append(table)
+            numbers.append(-1 if table is None else [each is table for each in different].index(True))
+        found = {f"factors.{k}": torch.from_numpy(table.factors(num_steps)) for k, table in enumerate(different)}
+        return {**found, _TABLES: torch.tensor(numbers, dtype=torch.int64)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back the tensors of `state`; none: of a job that begins.
+
+        Raises:
+            InputError: they are of other tables.
+        """
+        if not tensors:
+            return
+        numbers: Sequence[int] = tensors[_TABLES].tolist() if _TABLES in tensors else []
+        if {number for number, k in enumerate(numbers) if k >= 0} != self.decaying:
+            raise InputError("the checkpoint's rows decay in other tables than this job's")
+        found = [DecayTable(self._device, tensors[f"factors.{k}"].numpy()) for k in range(max(numbers, default=-1) + 1)]
+        self._tables = {number: found[k] for number, k in enumerate(numbers) if k >= 0}
+        self.num_steps = len(found[0]) if found else 0
+
+    def _factors(self, table: int, num_steps: int) -> np.typing.NDArray[np.float64]:
+        found = self._tables.get(table)
+        return np.empty(0) if found is None else found.factors(num_steps)
