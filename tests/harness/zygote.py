@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -194,5 +195,5 @@ def _run(request: Mapping[str, Any], zygote: int) -> NoReturn:
     if _CRASH_POINTS in sys.modules:  # read once from the environment
         importlib.reload(sys.modules[_CRASH_POINTS])
     sys.argv = [request["module"], *request["arguments"]]
-    importlib.import_module(request["module"]).main()
-    sys.exit(0)
+    main = importlib.import_module(request["module"]).main
+    sys.exit(main(request["arguments"]) if inspect.signature(main).parameters else main())
