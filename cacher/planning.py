@@ -24,7 +24,7 @@ from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
-from data.formats import open_eval_source, open_source
+from data.formats import check_test_source, open_eval_source, open_source
 from data.loader import LookaheadLoader, open_loader
 from data.source import Source
 
@@ -231,6 +231,7 @@ class PlannedData:
         self._seed = seed
         source = open_source(config, seed)
         held_out = open_eval_source(config, source, seed)
+        check_test_source(config, source, seed)
         files = [*source.files, *filter(None, [config.schema]), *(held_out.files if held_out is not None else ())]
         self.identity = identity_of(files, source.layout, full=config.identity == "full")
         self._sources: Mapping[Phase, Source] = {"train": source, "eval": held_out or source}

@@ -16,7 +16,7 @@ from bagpipe.types.schema import DataSchema
 from bagpipe.util.programs import command_of
 from data.source import Source, check_bad_rows
 
-__all__ = ["FORMATS", "open_eval_source", "open_source"]
+__all__ = ["FORMATS", "check_test_source", "open_eval_source", "open_source"]
 
 
 def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tuple[DataSchema, Mapping[str, Any]]:
@@ -172,15 +172,30 @@ def open_eval_source(config: DataConfig, source: Source, seed: int = 0) -> Sourc
     Raises:
         InputError: files are missing or unreadable, or have other columns than the training files.
     """
-    if not config.eval_path:
+    return _open_beside(config, source, "eval_path", seed)
+
+
+def check_test_source(config: DataConfig, source: Source, seed: int = 0) -> None:
+    """Check the files of `data.test_path`, which are read after training, before it begins.
+
+    Raises:
+        InputError: as `open_eval_source`.
+    """
+    _open_beside(config, source, "test_path", seed)
+
+
+def _open_beside(config: DataConfig, source: Source, key: str, seed: int) -> Source | None:
+    """The source of other files with the columns of the training files; None: the key names none."""
+    path: str = getattr(config, key)
+    if not path:
         return None
     form = with_format(config).format
-    found = open_source(dataclasses.replace(config, path=config.eval_path, format=form), seed)
+    found = open_source(dataclasses.replace(config, path=path, format=form), seed)
     ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (source, found))
     change = first_difference(ours, theirs)
     if change is not None:
         raise InputError(
-            f"data.eval_path {config.eval_path}: expected the columns of data.path, where {change.path} is "
+            f"data.{key} {path}: expected the columns of data.path, where {change.path} is "
             f"{change.first}, got {change.second}"
         )
     found.segments()  # the columns of all files, before training begins

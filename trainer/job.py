@@ -9,13 +9,14 @@ import dataclasses
 import sys
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
@@ -32,6 +33,7 @@ from trainer.observe.reporter import Reporter, TrainingFacts
 from trainer.observe.sinks import open_reporter
 from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.result import Result
+from trainer.scoring import test_metrics
 from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
 from trainer.stages import check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
@@ -130,13 +132,13 @@ def _finish(
     digest = dense_digest(engine.dense.model, engine.dense.optimizer)
     samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
-    result = _result(job, ranks, totals, evaluation)
+    result, test_error = _result(job, ranks, totals, trained, evaluation, reporter)
     unwritten = _write(result, result_path, config) if result_path and ranks.is_first else None
     reporter.end(dataclasses.asdict(result))
     # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
     job.source.close()
     ranks.gather(None)
-    problem = evaluation.error or unwritten
+    problem = evaluation.error or unwritten or test_error
     if problem is not None:
         raise problem
     return result
@@ -159,6 +161,10 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
     rank = membership.rank if membership is not None else 0
     check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
     check_device(config.run.device, cuda_devices)
+    if config.data.test_path and not config.checkpoint.dir:
+        raise InputError(
+            f"data.test_path {config.data.test_path} needs checkpoint.dir, whose checkpoint is scored, got none"
+        )
     if config.checkpoint.dir:
         check_folder(config.checkpoint.dir, "checkpoint.dir")
     files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
@@ -178,13 +184,29 @@ def _evaluate(job: TrainerJob, trained: RunResult) -> Scored:
     return job.evaluator.final(trained.progress.steps)
 
 
-def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) -> Result:
-    """The job's result, equal on every rank. Only rank 0 reads the store and has all scores."""
+def _test(job: TrainerJob, trained: RunResult, reporter: Reporter) -> tuple[dict[str, Any] | None, InputError | None]:
+    """On rank 0: the metrics of `data.test_path`, unless there is none or the job was interrupted; or its error."""
+    config = job.built.config
+    if not config.data.test_path or trained.report.stopped:
+        return None, None
+    reporter.phase("scoring the test examples")
+    try:
+        has_best = config.eval.keep_best and job.evaluator.history.best_step is not None
+        return test_metrics(config, best=has_best), None
+    except InputError as error:
+        return None, error
+
+
+def _result(
+    job: TrainerJob, ranks: Ranks, own: RankTotals, trained: RunResult, evaluation: Scored, reporter: Reporter
+) -> tuple[Result, InputError | None]:
+    """The job's result, equal on every rank, and the error of its test. Rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     checkpoints, store = job.open.checkpoints, job.open.store
     changes = [RowSums.of(values) for values in ranks.gather(store.sum_changes().to_list())]
-    found = None
+    found, error = None, None
     if ranks.is_first:
+        tested, error = _test(job, trained, reporter)
         sums = RowSums(changes[0].num_buckets)
         found = {
             **evaluation.quality.of_label(),
@@ -192,12 +214,13 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
             "embedding_digest": embedding_digest(store, sums),
             "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],
             "best_step": job.evaluator.history.best_step,
+            "test": tested,
             "early_stopped": job.evaluator.history.is_over(job.built.config.eval),
         }
         checkpoints.check_rows()  # after the digest, which could have missed the same rows
         checkpoints.claim.row_check.compare(sums, changes)
         checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.is_stopped)
-    return Result(
+    result = Result(
         **ranks.share(found),
         steps=totals.steps,
         samples=totals.samples,
@@ -223,3 +246,4 @@ def _result(job: TrainerJob, ranks: Ranks, own: RankTotals, evaluation: Scored) 
         continued=checkpoints.claim.continued,
         started_from=checkpoints.origin.get("takings"),
     )
+    return result, error

@@ -46,6 +46,8 @@ class Result:
         best_step: step of the best evaluation; None: there is none.
         early_stopped: training ended because patience ran out.
         continued: training started from another job's rows (``store.existing = rows-only``).
+        test: step and metrics of the best model, if it is kept, or else of the last one on `data.test_path`; None
+            without it, or if the job was interrupted.
         started_from: what the job took from other weights (`checkpoint.start_from`); None: from initial values.
     """
 
@@ -85,6 +87,7 @@ class Result:
     best_step: int | None
     early_stopped: bool
     started_from: Mapping[str, Any] | None
+    test: Mapping[str, Any] | None
 
     def write(self, path: str) -> None:
         """Write the JSON object atomically."""
@@ -105,6 +108,10 @@ class Result:
         if self.evaluations:
             best = "none is the best" if self.best_step is None else f"the best one at step {self.best_step}"
             notes.append(f"{len(self.evaluations)} evaluations, {best}")
+        if self.test is not None:
+            for label, found in (self.test["tasks"] or {"": self.test}).items():
+                words = "   ".join(_metric_words(found, found["metrics_left_out"]))
+                notes.append(f"test{label and f' of {label}'}, of the model of step {self.test['step']}: {words}")
         if self.early_stopped:
             notes.append("training ended early: evaluations did not get better any more (eval.patience)")
         if self.started_from is not None:

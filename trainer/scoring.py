@@ -27,7 +27,7 @@ from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.client.agreement import first_difference
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.load import Option, parse_config
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CacherConfig, CheckpointConfig, Config
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from bagpipe.jobs.job_facts import note
 from bagpipe.oracle.rank_batch import Phase
@@ -38,13 +38,13 @@ from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
 from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
-from trainer.metrics import METRICS, BinaryMetrics, by_label
+from trainer.metrics import METRICS, BinaryMetrics, Quality, by_label
 from trainer.score_file import ScoreFile
 from trainer.services import open_cacher
 from trainer.settings import check_labelled
 from trainer.tasks import Tasks
 
-__all__ = ["evaluate", "predict"]
+__all__ = ["evaluate", "predict", "test_metrics"]
 
 _RESULT = Option(flag="--result", help="write the metrics as one JSON object")
 _OUT = Option(flag="--out", help="file of the scores: .parquet or .csv")
@@ -62,23 +62,51 @@ def evaluate(argv: Sequence[str]) -> int:
         check_writable(result, "--result")
     config = command.config
     check_labelled(config)
+    step, is_whole, quality = _measure(config, "eval" if config.data.has_evaluation else "train")
+    if result:
+        write_json(result, _values(step, quality))
+    for label, of_label in by_label(quality.values()).items():
+        shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
+        where = f"step {step}, {label}" if label else f"step {step}"
+        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
+    return EXIT_DONE if is_whole else EXIT_INTERRUPTED
+
+
+def test_metrics(config: Config, *, best: bool) -> dict[str, Any] | None:
+    """Step and metrics of a job's model on the examples of `data.test_path`; None if that was interrupted.
+
+    Args:
+        config: of the job, which has ended.
+        best: score the best checkpoint, otherwise the last one.
+
+    Raises:
+        InputError: the examples cannot be used.
+    """
+    data = dataclasses.replace(
+        config.data, path=config.data.test_path, test_path="", eval_path="", eval_fraction=0.0, limit=0
+    )
+    checkpoint = CheckpointConfig(dir=config.checkpoint.dir, resume="best" if best else "auto")
+    config = dataclasses.replace(config, data=data, checkpoint=checkpoint, cacher=CacherConfig())
+    step, is_whole, quality = _measure(config, "train")
+    return _values(step, quality) if is_whole else None
+
+
+def _measure(config: Config, phase: Phase) -> tuple[int, bool, Quality]:
+    """Score a phase. Returns the checkpoint's step, whether all examples are scored, and their metrics."""
     found: list[BinaryMetrics] = []
 
     def open_metrics(tasks: Tasks) -> OnScores:
         found.append(BinaryMetrics(tasks=tasks))
         return found[0].add
 
-    step, is_whole = _score(config, "eval" if config.data.has_evaluation else "train", open_metrics)
-    quality = found[0].quality()
-    if result:
-        values = {name: getattr(quality, name) for name in METRICS}
-        left_out = dict(quality.left_out)
-        write_json(result, {"step": step, **values, "metrics_left_out": left_out, "tasks": dict(quality.tasks)})
-    for label, of_label in by_label(quality.values()).items():
-        shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
-        where = f"step {step}, {label}" if label else f"step {step}"
-        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
-    return EXIT_DONE if is_whole else EXIT_INTERRUPTED
+    step, is_whole = _score(config, phase, open_metrics)
+    return step, is_whole, found[0].quality()
+
+
+def _values(step: int, quality: Quality) -> dict[str, Any]:
+    """JSON-able."""
+    values = {name: getattr(quality, name) for name in METRICS}
+    return {"step": step, **values, "metrics_left_out": dict(quality.left_out), "tasks": dict(quality.tasks)}
 
 
 def predict(argv: Sequence[str]) -> int:

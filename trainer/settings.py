@@ -43,6 +43,7 @@ _FREE = frozenset(
     {
         "data.path",
         "data.eval_path",
+        "data.test_path",
         "data.schema",
         "data.workers",
         "data.identity",

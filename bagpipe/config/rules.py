@@ -50,6 +50,12 @@ def _eval_path_problem(config: Config) -> str | None:
     return None if data.path else f"{data.eval_path} needs data.path, the training examples, got none"
 
 
+def _test_path_problem(config: Config) -> str | None:
+    if not config.data.test_path or config.data.path:
+        return None
+    return f"{config.data.test_path} needs data.path, the training examples, got none"
+
+
 def _shuffle_buffer_problem(config: Config) -> str | None:
     if not config.data.shuffle_buffer or config.data.shuffle:
         return None
@@ -80,7 +86,7 @@ def _start_from_problem(config: Config) -> str | None:
     if not checkpoint.start_from:
         return None
     if not checkpoint.dir:
-        return f"{checkpoint.start_from} needs checkpoint.dir, a folder for the new job's own checkpoints, got none"
+        return f"{checkpoint.start_from} needs checkpoint.dir, the new job's folder, got none"
     if store.existing == "rows-only":
         return f"{checkpoint.start_from} needs store.existing refuse or reset, got rows-only"
     return None
@@ -90,7 +96,7 @@ def _start_without_problem(config: Config) -> str | None:
     names = config.checkpoint.start_without
     if not names or config.checkpoint.start_from:
         return None
-    return f"{','.join(names)} needs checkpoint.start_from, what it is left out of, got none"
+    return f"{','.join(names)} needs checkpoint.start_from, got none"
 
 
 def _resume_problem(config: Config) -> str | None:
@@ -212,6 +218,7 @@ def _group_problem(config: Config) -> str | None:
 RULES: tuple[Rule, ...] = (
     Rule("data.format", _path_problem),
     Rule("data.eval_path", _eval_path_problem),
+    Rule("data.test_path", _test_path_problem),
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.durability", _durability_problem),

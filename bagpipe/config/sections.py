@@ -72,6 +72,8 @@ class DataConfig:
         epochs: passes over the training examples.
         eval_fraction: share of the examples, taken from the end, held out for evaluation.
         eval_path: file or folder of examples for evaluation, with the format and schema of path; needs eval_fraction 0.
+        test_path: file or folder of examples, with the format and schema of path, for one evaluation after training: of
+            the best model, if eval.keep_best keeps it, or else of the last one; needs checkpoint.dir.
         shuffle: visit blocks, and examples inside a block, in an order drawn from (run.seed, epoch).
         shuffle_buffer: with shuffle, mix the examples of consecutive blocks that hold at least so many; memory for them
             is needed twice. 0: examples stay in their block (4 MiB of text, or 65,536 rows).
@@ -91,6 +93,7 @@ class DataConfig:
     epochs: Annotated[int, at_least(1)] = 1
     eval_fraction: Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.1
     eval_path: str = ""
+    test_path: str = ""
     shuffle: bool = False
     shuffle_buffer: Annotated[int, at_least(0)] = 0
     bad_rows: BadRows = "stop"

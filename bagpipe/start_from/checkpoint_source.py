@@ -24,7 +24,7 @@ from bagpipe.types.schema import RowSchema, base_optimizer
 __all__ = ["CheckpointSource"]
 
 #: Counters of `Part.progress` that are equal on all ranks and go on in the next job.
-_CARRIED = ("loss_scale", "finite_steps")
+_CARRIED = ("loss_scale", "finite_steps", "plateau")
 
 
 class CheckpointSource:

@@ -16,6 +16,8 @@ __all__ = ["JobPlan", "match_job", "optimizer_name"]
 
 #: Beginnings of the keys that make a schedule.
 _SCHEDULES = ("optim.schedule", "optim.warmup", "optim.rows_schedule", "optim.rows_warmup")
+#: Its counters in `Part.progress`.
+_SCALE_COUNTS = ("loss_scale", "finite_steps")
 #: Keys that make a loss scale.
 _SCALES = ("run.autocast", "run.loss_scale", "run.loss_scale_growth_interval")
 #: Keys of the seed of random numbers, in the training program and in `TrainPipeline`.
@@ -68,11 +70,12 @@ def match_job(
     theirs, position = source.settings, source.counts.schedule
     keys = sorted(key for key in {*theirs, *settings} if key.startswith(_SCHEDULES))
     schedule = decide("schedule", f"learning rates go on at step {position}", _difference(theirs, settings, keys))
-    progress: Mapping[str, Any] = {}
-    if source.counts.progress:
-        scale = source.counts.progress.get("loss_scale")
-        if decide("loss_scale", f"goes on at {scale}", _difference(theirs, settings, _SCALES)):
-            progress = source.counts.progress
+    counted = source.counts.progress
+    progress = {"plateau": counted["plateau"]} if schedule and "plateau" in counted else {}
+    if "loss_scale" in counted:
+        detail = f"goes on at {counted['loss_scale']}"
+        if decide("loss_scale", detail, _difference(theirs, settings, _SCALES)):
+            progress |= {key: counted[key] for key in _SCALE_COUNTS if key in counted}
     problem = _difference(theirs, settings, _SEEDS)
     if not problem and source.world_size != world_size:
         problem = f"{world_size} ranks, were {source.world_size}"

@@ -78,7 +78,7 @@ class Counts:
     Attributes:
         rows: batches that the rows' optimizers have stepped over, in all jobs before.
         schedule: batches after which the schedules of learning rates stand.
-        progress: loss scale and its count, as `Part.progress` has them.
+        progress: loss scale and its count, state of a plateau schedule, as `Part.progress` has them.
     """
 
     rows: int = 0

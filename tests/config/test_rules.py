@@ -76,6 +76,17 @@ def test_every_number_has_a_range():
         ("data.limit", -1, "data.limit must be at least 0, got -1"),
         ("data.eval_fraction", 1.0, "data.eval_fraction must be at least 0 and below 1, got 1.0"),
         ("data.format", "tsv", f"data.format must be one of {', '.join(get_args(DataFormat))}, got 'tsv'"),
+        ("data.test_path", "x", "data.test_path x needs data.path, the training examples, got none"),
+        (
+            "checkpoint.start_from",
+            "x",
+            "checkpoint.start_from x needs checkpoint.dir, the new job's folder, got none",
+        ),
+        (
+            "checkpoint.start_without",
+            ("rows.a",),
+            "checkpoint.start_without rows.a needs checkpoint.start_from, got none",
+        ),
         ("data.eval_path", "x", "data.eval_path x needs data.eval_fraction 0, got 0.1: evaluate with one of the two"),
         ("data.shuffle_buffer", 9, "data.shuffle_buffer 9 needs data.shuffle true, got false"),
         ("data.format", "parquet", "data.format parquet needs data.path, a file or folder, got none"),

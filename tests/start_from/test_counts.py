@@ -28,7 +28,9 @@ class Job:
     tables: Mapping[str, SourceTable] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)
     seed: int | None = 1
-    counts: Counts = field(default_factory=lambda: Counts(rows=9, schedule=7, progress=SCALE))
+    counts: Counts = field(
+        default_factory=lambda: Counts(rows=9, schedule=7, progress={**SCALE, "plateau": {"factor": 0.5}})
+    )
     world_size: int = 2
     checkpoint_id: str = "x"
 
@@ -46,10 +48,13 @@ def decided(settings: Mapping[str, Any], seed: int = 1, world_size: int = 2, *wi
 
 def test_counts_go_on_unless_their_settings_differ() -> None:
     taken = {"schedule": "taken", "loss_scale": "taken", "random": "taken", "unseen rows": "taken"}
-    assert match_job(Job(), SETTINGS, 1, 2, ())[0] == JobPlan(schedule_step=7, takes_random=True, progress=SCALE)
+    assert match_job(Job(), SETTINGS, 1, 2, ())[0] == JobPlan(
+        schedule_step=7, takes_random=True, progress={**SCALE, "plateau": {"factor": 0.5}}
+    )
     assert decided({"optim.dense_lr": 0.5}) == taken
     assert decided({"optim.warmup_steps": 4}) == {**taken, "schedule": "new"}
     assert decided({}, 1, 2, "job.schedule") == {**taken, "schedule": "new"}
+    assert match_job(Job(), {**SETTINGS, "optim.schedule": "step"}, 1, 2, ())[0].progress == SCALE
     assert decided({"run.loss_scale": 4}) == {**taken, "loss_scale": "new"}
     assert decided({}, 1, 3) == {**taken, "random": "new"}
     assert decided({"run.seed": 2}, 2) == {**taken, "random": "new", "unseen rows": "new"}

@@ -54,3 +54,32 @@ def test_files_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> No
         done = run_forked([*SMALL, "--data.path", str(tmp_path / "good"), *flags], tmp_path)
         assert done.code == 2, number
         assert done.error_line.startswith(f"error: {line}")
+
+
+def test_the_best_model_is_scored_once_on_the_test_file(tmp_path: Path) -> None:
+    """As the command eval scores it."""
+    lines = criteo_lines(200).splitlines(keepends=True)
+    for name, part in {"train": lines[:150], "valid": lines[150:170], "test": lines[170:]}.items():
+        (tmp_path / name).write_bytes(b"".join(part))
+    (tmp_path / "bad").write_bytes(lines[0] + b"1\t2\n")
+    paths = ["--data.path", str(tmp_path / "train"), "--checkpoint.dir", str(tmp_path / "checkpoints")]
+    valid = ["--data.eval_path", str(tmp_path / "valid"), "--data.eval_fraction", "0", "--eval.every", "3"]
+    kept = ["--eval.keep_best", "true", "--eval.metric", "logloss", "--optim.dense_lr", "0.5", "--checkpoint.keep", "1"]
+    found = train(tmp_path, *paths, *valid, *kept, "--data.test_path", str(tmp_path / "test"))
+    assert found["test"]["step"] == found["best_step"]
+    resume = ["--checkpoint.dir", str(tmp_path / "checkpoints"), "--checkpoint.resume", "best"]
+    test = ["--data.path", str(tmp_path / "test"), "--data.eval_fraction", "0"]
+    again = tmp_path / "again.json"
+    done = run_forked(["eval", *SMALL, *resume, *test, "--result", str(again)], tmp_path)
+    assert done.code == 0, done.err
+    assert json.loads(again.read_text()) == found["test"]
+    # A row that cannot be read is reported after the result is written; other columns before training.
+    result = tmp_path / "result.json"
+    result.unlink()
+    ended = ["--data.test_path", str(tmp_path / "bad"), "--result", str(result)]
+    done = run_forked([*SMALL, *paths, *valid, *kept, *ended], tmp_path)
+    assert (done.code, json.loads(result.read_text())["test"]) == (2, None)
+    assert done.err.splitlines()[-1].startswith(f"error: {tmp_path / 'bad'}:2: ")
+    done = run_forked([*SMALL, "--data.path", str(tmp_path / "train"), "--data.test_path", "x"], tmp_path)
+    assert done.code == 2
+    assert done.error_line == "error: data.test_path x needs checkpoint.dir, whose checkpoint is scored, got none"

@@ -191,6 +191,7 @@ LEFT: Mapping[str, str] = {
     "data.eval_path": "the same code reads it as data.path",
     "optim.rows_by_table": "names tables of one data set",
     "optim.rows_lr_by_table": "names tables of one data set",
+    "data.test_path": "scored from a checkpoint after training, as the command eval does",
     "pipeline.partition": "names modules of one model",
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",
