@@ -17,7 +17,7 @@ PATH = re.compile(rf"(?:{FOLDERS})/[\w./*-]*")
 FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]+\.(?:json|md|proto|py|sh|svg|toml)\b")
 DOTTED = re.compile(r"(?<![\w./-])(?:bagpipe|benchmarks|examples|tests|tools)(?:\.\w+)+")
 MODULE_RUN = re.compile(rf"-m ((?:{FOLDERS})(?:\.\w+)*)")
-SECTIONS = "cache|cacher|checkpoint|data|model|optim|oracle|pipeline|run|store"
+SECTIONS = "cache|cacher|checkpoint|data|eval|model|optim|oracle|pipeline|run|store"
 KEY = re.compile(rf"((?:{SECTIONS})\.[a-z_]+)(?: = .*)?")
 FLAG = re.compile(rf"--((?:{SECTIONS})\.[a-z_]+)")
 KEYS = {key.path for key in config_keys()}
