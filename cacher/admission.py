@@ -28,6 +28,11 @@ class Admission:
         """Jobs served now."""
         return self._num_jobs
 
+    @property
+    def is_draining(self) -> bool:
+        """No new jobs are taken."""
+        return self._is_draining
+
     def enter(self) -> None:
         """Admit a job.
 

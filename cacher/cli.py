@@ -26,10 +26,11 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
-from cacher.logs import LEVELS, start_logging
+from bagpipe.util.secret_files import CACHER_SECRET, read_secret
+from cacher.logs import LEVELS, STREAMS, start_logging
 from cacher.planning import PlannedData
 from cacher.process import configure_process
-from cacher.security import Access
+from cacher.security import MIN_SECRET_CHARACTERS, Access
 from cacher.server import CacherServer, Limits
 
 __all__ = ["main"]
@@ -38,8 +39,10 @@ _LOG = logging.getLogger("cacher")
 
 _OPTIONS = (
     Option(flag="--listen", help="address to listen on", metavar="unix:PATH|HOST:PORT"),
-    Option(flag="--metrics", help="address of the Prometheus metrics; empty: none", metavar="HOST:PORT"),
-    Option(flag="--secret-file", help="file with the secret shared with trainers"),
+    Option(
+        flag="--metrics", help="address of Prometheus metrics, /healthz and /readyz; empty: none", metavar="HOST:PORT"
+    ),
+    Option(flag="--secret-file", help=f"file with the secret shared with trainers; without one: ${CACHER_SECRET}"),
     Option(flag="--tls-cert", help="the listener's certificate (PEM)"),
     Option(flag="--tls-key", help="its private key (PEM)"),
     Option(flag="--tls-client-ca", help="certificate authority of the trainers (PEM); others are refused"),
@@ -52,6 +55,7 @@ _OPTIONS = (
     Option(flag="--hello-timeout-s", help="longest silence of a new connection", metavar="S", default="10"),
     Option(flag="--drain-timeout-s", help="how long jobs can go on after SIGTERM", metavar="S", default="3600"),
     Option(flag="--log-level", help=f"one of {', '.join(LEVELS)}", metavar="LEVEL", default="info"),
+    Option(flag="--log-to", help=f"one of {', '.join(STREAMS)}", metavar="STREAM", default="stderr"),
     Option(flag="--ready-fd", help="write the address to this descriptor; end with standard input", metavar="FD"),
 )
 
@@ -81,10 +85,16 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
         raise InputError("--listen is needed: unix:PATH or HOST:PORT")
     if options["log-level"] not in LEVELS:
         raise InputError(f"--log-level must be one of {', '.join(LEVELS)}, got {options['log-level']!r}")
+    if options["log-to"] not in STREAMS:
+        raise InputError(f"--log-to must be one of {', '.join(STREAMS)}, got {options['log-to']!r}")
     listen = parse_address(options["listen"], subject="--listen")
     metrics = parse_address(options["metrics"], subject="--metrics") if options["metrics"] else None
+    if metrics is not None and metrics.path:
+        raise InputError(f"--metrics must be HOST:PORT, got {options['metrics']!r}")
     access = Access(
-        secret_file=options["secret-file"],
+        secret=read_secret(
+            options["secret-file"], subject="--secret-file", variable=CACHER_SECRET, least=MIN_SECRET_CHARACTERS
+        ),
         tls_cert=options["tls-cert"],
         tls_key=options["tls-key"],
         tls_client_ca=options["tls-client-ca"],
@@ -96,7 +106,7 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
         hello_timeout_s=_positive(options, "hello-timeout-s"),
         drain_timeout_s=_positive(options, "drain-timeout-s"),
     )
-    start_logging(options["log-level"])
+    start_logging(options["log-level"], options["log-to"])
     configure_process()
     data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
     server = CacherServer(data, settings_of(config), listen, access=access, limits=limits)

@@ -7,9 +7,10 @@ import logging
 import sys
 import time
 
-__all__ = ["LEVELS", "JsonLines", "start_logging"]
+__all__ = ["LEVELS", "STREAMS", "JsonLines", "start_logging"]
 
 LEVELS = ("debug", "info", "warning", "error")
+STREAMS = ("stderr", "stdout")
 
 #: Attributes of every record. Others come from `extra`.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -31,9 +32,9 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def start_logging(level: str) -> None:
-    """Log all records at or above `level` to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+def start_logging(level: str, stream: str = "stderr") -> None:
+    """Log all records at or above `level` to one of `STREAMS`."""
+    handler = logging.StreamHandler(getattr(sys, stream))
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)

@@ -1,20 +1,22 @@
-"""Prometheus metrics, read from the daemon's own records at each scrape.
+"""Prometheus metrics and health over HTTP, read from the daemon's own records at each request.
 
 GET /metrics ─> collector ─> Counters.totals(), Jobs.counts(), Run.statistics() of every run
+GET /healthz ─> 200 while the event loop answers, else 503      GET /readyz ─> 503 also while the daemon drains
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bagpipe.client.address import Address
-from bagpipe.errors import InputError
+from bagpipe.util.status_server import StatusServer
 from cacher.server import Snapshot
 
 __all__ = ["serve_metrics"]
@@ -24,7 +26,7 @@ _SNAPSHOT_TIMEOUT_S = 5.0
 
 @contextmanager
 def serve_metrics(listen: Address, snapshot: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Serve scrapes in separate threads.
+    """Serve scrapes and probes in separate threads.
 
     Args:
         listen: host and port.
@@ -36,26 +38,53 @@ def serve_metrics(listen: Address, snapshot: Callable[[], Snapshot], loop: async
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_DaemonCollector(snapshot, loop))
-    try:
-        server, thread = start_http_server(listen.port, listen.host, registry)
-    except OSError as error:
-        raise InputError(f"--metrics {listen}: {error.strerror or error}") from None
+    state = _State(snapshot, loop)
+    registry.register(_DaemonCollector(state))
+    pages = {"/healthz": state.health, "/readyz": state.readiness}
+    server = StatusServer(listen.host, listen.port, metrics=make_wsgi_app(registry), pages=pages, subject="--metrics")
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.close()
 
 
-class _DaemonCollector(Collector):
+class _State:
+    """The daemon's state for other threads: taken by its event loop."""
+
     def __init__(self, snapshot: Callable[[], Snapshot], loop: asyncio.AbstractEventLoop) -> None:
         self._snapshot = snapshot
         self._loop = loop
 
+    def now(self) -> Snapshot:
+        """The state. Raises TimeoutError if the loop does not answer."""
+        taking = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
+        try:
+            return taking.result(_SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            taking.cancel()
+            raise
+
+    def health(self, query: Mapping[str, list[str]]) -> tuple[bool, Mapping[str, Any]]:
+        try:
+            now = self.now()
+        except TimeoutError:
+            return False, {"state": "stuck"}
+        return True, {"state": "draining" if now.is_draining else "serving", "jobs": now.jobs, "ranks": now.ranks}
+
+    def readiness(self, query: Mapping[str, list[str]]) -> tuple[bool, Mapping[str, Any]]:
+        is_well, said = self.health(query)
+        return is_well and said["state"] == "serving", said
+
+    async def _take(self) -> Snapshot:
+        return self._snapshot()
+
+
+class _DaemonCollector(Collector):
+    def __init__(self, state: _State) -> None:
+        self._state = state
+
     def collect(self) -> Iterator[Metric]:
-        now = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(_SNAPSHOT_TIMEOUT_S)
+        now = self._state.now()
         totals = now.totals
         for name, text, value in (
             ("batches_planned", "Global batches planned", totals.batches_planned),
@@ -80,9 +109,6 @@ class _DaemonCollector(Collector):
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not query the daemon before it runs."""
         return iter(())
-
-    async def _take(self) -> Snapshot:
-        return self._snapshot()
 
     def _runs(self, now: Snapshot) -> Iterator[Metric]:
         by_rank = ["job", "run", "rank"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ import grpc
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import SECRET_METADATA
 from bagpipe.errors import InputError
+from bagpipe.util.secret_files import CACHER_SECRET
 from cacher.counters import Counters
 
-__all__ = ["Access", "SecretInterceptor", "check_access", "read_secret", "server_credentials"]
+__all__ = ["MIN_SECRET_CHARACTERS", "Access", "SecretInterceptor", "check_access", "server_credentials"]
 
 _LOG = logging.getLogger("cacher")
 
 #: The secret is compared as it is, without key stretching, so it must be long.
-_MIN_SECRET_CHARACTERS = 16
+MIN_SECRET_CHARACTERS = 16
 
 #: Methods that need no secret: health probes.
 _OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
@@ -32,15 +33,15 @@ _OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Files for authentication; empty: not used.
+    """What authenticates trainers and listener; empty: not used.
 
     Attributes:
-        secret_file: the shared secret.
-        tls_cert, tls_key: the listener's certificate and key.
-        tls_client_ca: certificate authority of the trainers' certificates.
+        secret: shared with the trainers.
+        tls_cert, tls_key: files of the listener's certificate and key.
+        tls_client_ca: file of the certificate authority of the trainers' certificates.
     """
 
-    secret_file: str = ""
+    secret: str = field(default="", repr=False)
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
@@ -60,28 +61,11 @@ def check_access(listen: Address, access: Access) -> None:
         raise InputError(f"--tls-cert: a unix socket needs no TLS, got --listen {listen}")
     if listen.tls and not access.tls_cert:
         raise InputError(f"--listen {listen} needs --tls-cert and --tls-key")
-    if not listen.is_local and not access.secret_file and not access.tls_client_ca:
+    if not listen.is_local and not access.secret and not access.tls_client_ca:
         raise InputError(
             f"--listen {listen} can be reached from other machines: "
-            f"give --secret-file, or --tls-cert, --tls-key and --tls-client-ca"
+            f"give --secret-file (or {CACHER_SECRET} in the environment), or --tls-cert, --tls-key and --tls-client-ca"
         )
-
-
-def read_secret(path: str) -> str:
-    """The secret in a file, stripped of whitespace.
-
-    Raises:
-        InputError: the file cannot be read, or its secret is too short.
-    """
-    try:
-        secret = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"secret file {path}: {getattr(error, 'strerror', None) or 'expected ASCII text'}") from None
-    if len(secret) < _MIN_SECRET_CHARACTERS or not secret.isprintable():
-        raise InputError(
-            f"secret file {path}: expected at least {_MIN_SECRET_CHARACTERS} printable characters, got {len(secret)}"
-        )
-    return secret
 
 
 def server_credentials(access: Access) -> grpc.ServerCredentials | None:

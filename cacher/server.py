@@ -31,7 +31,7 @@ from cacher.plan_service import PlanService
 from cacher.planning import PlannedData
 from cacher.requests import MAX_SLOT_BYTES
 from cacher.run import RunStatistics
-from cacher.security import Access, SecretInterceptor, check_access, read_secret, server_credentials
+from cacher.security import Access, SecretInterceptor, check_access, server_credentials
 from cacher.service import TrainService
 
 __all__ = ["CacherServer", "Limits", "Snapshot"]
@@ -83,6 +83,7 @@ class Snapshot:
         jobs, ranks: served, connected.
         planners: of jobs with batches of their own.
         silent: streams without a Hello.
+        is_draining: no new jobs are taken.
         runs: job id, run number and state of every run.
     """
 
@@ -91,6 +92,7 @@ class Snapshot:
     ranks: int
     planners: int
     silent: int
+    is_draining: bool
     runs: tuple[tuple[str, int, RunStatistics], ...]
 
 
@@ -141,8 +143,8 @@ class CacherServer:
         check_access(self.address, self._access)
         credentials = server_credentials(self._access)
         interceptors = []
-        if self._access.secret_file:
-            interceptors.append(SecretInterceptor(read_secret(self._access.secret_file), self.counters))
+        if self._access.secret:
+            interceptors.append(SecretInterceptor(self._access.secret, self.counters))
         self._server = grpc.aio.server(interceptors=interceptors, options=self._options())
         self._server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -182,6 +184,7 @@ class CacherServer:
             ranks=self.jobs.counts()[1],
             planners=self._planning.num_streams,
             silent=self._calls.num_silent,
+            is_draining=self._admission.is_draining,
             runs=runs,
         )
 

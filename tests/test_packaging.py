@@ -179,6 +179,7 @@ def test_the_commands_run_outside_the_checkout(outside):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.multiproc
 @pytest.mark.redis
 def test_the_wheel_trains_as_the_checkout_does(outside, tmp_path):

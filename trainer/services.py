@@ -20,8 +20,10 @@ from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import local_address
 from bagpipe.errors import InputError
 from bagpipe.jobs.ranks import Ranks
+from bagpipe.store.passwords import with_password
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util.programs import command_of
+from bagpipe.util.secret_files import STORE_PASSWORD, read_secret
 from cacher.embedded import EmbeddedCacher
 
 __all__ = ["Services", "open_cacher", "open_services"]
@@ -67,6 +69,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
     services: Services | None = None
     if ranks.is_first:
         cacher_url, secret = config.cacher.url, ""
+        store_url = _store_url(config)
         if not cacher_url:
             listen = ""
             if num_hosts > 1:
@@ -74,13 +77,20 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
                 listen, secret = f"{_address_towards(others)}:0", secrets.token_hex(32)
             phase("starting the cacher")
             cacher_url = stack.enter_context(EmbeddedCacher(config, listen=listen, secret=secret)).url
-        store_url = config.store.url
         if not store_url:
             folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
             phase("starting the store")
             store_url = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability)).url
         services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
     return Services(**ranks.share(asdict(services) if services is not None else None))
+
+
+def _store_url(config: Config) -> str:
+    """`store.url` with the password that is given apart; empty if it names no server."""
+    if not config.store.url:
+        return ""
+    password = read_secret(config.store.password_file, subject="store.password_file", variable=STORE_PASSWORD)
+    return with_password(config.store.url, password)
 
 
 def _host() -> str:

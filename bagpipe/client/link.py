@@ -22,6 +22,7 @@ from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSA
 from bagpipe.client.cacher_pb2_grpc import CacherStub
 from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.secret_files import CACHER_SECRET, read_secret
 
 __all__ = ["Credentials", "Link", "LinkLost", "Stream"]
 
@@ -57,13 +58,13 @@ class Credentials:
 
     @classmethod
     def read(cls, config: CacherConfig, secret: str = "") -> Credentials:
-        """Read the files that a configuration names. `secret` replaces its secret file.
+        """Read the files that a configuration names, or the environment. `secret` replaces the one given there.
 
         Raises:
-            InputError: a file cannot be read.
+            InputError: a file cannot be read, or other users can read the secret.
         """
-        if not secret and config.secret_file:
-            secret = _read("cacher.secret_file", config.secret_file).decode(errors="replace").strip()
+        if not secret:
+            secret = read_secret(config.secret_file, subject="cacher.secret_file", variable=CACHER_SECRET)
         tls = {
             key.removeprefix("cacher."): _read(key, path) if path else None
             for key, path in (

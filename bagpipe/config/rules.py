@@ -75,6 +75,12 @@ def _durability_problem(config: Config) -> str | None:
     return f"{config.store.durability} needs run.dir, a folder for the job's own store, or store.url; got neither"
 
 
+def _password_problem(config: Config) -> str | None:
+    if not config.store.password_file or config.store.url:
+        return None
+    return f"{config.store.password_file} needs store.url, the server that asks for the password, got none"
+
+
 def _every_problem(config: Config) -> str | None:
     if config.checkpoint.every in (0, CheckpointConfig.every) or config.checkpoint.dir:
         return None
@@ -221,6 +227,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data.test_path", _test_path_problem),
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     Rule("cache.dtype", _row_dtype_problem),
+    Rule("store.password_file", _password_problem),
     Rule("store.durability", _durability_problem),
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),

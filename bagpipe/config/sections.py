@@ -153,6 +153,8 @@ class StoreConfig:
     Attributes:
         url: redis://, rediss:// (TLS), redis+cluster://, unix:// or memory://; several servers separated by commas.
             Empty: a private embedded server.
+        password_file: file with the password of the URL's user, for all its servers; other users must not be able to
+            read it. Empty: the variable BAGPIPE_STORE_PASSWORD, if it is set.
         namespace: prefix of all keys.
         buckets: bucket hashes in a new namespace.
         timeout_s: deadline of one exchange with the store.
@@ -165,6 +167,7 @@ class StoreConfig:
     """
 
     url: str = ""
+    password_file: str = ""
     # The rule of bagpipe.store.keys: braces mark the bucket.
     namespace: Annotated[
         str, matching(r"[A-Za-z0-9_.:/@+=-]{1,200}", "1 to 200 letters, digits or any of _.:/@+=-")
@@ -184,7 +187,8 @@ class CacherConfig:
         url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the
             job starts its own.
         assign: assignment of examples to ranks: contiguous, or locality (to the rank that last used their rows).
-        secret_file: file with the secret shared with a cacher that listens on a network.
+        secret_file: file with the secret shared with a cacher that listens on a network; other users must not be able
+            to read it. Empty: the variable BAGPIPE_CACHER_SECRET, if it is set.
         tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.
         tls_cert: file with this client's certificate, for a cacher that requires one.
         tls_key: file with its key.

@@ -13,6 +13,7 @@
                  row_checksum: a check word after every row; row_sums: their sum in each bucket;
                  audit: the sums of all rows of a store
                  fencing: owner tokens, write logs          ledger: acquire, commit, invalidate
+    passwords    the password of store.url, given apart
     server       a private server for one job, when no URL is given
 
 fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, row_sums, resp and resp_rows do no

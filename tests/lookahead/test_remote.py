@@ -80,6 +80,8 @@ def test_a_daemon_with_a_secret(tmp_path: Path) -> None:
     secret, wrong = tmp_path / "secret", tmp_path / "wrong"
     secret.write_text("a secret of some length\n")
     wrong.write_text("another secret of some length")
+    for file in (secret, wrong):
+        file.chmod(0o600)
     with plan_daemon(tmp_path, "--secret-file", str(secret)) as daemon:
         with RemotePlanner(spec_of(), Cacher(daemon.url, secret_file=str(secret))) as planner:
             assert len(list(planner.run(batches_of(5)))) == 5

@@ -95,6 +95,7 @@ def test_a_daemon_that_refuses_or_is_not_there(tmp_path: Path) -> None:
     """One line, and the store is unchanged."""
     secret = tmp_path / "secret"
     secret.write_text("a secret of some length")
+    secret.chmod(0o600)
     with plan_daemon(tmp_path, "--secret-file", str(secret)) as daemon:
         with pipeline(planner=daemon.url) as trained, pytest.raises(InputError, match=r"secret is missing or wrong$"):
             trained.progress(iter(ALL))

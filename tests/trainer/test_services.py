@@ -48,6 +48,23 @@ def test_services_with_a_url_are_not_started() -> None:
         assert services.job_id != open_services(config, Ranks(), stack, silent).job_id
 
 
+def test_the_password_of_the_store_comes_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAGPIPE_STORE_PASSWORD", "of the/variable")
+    file = tmp_path / "password"
+    file.write_text("of-the-file\n")
+    file.chmod(0o600)
+    for path, word in (("", "of%20the%2Fvariable"), (str(file), "of-the-file")):
+        store = StoreConfig(url="redis://trainer@db:6379", password_file=path)
+        config = Config(cacher=CacherConfig(url="unix:/run/cacher.sock"), store=store)
+        with ExitStack() as stack:
+            assert open_services(config, Ranks(), stack, silent).store_url == f"redis://trainer:{word}@db:6379"
+    file.chmod(0o644)
+    with pytest.raises(InputError, match=r"^store\.password_file .*: expected a file that other users cannot read"):
+        open_services(config, Ranks(), ExitStack(), silent)
+
+
 def test_several_hosts_need_a_store_they_can_reach() -> None:
     with pytest.raises(InputError, match=r"store.url is empty, but the job's ranks are on 2 hosts"):
         open_services(Config(data=DATA), _TwoHosts(), ExitStack(), silent)

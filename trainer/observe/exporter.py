@@ -9,20 +9,15 @@ Scrapes are answered in threads of their own, from records that the training thr
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from socketserver import ThreadingMixIn
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qs
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bagpipe.errors import InputError
+from bagpipe.util.status_server import StatusServer
 from trainer.metrics import by_label
 from trainer.observe.events import Event
 
@@ -79,15 +74,10 @@ class Exporter(Collector):
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(self)
-        self._metrics = make_wsgi_app(registry)
-        try:
-            self._server = make_server(host, port, self._answer, _Server, _Handler)
-        except (OSError, OverflowError) as error:
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise InputError(f"run.metrics: cannot listen at {host}:{port}: {text}") from None
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="trainer-metrics", daemon=True)
-        self._thread.start()
+        self._server = StatusServer(
+            host, port, metrics=make_wsgi_app(registry), pages={"/healthz": self._health}, subject="run.metrics"
+        )
+        self.port = self._server.port
 
     def take(self, event: Event) -> None:
         if event.kind == "phase":
@@ -101,9 +91,7 @@ class Exporter(Collector):
         self._step, self._moved_s = event.step or self._step, self._clock()
 
     def close(self, *, failed: bool) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names depend on what is known."""
@@ -151,25 +139,10 @@ class Exporter(Collector):
     def _age_s(self) -> float:
         return self._clock() - self._moved_s
 
-    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/healthz":
-            exposition: Iterable[bytes] = self._metrics(environ, start_response)
-            return exposition
+    def _health(self, query: Mapping[str, list[str]]) -> tuple[bool, Mapping[str, Any]]:
         age_s = self._age_s()
         try:
-            max_age_s = float(parse_qs(environ.get("QUERY_STRING", "")).get("max_age_s", ["inf"])[0])
+            max_age_s = float(query.get("max_age_s", ["inf"])[0])
         except ValueError:
             max_age_s = float("inf")
-        status = "200 OK" if age_s <= max_age_s else "503 Service Unavailable"
-        body = json.dumps({"phase": self._phase, "step": self._step, "step_age_s": round(age_s, 3)}).encode() + b"\n"
-        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-        return [body]
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: a scrape is no news."""
+        return age_s <= max_age_s, {"phase": self._phase, "step": self._step, "step_age_s": round(age_s, 3)}

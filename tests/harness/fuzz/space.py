@@ -182,6 +182,7 @@ LEFT: Mapping[str, str] = {
     "checkpoint.start_from": "names the checkpoints of another job, and a draw is one job",
     "checkpoint.start_without": "needs checkpoint.start_from",
     "cacher.secret_file": "of cachers on a network",
+    "store.password_file": "of servers with a password",
     "cacher.tls_ca": "of cachers on a network",
     "cacher.tls_cert": "of cachers on a network",
     "cacher.tls_key": "of cachers on a network",
