@@ -1,24 +1,23 @@
 """`Evaluator`: scores the held-out examples during training and after it, and says when training ends early.
 
-before a batch, by steps or by epochs ──all ranks rest, rows written──> evaluation_run ──scores──> metrics, all ranks
+before a batch, by steps or by epochs ──all ranks rest──> evaluation_run ──scores──> metrics, all ranks
     history ──best so far?──> checkpoint, named best        ──patience run out?──> training ends here
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from bagpipe.client.remote import RemoteBatches
+from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import EvalConfig
 from bagpipe.errors import InputError
 from bagpipe.jobs.evaluation import evaluation_run
 from bagpipe.jobs.session import JobSession
-from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.training.current_rows import CurrentRows
 from bagpipe.training.evaluation import Scoring
 from bagpipe.training.learning_rates import epoch_of
 from bagpipe.training.part import LoopPart, LoopRun
@@ -26,6 +25,7 @@ from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.stepped_run import SteppedRun
 from trainer.early_stop import Evaluation, EvaluationHistory
 from trainer.groups import GroupColumn
+from trainer.held_out import HeldOutBatches
 from trainer.metrics import BinaryMetrics, Quality, left_out, metric_key, metric_of
 from trainer.observe.reporter import Reporter
 from trainer.tasks import Tasks
@@ -77,16 +77,15 @@ class Evaluator:
     Args:
         settings: how often, and what is best.
         session: trains.
-        source: of the held-out examples. During training not that of the training batches, whose phase goes on.
-        spec: what the cacher plans them for.
+        held_out: their batches.
         record: keeps the history.
         reporter: told what is scored.
         group: number of the feature whose ids are the groups of the examples; None: they have none.
+        rows: a part of the training; None: its updated rows are written before an evaluation, which reads the store.
         tasks: labels and weights of the examples.
 
     Attributes:
         error: held-out examples cannot be used; no evaluation follows. None so far.
-        skipped_rows: malformed rows skipped in the latest evaluation.
 
     Raises:
         InputError: `eval.metric` names a label that the data does not have.
@@ -96,25 +95,24 @@ class Evaluator:
         self,
         settings: EvalConfig,
         session: JobSession,
-        source: RemoteBatches,
-        spec: OracleSpec,
+        held_out: HeldOutBatches,
         record: EvaluationRecord,
         reporter: Reporter,
         group: int | None = None,
+        rows: CurrentRows | None = None,
         *,
         tasks: Tasks,
     ) -> None:
         self.error: InputError | None = None
-        self.skipped_rows = 0
         self._settings = dataclasses.replace(settings, metric=metric_key(settings.metric, tasks))
         self._session = session
-        self._source = source
-        self._spec = spec
+        self._held_out = held_out
+        self._rows = rows
         self._record = record
         self._reporter = reporter
         self._group = group
         self._tasks = tasks
-        self._next: Generator[RankBatch, None, None] | None = None
+        self._cache: RowCache | None = None  # of evaluations during training
         self._quality: Quality | None = None
         self._plateau = next((part for part in session.job.parts if isinstance(part, PlateauFactor)), None)
         self._epoch = int((session.job.checkpoints.reader_state or {}).get("epoch", 0))  # of the batch before the next
@@ -124,10 +122,15 @@ class Evaluator:
         """Evaluations so far, those of the checkpoint included."""
         return self._record.history
 
+    @property
+    def skipped_rows(self) -> int:
+        """Malformed rows skipped in the latest evaluation."""
+        return self._held_out.skipped_rows
+
     def prepare(self) -> None:
         """Ask for the held-out examples of the next evaluation: they are read and planned while training goes on."""
-        if self._settings.every and self._next is None and self.error is None:
-            self._next = self._source.batches("eval", self._spec, max_steps=self._settings.batches)
+        if self._settings.every and self.error is None:
+            self._held_out.prepare()
 
     def is_due(self) -> bool:
         """An evaluation comes before the next batch of the run, between two steps.
@@ -156,8 +159,11 @@ class Evaluator:
         """
         session, run = self._session, self._session.run
         assert run is not None, "between two steps"
-        session.flush("evaluate", step)
+        if self._rows is None:
+            session.flush("evaluate", step)
         with session.failing():
+            if self._rows is not None:
+                run.rest()
             scored = self._score(training=run)
         self.error = scored.error
         if scored.error is not None or scored.is_stopped:
@@ -188,9 +194,6 @@ class Evaluator:
         """
         if self.history.last_step == step and not self._settings.batches and self._quality is not None:
             return Scored(quality=self._quality)
-        if self._next is not None and self._settings.batches:
-            self._next.close()
-            self._next = None
         scored = self._score()
         if scored.error is None and not scored.is_stopped:
             self._reporter.evaluation(step, scored.quality)
@@ -214,27 +217,31 @@ class Evaluator:
         job, groups = self._session.job, None if self._group is None else GroupColumn(self._group)
         metrics = BinaryMetrics(groups, tasks=self._tasks)
         ranks = job.ranks
-        batches, self._next = self._next, None
-        if batches is None:
-            batches = self._source.batches("eval", self._spec)
-        skipped_before = self._source.skipped_rows()
-        with (
-            closing(batches),
-            evaluation_run(
-                job,
-                batches if groups is None else groups.watched(batches),
-                Scoring(job.job.model, job.engine.cache.streams, metrics.add, self._tasks.loss),
-                peers=None if ranks.peers is None else ranks.peers.evaluation(),
-                cache=job.engine.cache if training is None else None,  # between two runs it is empty
-                wake=self._source.interrupt,
-                stops_on_signals=training is None,
-            ) as run,
-        ):
+        batches, reader, cache = self._held_out.batches(in_training=training is not None), None, job.engine.cache
+        if training is not None:
+            self._cache = cache = job.job.new_cache() if self._cache is None else self._cache
+        with ExitStack() as stack:
+            stack.enter_context(closing(batches))
+            if training is not None and self._rows is not None:
+                reader = stack.enter_context(self._rows.reading(job.engine.cache, job.engine.store))
+            run = stack.enter_context(
+                evaluation_run(
+                    job,
+                    batches if groups is None else groups.watched(batches),
+                    Scoring(job.job.model, job.engine.cache.streams, metrics.add, self._tasks.loss),
+                    peers=None if ranks.peers is None else ranks.peers.evaluation(),
+                    cache=cache,  # the training's is empty between two runs
+                    reader=reader,
+                    wake=self._held_out.interrupt,
+                    stops_on_signals=training is None,
+                )
+            )
             while run.step() is not None:
                 if training is not None and training.is_stopping:
                     run.stop()
             result = run.end()
-        self.skipped_rows = self._source.skipped_rows() - skipped_before
+        if training is not None:
+            self._held_out.settle(lambda can: all(ranks.gather(can)))
         error = result.input_error
         for text in filter(None, ranks.gather(None if error is None else str(error))):
             return Scored(quality=left_out(text, has_groups=groups is not None), error=error or InputError(text))

@@ -25,11 +25,14 @@ from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
+from bagpipe.training.current_rows import CurrentRows
+from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
 from trainer.groups import feature_number
+from trainer.held_out import HeldOutBatches
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_key
 from trainer.observe.reporter import Reporter
@@ -113,12 +116,15 @@ def open_trainer_job(
         # The models are equal now. Dropout masks must differ between ranks.
         torch.manual_seed(config.run.seed + ranks.rank)
     record = EvaluationRecord()
+    # With several ranks a row is in the cache of any of them, so evaluations read what all have written.
+    rows = CurrentRows() if config.eval.every and ranks.world_size == 1 else None
     reporter.phase("connecting to the store")
-    job = open_job(_job(built, source, services.store_url, record, trace), ranks, stack)
+    job = open_job(_job(built, source, services.store_url, (record, *filter(None, [rows])), trace), ranks, stack)
     if job.checkpoints.origin:
         reporter.phase("started from other weights", **job.checkpoints.origin["takings"])
     session = JobSession(job, stack.pop_all())
-    evaluator = Evaluator(config.eval, session, held_out, built.eval_spec, record, reporter, group, tasks=tasks)
+    batches = HeldOutBatches(held_out, built.eval_spec, max_steps=config.eval.batches)
+    evaluator = Evaluator(config.eval, session, batches, record, reporter, group, rows, tasks=tasks)
     return TrainerJob(source=source, built=built, session=session, evaluator=evaluator)
 
 
@@ -139,7 +145,7 @@ def _remote_batches(config: Config, services: Services, ranks: Ranks, suffix: st
 
 
 def _job(
-    built: BuiltModel, source: RemoteBatches, store_url: str, record: EvaluationRecord, trace: Trace | None
+    built: BuiltModel, source: RemoteBatches, store_url: str, parts: tuple[LoopPart, ...], trace: Trace | None
 ) -> Job:
     """The job of a configuration."""
     config = built.config
@@ -155,7 +161,7 @@ def _job(
         store=dataclasses.replace(config.store, url=store_url),
         checkpoint=dataclasses.replace(config.checkpoint, change=changeable_settings(config.checkpoint)),
         peer_timeout_s=config.run.peer_timeout_s,
-        make_dense=_dense_maker(built, record),
+        make_dense=_dense_maker(built, parts),
         prepare=InputMaker(built.data),
         row_steps=row_steps_of(built.converted.layout, built.converted.optimizers),
         settings=result_settings(config, built.data),
@@ -167,14 +173,14 @@ def _job(
     )
 
 
-def _dense_maker(built: BuiltModel, record: EvaluationRecord) -> MakeDense:
-    """Makes the dense part: whole, or the stages of the rank."""
+def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
+    """Makes the dense part: whole, or the stages of the rank. `more` are further parts of the training loop."""
 
     def make(cache: RowCache, ranks: Ranks, stack: ExitStack) -> RankDense:
         peers, model = ranks.peers, built.converted.model
         if peers is None:
             dense = build_dense(built)
-            return RankDense(dense=dense, parts=(*build_parts(built, dense), record))
+            return RankDense(dense=dense, parts=(*build_parts(built, dense), *more))
         held, links, reduce = open_stages(built.stages, peers)
         replicas = None
         if built.stages is None:
@@ -182,7 +188,7 @@ def _dense_maker(built: BuiltModel, record: EvaluationRecord) -> MakeDense:
         else:
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
-        return RankDense(dense=dense, parts=(*build_parts(built, dense), record), replicas=replicas, held=held)
+        return RankDense(dense=dense, parts=(*build_parts(built, dense), *more), replicas=replicas, held=held)
 
     return make
 

@@ -24,7 +24,7 @@ from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
 from bagpipe.cache.lookup_layout import TableGroup
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
-from bagpipe.cache.slots import Slab, SlotTable, row_tables
+from bagpipe.cache.slots import Slab, Slots, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
 from bagpipe.cache.staging import Scratch
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
@@ -252,6 +252,11 @@ class RowCache:
             # The requests hold the rows in the order of the slots.
             words = [table_check_words(request.table, request.ids, request.rows) for request in requests]
             self.slots.mark_clean(slots, np.concatenate(words))
+
+    def copy_rows(self, rows: RowList, slots: Slots) -> list[WriteRequest]:
+        """Copies on the host of the rows in slots, ordered by table. Nothing changes. Requires idle lanes."""
+        with self.snapshot.lock:
+            return self._transfer.copy_out(rows, slots)()
 
     def clear(self) -> None:
         """Drop all rows.

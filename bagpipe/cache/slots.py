@@ -21,7 +21,7 @@ from bagpipe.errors import JobError
 from bagpipe.kernels.torch_kernels import ALIGN_BYTES
 from bagpipe.oracle.plan import RowList
 
-__all__ = ["FREE", "Slab", "SlotTable", "record_bytes", "row_tables", "rows_of_tables", "table_rows"]
+__all__ = ["FREE", "Slab", "SlotTable", "Slots", "record_bytes", "row_tables", "rows_of_tables", "table_rows"]
 
 #: Table number of a free slot.
 FREE = -1

@@ -18,6 +18,7 @@ from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.distributed.interface import Peers
 from bagpipe.jobs.open_job import OpenJob
 from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.training.current_rows import RowReader
 from bagpipe.training.engine import Engine
 from bagpipe.training.evaluation import Scoring
 from bagpipe.training.reading import PrepareInputs
@@ -36,12 +37,13 @@ def evaluation_run(
     peers: Peers | None,
     prepare: PrepareInputs | None = None,
     cache: RowCache | None = None,
+    reader: RowReader | None = None,
     wake: Callable[[], object] | None = None,
     stops_on_signals: bool = False,
 ) -> Iterator[SteppedRun]:
     """A run of evaluation whose batches the caller scores, one at a time.
 
-    All ranks enter it alike, with a store that is current (`JobSession.flush`).
+    All ranks enter it alike, with a store that is current (`JobSession.flush`), or a reader that is.
 
     Args:
         job: its lanes rest, or no run is under way.
@@ -50,6 +52,7 @@ def evaluation_run(
         peers: the other ranks, with messages that no lane of the training waits for (`TorchPeers.evaluation`).
         prepare: makes a batch's inputs; None: that of the training.
         cache: an empty one; None: a new one.
+        reader: reads the rows; None: the store.
         wake: called when the run has failed, see `Engine`.
         stops_on_signals: SIGINT and SIGTERM end the run after the batches that are read.
     """
@@ -75,6 +78,7 @@ def evaluation_run(
             peers=peers,
             wake=wake,
             parts=training.parts,
+            reader=reader,
         )
         yield stack.enter_context(engine.evaluate_in_steps(batches, scoring, stops_on_signals=stops_on_signals))
 

@@ -13,6 +13,7 @@
     nonfinite, row_clip, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
                     actions
     plateau: a factor of learning rates that follows evaluations
+    current_rows: rows for evaluations at rest
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the
 plan's two hazards decide which lane does what when; no part does.

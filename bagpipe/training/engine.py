@@ -33,6 +33,7 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.store.interface import Store
 from bagpipe.training.checkpointing import Checkpointing
+from bagpipe.training.current_rows import RowReader
 from bagpipe.training.dense import DensePart
 from bagpipe.training.evaluation import OnScores, Scoring
 from bagpipe.training.nonfinite import NonfiniteGuard
@@ -93,6 +94,7 @@ class Engine:
         wake: called when a run has failed: ends the wait for a batch that never comes (`RemoteBatches.interrupt`).
         earlier: steps of earlier jobs that this one goes on counting.
         parts: further parts of the training loop, such as `WeightAverage`.
+        reader: reads the rows of evaluations; None: the store.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Engine:
         wake: Callable[[], object] | None = None,
         earlier: EarlierSteps | None = None,
         parts: Sequence[LoopPart] = (),
+        reader: RowReader | None = None,
     ) -> None:
         self.cache = cache
         self.store = store
@@ -127,6 +130,7 @@ class Engine:
         self._wake = wake
         self.recorder = recorder
         self.parts = with_decay(parts, cache, layout)
+        self._reader: RowReader = store if reader is None else reader
         self._claim = store.claim if claim is None else claim
         self._known: list[KnownRows] = []
         if known is not None:
@@ -246,7 +250,7 @@ class Engine:
         cache, peers = self.cache, self.peers
         reading = self._reading()
         rows = EvaluationRows(
-            cache=cache, store=self.store, prefetch_depth=self.settings.prefetch_depth, known=self._known
+            cache=cache, store=self._reader, prefetch_depth=self.settings.prefetch_depth, known=self._known
         )
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
         totals = Totals(rows, scoring.loss_sums)

@@ -31,6 +31,7 @@ from bagpipe.schedule.builders.prefetch_loop import (
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.training.current_rows import RowReader
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit
 
@@ -48,7 +49,7 @@ class EvaluationRows(LoopPart):
 
     Args:
         cache: the slots.
-        store: open.
+        store: open; evaluation only reads.
         prefetch_depth: batches fetched and not yet inserted, at most.
         known: which rows the store must have; a row is known if any of these knows it.
 
@@ -58,7 +59,7 @@ class EvaluationRows(LoopPart):
 
     row_waits = ("0X_INSERT",)
 
-    def __init__(self, *, cache: RowCache, store: Store, prefetch_depth: int, known: Sequence[KnownRows]) -> None:
+    def __init__(self, *, cache: RowCache, store: RowReader, prefetch_depth: int, known: Sequence[KnownRows]) -> None:
         self.rows_fetched = self.rows_written = 0
         self._cache = cache
         self._store = store
@@ -145,6 +146,7 @@ class Rows(EvaluationRows):
     ) -> None:
         super().__init__(cache=cache, store=store, prefetch_depth=prefetch_depth, known=known)
         self._claim = claim
+        self._writer = store
 
     def declare(self, loop: LoopBuilder) -> None:
         declare_rows(loop, prefetch_depth=self._prefetch_depth, write_depth=WRITE_DEPTH)
@@ -202,7 +204,7 @@ class Rows(EvaluationRows):
     def _write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         for part in self._run.parts:
             part.before_write(epoch)
-        self._store.write_many(requests)
+        self._writer.write_many(requests)
         for part in self._run.parts:
             part.after_write(requests, epoch, b)
         self.rows_written += sum(len(request.ids) for request in requests)
