@@ -1,6 +1,7 @@
 """`LearningRates`: the learning rates of every batch follow schedules (`bagpipe.rates`).
 
-    backward of b     rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
+    lookup of b       rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
+    with stages       the same after the backward of b
     before OPT of b   rate of the dense optimizer * factor of b ──> its parameter groups             lane of the chunk
 
 A factor depends on the number of the batch and on its epoch alone, or on the metrics of the evaluations before it
@@ -48,8 +49,13 @@ class LearningRates(LoopPart):
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
-        # Not at the lookup: with stages its lane can be a batch ahead of an evaluation that changes a factor.
-        yield Hook(at=Point.GRADIENTS, when="after", call=self._scale_rows)
+        # This part is listed after the one that sets the settings of the updates, so its hook comes later. Rows that
+        # decay need their rates at the lookup. With stages none decay, and the lookup's lane can be a batch ahead of an
+        # evaluation that changes a factor.
+        if self._dense.is_staged:
+            yield Hook(at=Point.GRADIENTS, when="after", call=self._scale_rows)
+        else:
+            yield Hook(at=Point.LOOKUP, when="before", call=self._scale_rows)
         yield Hook(at=Point.STEP, when="before", call=self._set_dense)
 
     def start(self, run: LoopRun) -> None:
