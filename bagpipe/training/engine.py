@@ -132,23 +132,19 @@ class Engine:
         self.parts = with_decay(parts, cache, layout)
         self._reader: RowReader = store if reader is None else reader
         self._claim = store.claim if claim is None else claim
-        self._known: list[KnownRows] = []
-        if known is not None:
-            self._known.append(lambda batch, table, ids: known(table, ids))
+        self._known: list[KnownRows] = [] if known is None else [lambda batch, table, ids: known(table, ids)]
         if recorder is not None:
             self._known.append(lambda batch, table, ids: recorder.written.contains(table, ids))
         self._run: LoopRun | None = None  # the one under way
 
     def abort(self, error: BaseException) -> None:
         """End the run under way, if there is one, with this error. From any thread."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             run.abort(error)
 
     def request_stop(self) -> None:
         """Finish the batches that the run under way has read, and end it; a second request aborts. From any thread."""
-        run = self._run
-        if run is not None and run.runner is not None:
+        if (run := self._run) is not None and run.runner is not None:
             run.runner.request_stop()
 
     def train(
