@@ -31,6 +31,7 @@ ARGUMENTS: Mapping[str, str] = {
     "cacher.url": "planner",
     "checkpoint.dir": "checkpoint_dir",
     "checkpoint.resume": "resume",
+    "checkpoint.start_from": "start_from",
     "checkpoint.take_over": "take_over",
     "data.batch_size": "the size of the batches",
     "optim.rows": "rows",

@@ -132,6 +132,7 @@ def _job(
             dir=options.checkpoint_dir,
             every=options.checkpoint_every,
             resume=options.resume,
+            start_from=options.start_from,
             keep=options.keep,
             take_over=options.take_over,
         ),

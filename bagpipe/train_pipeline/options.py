@@ -42,6 +42,7 @@ class Options:
     checkpoint_every: int
     keep: int
     resume: str
+    start_from: str
     take_over: bool
     durability: Literal["memory", "everysec", "always"]
     timeout_s: float
@@ -74,13 +75,21 @@ class Options:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         check_planner(self.planner)
+        if self.start_from and not self.checkpoint_dir:
+            raise InputError(f"start_from {self.start_from} needs checkpoint_dir, the new job's folder")
         if self.checkpoint_every and not self.checkpoint_dir:
             raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
 
     def shared(self) -> dict[str, Any]:
         """Values that all ranks must have alike, JSON-able, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        own = ("store", "sparse", "planner", "checkpoint_dir")  # a folder or a server can have several names
+        own = (
+            "store",
+            "sparse",
+            "planner",
+            "checkpoint_dir",
+            "start_from",
+        )  # a folder or a server can have several names
         common = {name: value for name, value in values.items() if name not in own}
         is_given = {"has store": self.store is not None, "has checkpoint_dir": bool(self.checkpoint_dir)}
         row_dtype = dict(self.row_dtype) if isinstance(self.row_dtype, Mapping) else self.row_dtype

@@ -81,6 +81,7 @@ class TrainPipeline(RowLoading):
         checkpoint_every: steps between checkpoints; 0: only `save` and the end of an iterator make them.
         keep: complete checkpoints to keep.
         resume: resume from the newest checkpoint (auto), from that of a step, or start anew (never).
+        start_from: checkpoints of another job (FOLDER[@STEP]) or a model's files: what a new job begins with.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
         durability: what acknowledged rows must survive: memory, everysec or always; see docs/store.md.
         timeout_s: deadline of one exchange with the store.
@@ -122,6 +123,7 @@ class TrainPipeline(RowLoading):
         checkpoint_every: int = 0,
         keep: int = 2,
         resume: str = "auto",
+        start_from: str | Path | None = None,
         take_over: bool = False,
         durability: Literal["memory", "everysec", "always"] = "memory",
         timeout_s: float = 30.0,
@@ -153,6 +155,7 @@ class TrainPipeline(RowLoading):
             checkpoint_every=checkpoint_every,
             keep=keep,
             resume=resume,
+            start_from=str(start_from or ""),
             take_over=take_over,
             durability=durability,
             timeout_s=timeout_s,
@@ -195,16 +198,13 @@ class TrainPipeline(RowLoading):
     def train(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Train all batches of a loader; yields what the model returns beside the loss, batch by batch.
 
-        A job of several epochs loops over those that are left, so that one that resumes does not begin anew:
-        ``for epoch in range(pipeline.epoch, num_epochs): …``. After a resume the first loader goes on where the
-        checkpoint was made: a stateful loader (``state_dict``, ``load_state_dict``) by its state, another one by
-        leaving out the batches before. Leaving the loop early makes room for another loader.
+        A job of several epochs loops over those that are left: ``for epoch in range(pipeline.epoch, num_epochs): …``.
+        After a resume the first loader goes on where the checkpoint was made: a stateful loader (``state_dict``,
+        ``load_state_dict``) by its state, another one by leaving out the batches before. Leaving the loop early makes
+        room for another loader. Raises as `progress`, but for StopIteration.
 
         Args:
             loader: any iterable of batches.
-
-        Raises:
-            As `progress`, but for StopIteration.
         """
         taken = self._session.resume(loader)
         iterator = iter(loader)

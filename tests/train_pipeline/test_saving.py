@@ -212,3 +212,19 @@ def test_a_killed_process_resumes_bit_for_bit(redis_server: Any, namespace: str,
         rest: Iterator[Any] = trained.train(ALL)
         assert 14 - len(list(rest)) in (0, 4, 8)  # the last checkpoint that was published
         assert_same(state_of(trained), _whole())
+
+
+def test_a_job_goes_on_from_the_checkpoints_of_another(where: dict[str, Any], tmp_path: Path) -> None:
+    """Its first epoch is the second half of one job over both."""
+    with pipeline(**where) as trained:
+        progress_all(trained, iter(ALL[:6]))
+        trained.save()
+    first = where.pop("checkpoint_dir")
+    where["namespace"] = "second"
+    with pipeline(**where, checkpoint_dir=str(tmp_path / "second"), start_from=first) as trained:
+        assert trained.step == 0
+        progress_all(trained, iter(ALL[6:]))
+        assert trained.step == 8
+        assert_same(state_of(trained), _whole())
+    with pytest.raises(InputError, match=r"start_from x needs checkpoint_dir, the new job's folder"):
+        pipeline(start_from="x")
