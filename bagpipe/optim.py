@@ -25,7 +25,7 @@ from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DECAYED, FROZEN
+from bagpipe.types.schema import DECAYED, FROZEN, L2_DECAYED
 
 __all__ = [
     "OTHERS",
@@ -88,14 +88,16 @@ class RowOptimizer:
 
 @dataclass(frozen=True)
 class _Rated(RowOptimizer):
-    """An optimizer with a learning rate, and decoupled decay: ``w *= 1 - lr * weight_decay``, then its step.
+    """An optimizer with a learning rate, and decay of all rows of the table at every batch.
 
-    All rows of the table decay at every batch (`bagpipe.kernels.row_decay`). ``lr * weight_decay`` is below 1.
+    Decoupled: ``w *= 1 - lr * weight_decay``, then the step (`bagpipe.kernels.row_decay`); the product is below 1. L2:
+    ``g += weight_decay * w``, with g = 0 for rows without a gradient, then the step (`bagpipe.kernels.row_l2`).
     """
 
     lr: Rate
     _: KW_ONLY
     weight_decay: float = 0.0
+    decoupled: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
@@ -107,11 +109,19 @@ class _Rated(RowOptimizer):
 
     @property
     def record(self) -> str:
-        return f"{self.name}{DECAYED}" if self.weight_decay else self.name
+        if not self.weight_decay:
+            return self.name
+        return f"{self.name}{L2_DECAYED if self._is_l2 else DECAYED}"
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        return {"weight_decay": self.weight_decay} if self.weight_decay else {}
+        if not self.weight_decay:
+            return {}
+        return {"weight_decay": self.weight_decay, **({"is_l2": True} if self._is_l2 else {})}
+
+    @property
+    def _is_l2(self) -> bool:
+        return not self.decoupled and self.name != SGD.name  # for SGD both are the same
 
     def rate(self, step: int) -> float:
         if not callable(self.lr):
@@ -140,8 +150,9 @@ class SGD(_Rated):
 
     Args:
         lr: learning rate, a number or a function of the step.
-        weight_decay: decoupled decay of all rows at every batch, keyword only; so of the other optimizers. A row that
-            decays has one more number of state. For this optimizer L2 decay is the same.
+        weight_decay: decay of all rows at every batch, keyword only; so of the other optimizers. A row that decays
+            has one more number of state.
+        decoupled: kind of the decay; False: L2. For this optimizer both are the same.
 
     Raises:
         InputError: `lr` is not a finite number of at least 0.
@@ -260,6 +271,11 @@ class AdamW(Adam):
 
     _: KW_ONLY
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.decoupled:
+            raise InputError("AdamW: its decay is decoupled, use Adam for decoupled=False")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ RATED = (SGD, Momentum, *ADAPTIVE)
 def test_the_names_are_those_of_the_schema() -> None:
     plain = {kind(0.1).record for kind in (*RATED, Ftrl)} | {Frozen().record}
     decayed = {kind(0.1, weight_decay=0.1).record for kind in RATED} | {AdamW(0.1).record}
-    assert plain | decayed | {"ftrl_decayed"} == set(OPTIMIZER_STATE_WIDTH)
+    l2 = {kind(0.1, weight_decay=0.1, decoupled=False).record for kind in RATED}
+    assert l2 == {"sgd_decayed", "momentum_l2", "adagrad_l2", "rowwise_adagrad_l2", "adam_l2"}
+    assert plain | decayed | l2 | {"ftrl_decayed", "ftrl_l2", "sgd_l2"} == set(OPTIMIZER_STATE_WIDTH)
     assert {record: base_optimizer(record) for record in decayed} == {
         record: (record.removesuffix("_decayed"), True) for record in decayed
     }
@@ -49,7 +51,10 @@ def test_an_invalid_decay_is_refused(kind: Any, decay: Any) -> None:
 def test_numbers_of_a_step() -> None:
     assert AdamW(0.1).numbers == {"weight_decay": 0.01}
     assert Momentum(0.1, weight_decay=0.5).numbers == {"weight_decay": 0.5, "momentum": 0.9}
-    assert SGD(0.1).numbers == {}
+    assert SGD(0.1).numbers == SGD(0.1, decoupled=False).numbers == {}
+    assert Adam(0.1, weight_decay=0.5, decoupled=False).numbers == {"weight_decay": 0.5, "is_l2": True}
+    with pytest.raises(InputError, match=r"^AdamW: its decay is decoupled, use Adam"):
+        AdamW(0.1, decoupled=False)
 
 
 def test_the_module_needs_no_torch() -> None:

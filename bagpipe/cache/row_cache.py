@@ -278,12 +278,17 @@ class RowCache:
             out: ``[n, dim]``, of their dtype.
             step: number of the batch; None: the next one that is trained.
         """
-        records = self._slab.records(out.dtype)
+        records, table = self._slab.records(out.dtype), group.first_table
+        missed = self.history.missed(table, step)
+        if missed is not None and missed.table.needs_state:
+            rows = gather(records, slot_index, self.schema.row_width(table))
+            missed.apply(rows, group.dim, self.history.steps_of(table, rows).long())
+            out.copy_(rows[:, : group.dim])
+            return
         gather(records, slot_index, group.dim, out)
-        missed = self.history.missed(group.first_table, step)
         if missed is not None:
-            steps = self.history.steps_of(group.first_table, records)
-            missed.apply(out, steps.index_select(0, slot_index).long())
+            steps = self.history.steps_of(table, records).index_select(0, slot_index)
+            missed.apply(out, group.dim, steps.long())
 
     def check(self, context: BatchContext) -> None:
         """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.

@@ -10,20 +10,25 @@ brings the weights up to the present, on a copy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep, RowSteps
 from bagpipe.kernels.row_decay import DecayTable, Missed, decay_factor, row_steps
-from bagpipe.types.schema import RowSchema, base_optimizer
+from bagpipe.kernels.row_l2 import L2Table
+from bagpipe.types.schema import L2_DECAYED, RowSchema, base_optimizer
 
 __all__ = ["RowHistory"]
 
 _TABLES = "tables"
+
+_Table: TypeAlias = DecayTable | L2Table
 
 
 class RowHistory:
@@ -47,7 +52,7 @@ class RowHistory:
         self.num_steps = 0
         self._schema = schema
         self._device = device
-        self._tables: dict[int, DecayTable] = {}
+        self._tables: dict[int, _Table] = {}
 
     def begin(self, layout: LookupLayout, num_steps: int) -> None:
         """Begin to note batches, with one table per table group.
@@ -73,7 +78,7 @@ class RowHistory:
                     names = [self._schema.tables[each].name for each in (members[0], number)]
                     raise InputError(f"tables {names} decayed at different rates before: expected different rates now")
             if members:
-                self._tables.update(dict.fromkeys(members, DecayTable(self._device, before[0])))
+                self._tables.update(dict.fromkeys(members, self._table(members[0], before[0])))
         self.num_steps = num_steps
 
     def note(self, layout: LookupLayout, steps: RowSteps) -> None:
@@ -85,7 +90,11 @@ class RowHistory:
         for group in layout.groups:
             if group.first_table in self.decaying:
                 step = steps if isinstance(steps, RowStep) else steps[group.index]
-                self._tables[group.first_table].append(decay_factor(step.lr, step.weight_decay))
+                table = self._tables[group.first_table]
+                if isinstance(table, L2Table):
+                    table.append(step)
+                else:
+                    table.append(decay_factor(step.lr, step.weight_decay))
         self.num_steps += 1
 
     def missed(self, table: int, until: int | None = None) -> Missed | None:
@@ -96,10 +105,10 @@ class RowHistory:
         return Missed(table=found, until=self.num_steps if until is None else until)
 
     def catch_up(self, table: int, records: Tensor, until: int | None = None) -> None:
-        """Bring the weights of records ``[n, width]`` on the host up to now, in place; not the step they are at."""
+        """Bring records ``[n, width]`` on the host up to now, in place; not the step they are at."""
         missed = self.missed(table, until)
         if missed is not None:
-            missed.apply(records[:, : self._schema.tables[table].dim], self.steps_of(table, records).long())
+            missed.apply(records, self._schema.tables[table].dim, self.steps_of(table, records).long())
 
     def steps_of(self, table: int, records: Tensor) -> Tensor:
         """The steps that rows of a decaying table are at: a view ``[n]`` of records, as integers."""
@@ -110,18 +119,19 @@ class RowHistory:
     def state(self, num_steps: int) -> Mapping[str, Tensor]:
         """Tensors that a checkpoint before batch `num_steps` keeps; none if no rows decay.
 
-        ``factors.<k>`` float64 ``[num_steps]``, and ``tables`` int64 ``[tables]``: k of each table, -1 for none.
+        ``factors.<k>`` float64 ``[num_steps]``, with L2 decay ``[num_steps, 5]``; and ``tables`` int64 ``[tables]``: k
+        of each table, -1 for none.
         """
         if not self.decaying:
             return {}
-        different: list[DecayTable] = []
+        different: list[_Table] = []
         numbers = []
         for number in range(len(self._schema.tables)):
             table = self._tables.get(number)
             if table is not None and not any(table is each for each in different):
                 different.append(table)
             numbers.append(-1 if table is None else [each is table for each in different].index(True))
-        found = {f"factors.{k}": torch.from_numpy(table.factors(num_steps)) for k, table in enumerate(different)}
+        found = {f"factors.{k}": torch.from_numpy(table.state(num_steps)) for k, table in enumerate(different)}
         return {**found, _TABLES: torch.tensor(numbers, dtype=torch.int64)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -135,10 +145,22 @@ class RowHistory:
         numbers: Sequence[int] = tensors[_TABLES].tolist() if _TABLES in tensors else []
         if {number for number, k in enumerate(numbers) if k >= 0} != self.decaying:
             raise InputError("the checkpoint's rows decay in other tables than this job's")
-        found = [DecayTable(self._device, tensors[f"factors.{k}"].numpy()) for k in range(max(numbers, default=-1) + 1)]
+        found = [
+            self._table(numbers.index(k), tensors[f"factors.{k}"].numpy()) for k in range(max(numbers, default=-1) + 1)
+        ]
         self._tables = {number: found[k] for number, k in enumerate(numbers) if k >= 0}
         self.num_steps = len(found[0]) if found else 0
 
-    def _factors(self, table: int, num_steps: int) -> np.typing.NDArray[np.float64]:
+    def _factors(self, table: int, num_steps: int) -> NDArray[np.float64]:
         found = self._tables.get(table)
-        return np.empty(0) if found is None else found.factors(num_steps)
+        return np.empty(0) if found is None else found.state(num_steps)
+
+    def _table(self, number: int, state: NDArray[np.float64]) -> _Table:
+        """A table with the batches that a state has."""
+        name = self._schema.optimizer_of(number)
+        rule, _ = base_optimizer(name)
+        if not name.endswith(L2_DECAYED):
+            return DecayTable(self._device, state)
+        if self._device.type != "cpu":
+            raise InputError(f"L2 decay of rows with {rule} needs run.device cpu, got {self._device}")
+        return L2Table(rule, state if len(state) else None)

@@ -257,15 +257,17 @@ def _collect_bounded(
     schema = rows.schema
     dim = schema.tables[table].dim
     weight = torch.empty(num_rows, dim, dtype=TORCH_DTYPE[schema.dtype_of(table)])
-    initial = InitialWeights(schema, torch.device("cpu"))
+    initial, states = InitialWeights(schema, torch.device("cpu")), _empty_states(schema, table, num_rows)
     for first in range(0, num_rows, _CHUNK_ROWS):
         ids = torch.arange(first, min(first + _CHUNK_ROWS, num_rows))
         chunk = weight[first : first + len(ids)]
         initial.fill_(chunk, torch.full_like(ids, table), ids)
-        missed = history.missed(table)
-        if missed is not None:
-            missed.apply(chunk, torch.zeros_like(ids))
-    states = _empty_states(schema, table, num_rows)
+        if table in history.decaying:
+            records = torch.zeros(len(ids), schema.row_width(table), dtype=weight.dtype)
+            records[:, :dim] = chunk
+            history.catch_up(table, records)
+            chunk.copy_(records[:, :dim])
+            _store_states(states, ids, records[:, dim:])
     for request in rows.rows(table):
         if request.ids[0] < 0 or request.ids[-1] >= num_rows:
             outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])

@@ -13,7 +13,7 @@ from bagpipe.types.schema import FROZEN
 __all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
 
 #: Keys that decide which state an optimizer or an average has: a checkpoint has that of the values it was made with.
-_KEYS_OF_STATE = frozenset({"rows", "rows_by_table", "dense", "ema_decay", "ema_evaluate"})
+_KEYS_OF_STATE = frozenset({"rows", "rows_by_table", "rows_decay_kind", "dense", "ema_decay", "ema_evaluate"})
 #: Keys of results that a resume may change, if `checkpoint.change` names them.
 CHANGEABLE = (
     *(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE),
@@ -142,7 +142,11 @@ def _ftrl_problem(config: Config) -> str | None:
 def _row_decay_problem(config: Config) -> str | None:
     optim = config.optim
     if not optim.rows_weight_decay:
-        return None
+        return "0 with optim.rows_decay_kind l2, expected more than 0" if optim.rows_decay_kind == "l2" else None
+    if optim.rows_decay_kind == "l2" and "adamw" in optim.row_optimizers:
+        return f"{optim.rows_weight_decay:g} of adamw is decoupled: use adam for optim.rows_decay_kind l2"
+    if optim.rows_decay_kind == "l2" and (config.run.device != "cpu" or config.run.kernels == "triton"):
+        return f"{optim.rows_weight_decay:g} with optim.rows_decay_kind l2 needs run.device cpu and torch's kernels"
     shown = f"{optim.rows_weight_decay:g}"
     if "ftrl" in optim.row_optimizers:
         return f"{shown} is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2"

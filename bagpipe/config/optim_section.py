@@ -29,7 +29,9 @@ class OptimConfig:
         rows_lr: its learning rate; of ftrl: its alpha.
         rows_by_table: row optimizers of single tables, TABLE=OPTIMIZER; frozen: the rows of the table do not change.
         rows_lr_by_table: learning rates of the rows of single tables, TABLE=RATE.
-        rows_weight_decay: decoupled decay of all rows at every step, used or not; not of ftrl.
+        rows_weight_decay: decay of all rows at every step, used or not; not of ftrl.
+        rows_decay_kind: decoupled: the weight is multiplied by 1 - rate * decay; l2: decay * weight is added to the
+            gradient.
         rows_momentum: of the row optimizer momentum.
         ftrl_beta: of the row optimizer ftrl.
         ftrl_l1: strength of its L1 penalty.
@@ -73,6 +75,7 @@ class OptimConfig:
     rows_by_table: tuple[str, ...] = ()  # the values of both are rules
     rows_lr_by_table: tuple[str, ...] = ()
     rows_weight_decay: Annotated[float, at_least(0)] = 0.0
+    rows_decay_kind: Literal["decoupled", "l2"] = "decoupled"
     rows_momentum: Annotated[float, BELOW_1] = 0.9
     ftrl_beta: Annotated[float, at_least(0)] = 1.0  # that of McMahan et al., KDD 2013
     ftrl_l1: Annotated[float, at_least(0)] = 0.0

@@ -7,20 +7,26 @@ optim.rows_lr, rows_lr_by_table ──┴──> `bagpipe.optim.RowOptimizer` by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bagpipe.config.optim_section import OptimConfig, pairs
 from bagpipe.optim import OTHERS, SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, RowOptimizer, RowWiseAdagrad
 
 __all__ = ["ROW_OPTIMIZERS", "row_optimizers"]
 
+
+def _decay(config: OptimConfig) -> dict[str, Any]:
+    return {"weight_decay": config.rows_weight_decay, "decoupled": config.rows_decay_kind == "decoupled"}
+
+
 #: Row optimizer -> its constructor with a learning rate.
 ROW_OPTIMIZERS: Mapping[str, Callable[[float, OptimConfig], RowOptimizer]] = {
-    "sgd": lambda lr, config: SGD(lr, weight_decay=config.rows_weight_decay),
-    "momentum": lambda lr, config: Momentum(lr, momentum=config.rows_momentum, weight_decay=config.rows_weight_decay),
-    "adagrad": lambda lr, config: Adagrad(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
-    "rowwise_adagrad": lambda lr, config: RowWiseAdagrad(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
-    "adam": lambda lr, config: Adam(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
-    "adamw": lambda lr, config: AdamW(lr, eps=config.eps, weight_decay=config.rows_weight_decay),
+    "sgd": lambda lr, config: SGD(lr, **_decay(config)),
+    "momentum": lambda lr, config: Momentum(lr, momentum=config.rows_momentum, **_decay(config)),
+    "adagrad": lambda lr, config: Adagrad(lr, eps=config.eps, **_decay(config)),
+    "rowwise_adagrad": lambda lr, config: RowWiseAdagrad(lr, eps=config.eps, **_decay(config)),
+    "adam": lambda lr, config: Adam(lr, eps=config.eps, **_decay(config)),
+    "adamw": lambda lr, config: AdamW(lr, eps=config.eps, **_decay(config)),
     "ftrl": lambda lr, config: Ftrl(lr, beta=config.ftrl_beta, l1=config.ftrl_l1, l2=config.ftrl_l2),
     "frozen": lambda lr, config: Frozen(),
 }

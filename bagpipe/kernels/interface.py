@@ -26,7 +26,8 @@ class RowStep:
         step: number of batches trained, this one included (for Adam's bias correction).
         momentum: of momentum: factor of the velocity.
         beta, l1, l2: of FTRL; its alpha is the learning rate.
-        weight_decay: decoupled decay of the rows.
+        weight_decay: decay of the rows.
+        is_l2: it is a part of the gradient; otherwise it is decoupled.
         missed: decay that the rows have missed; None: the rows do not decay.
     """
 
@@ -38,6 +39,7 @@ class RowStep:
     l1: float = 0.0
     l2: float = 0.0
     weight_decay: float = 0.0
+    is_l2: bool = False
     missed: Missed | None = None
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from bagpipe.errors import InputError
 
-__all__ = ["DecayTable", "Missed", "decay_factor", "row_steps", "set_row_steps"]
+__all__ = ["DecayTable", "Missed", "MissedSteps", "decay_factor", "row_steps", "set_row_steps"]
 
 #: Integers of the size of a number of state.
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -82,9 +83,17 @@ class DecayTable:
         self._mantissas[len(self)].fill_(self._mantissa)
         self._exponents[len(self)].fill_(self._exponent)
 
-    def factors(self, num_steps: int) -> NDArray[np.float64]:
+    @property
+    def needs_state(self) -> bool:
+        return False
+
+    def state(self, num_steps: int) -> NDArray[np.float64]:
         """float64 ``[num_steps]``: the factors of the first batches."""
         return np.array(self._factors[:num_steps], dtype=np.float64)
+
+    def apply(self, rows: Tensor, dim: int, steps: Tensor, until: int) -> None:
+        """See `Missed.apply`."""
+        rows[:, :dim].mul_(self.missed(steps, until).to(rows.dtype)[:, None])
 
     def missed(self, steps: Tensor, until: int) -> Tensor:
         """float64 ``[n]``: product of the factors from `steps` (int64 ``[n]``) to `until`.
@@ -108,6 +117,27 @@ class DecayTable:
             self._exponents = torch.cat([self._exponents, torch.empty_like(self._exponents)])
 
 
+class MissedSteps(Protocol):
+    """What rows may have missed, of one table group, since batch 0."""
+
+    @property
+    def needs_state(self) -> bool:
+        """The decay changes the optimizer state of rows, not the weights alone."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        ...
+
+    def state(self, num_steps: int) -> NDArray[np.float64]:
+        """Numbers of the first batches, for a checkpoint."""
+        ...
+
+    def apply(self, rows: Tensor, dim: int, steps: Tensor, until: int) -> None:
+        """See `Missed.apply`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Missed:
     """What the rows of a table group may have missed before a batch.
@@ -117,12 +147,18 @@ class Missed:
         until: number of the batch, from 0.
     """
 
-    table: DecayTable
+    table: MissedSteps
     until: int
 
-    def apply(self, weights: Tensor, steps: Tensor) -> None:
-        """Decay weights ``[n, dim]`` in place, which are at `steps` (int64 ``[n]``)."""
-        weights.mul_(self.table.missed(steps, self.until).to(weights.dtype)[:, None])
+    def apply(self, rows: Tensor, dim: int, steps: Tensor) -> None:
+        """Bring rows up to the batch, in place.
+
+        Args:
+            rows: weights ``[n, >= dim]``; with their state ``[n, dim + state + 1]`` if the table needs it.
+            dim: weights per row.
+            steps: int64 ``[n]``, the steps that the rows are at.
+        """
+        self.table.apply(rows, dim, steps, self.until)
 
 
 def row_steps(records: Tensor, column: int) -> Tensor:

@@ -107,7 +107,7 @@ def _ftrl(rows: Tensor, grad: Tensor, step: RowStep) -> None:
 
 
 def decay_rows(rows: Tensor, dim: int, step: RowStep) -> None:
-    """Decay rows that are about to be updated, in place: the steps they missed, then this one.
+    """Decay rows that are about to be updated, in place: the steps they missed, then this one if it is decoupled.
 
     Args:
         rows: ``[n, dim + state]``, contiguous. The last number of state is the step they are at.
@@ -117,8 +117,9 @@ def decay_rows(rows: Tensor, dim: int, step: RowStep) -> None:
     if step.missed is None:
         raise JobError("expected the decay that the rows have missed, got none")
     weights, last = rows[:, :dim], rows.shape[1] - 1
-    step.missed.apply(weights, row_steps(rows, last).long())
-    weights.mul_(decay_factor(step.lr, step.weight_decay))
+    step.missed.apply(rows, dim, row_steps(rows, last).long())
+    if not step.is_l2:
+        weights.mul_(decay_factor(step.lr, step.weight_decay))
     set_row_steps(rows, last, step.missed.until + 1)
 
 

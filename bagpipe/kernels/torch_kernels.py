@@ -81,9 +81,12 @@ class TorchKernels:
             index = slot_index[first:end]
             rows = gather(records, index, width)
             values = row_format.unpack(rows, dim, optimizer)
+            gradient = total_gradient(gradients, first, end)
             if decays:
                 decay_rows(values, dim, step)
-            apply(values[:, :-1] if decays else values, total_gradient(gradients, first, end), step)
+                if step.is_l2:
+                    gradient.add_(values[:, :dim] * step.weight_decay)
+            apply(values[:, :-1] if decays else values, gradient, step)
             part = None if names is None else names.part(first, end)
             row_format.pack(values, rows, dim, part, step.step, optimizer)
             scatter(records, index, rows)

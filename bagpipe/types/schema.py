@@ -19,6 +19,7 @@ from bagpipe.errors import InputError
 __all__ = [
     "DECAYED",
     "FROZEN",
+    "L2_DECAYED",
     "OPTIMIZER_STATE_WIDTH",
     "ROUNDINGS",
     "ROW_TYPES",
@@ -45,6 +46,8 @@ FROZEN = "frozen"
 
 #: Ending of the names of row optimizers whose rows decay. Their last number of state is the step that the row is at.
 DECAYED = "_decayed"
+#: The same, for rows whose decay is a part of their gradient, and so of the optimizer's update.
+L2_DECAYED = "_l2"
 
 _STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     "sgd": lambda dim: 0,
@@ -64,13 +67,19 @@ def _and_step(width: Callable[[int], int]) -> Callable[[int], int]:
 #: Optimizer-state elements stored beside the `dim` weights of one row.
 OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
     **_STATE_WIDTH,
-    **{f"{name}{DECAYED}": _and_step(width) for name, width in _STATE_WIDTH.items() if name != FROZEN},
+    **{
+        f"{name}{ending}": _and_step(width)
+        for ending in (DECAYED, L2_DECAYED)
+        for name, width in _STATE_WIDTH.items()
+        if name != FROZEN
+    },
 }
 
 
 def base_optimizer(name: str) -> tuple[str, bool]:
     """The optimizer without decay, and whether its rows decay."""
-    return name.removesuffix(DECAYED), name.endswith(DECAYED)
+    base = name.removesuffix(DECAYED).removesuffix(L2_DECAYED)
+    return base, base != name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

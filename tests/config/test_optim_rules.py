@@ -26,6 +26,7 @@ def optim(**values: Any) -> Config:
         {"schedule": "step", "schedule_milestones": (3, 3, 9)},
         {"rows_schedule": "exponential", "schedule_every": 100, "rows_warmup_steps": 5, "warmup_start": 0.5},
         {"schedule": "cosine", "schedule_length": 9, "rows_schedule": "polynomial", "schedule_power": 2.0},
+        {"rows": "adam", "rows_weight_decay": 0.1, "rows_decay_kind": "l2"},
         {"rows": "adamw", "rows_weight_decay": 0.1, "rows_by_table": ("a=frozen", "b=sgd")},
         {"rows": "ftrl", "ftrl_l1": 0.1, "schedule": "cosine", "schedule_length": 9, "rows_schedule": "constant"},
         {"rows_by_table": ("a=momentum", "b=frozen"), "rows_momentum": 0.5, "rows_lr_by_table": ("a=0.1", "c=1e-3")},
@@ -116,6 +117,14 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         (
             {"rows_weight_decay": 0.1, "rows": "ftrl"},
             "optim.rows_weight_decay 0.1 is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2",
+        ),
+        (
+            {"rows_weight_decay": 0.1, "rows": "adamw", "rows_decay_kind": "l2"},
+            "optim.rows_weight_decay 0.1 of adamw is decoupled: use adam for optim.rows_decay_kind l2",
+        ),
+        (
+            {"rows_decay_kind": "l2"},
+            "optim.rows_weight_decay 0 with optim.rows_decay_kind l2, expected more than 0",
         ),
         ({"rows_momentum": 0.5}, "optim.rows_momentum 0.5 needs optim.rows momentum, got adagrad"),
         ({"ftrl_l1": 0.5, "rows": "adam"}, "optim.ftrl_l1 0.5 needs optim.rows ftrl, got adam"),

@@ -34,14 +34,14 @@ def test_missed_steps_equal_a_multiplication_at_every_step(products: list[float]
     for row, first in enumerate(steps):
         for product in products[first:until]:
             eager[row] *= 1 - product
-    Missed(table=table, until=until).apply(weights, torch.tensor(steps))
+    Missed(table=table, until=until).apply(weights, 2, torch.tensor(steps))
     torch.testing.assert_close(weights, eager, rtol=1e-13, atol=1e-300)
 
 
 @given(rates, st.integers(0, 80))
 def test_a_table_of_a_checkpoint_goes_on_with_the_same_bits(products: list[float], cut: int) -> None:
     whole, before = table_of(products), table_of(products)
-    resumed = DecayTable(CPU, before.factors(min(cut, len(products))))
+    resumed = DecayTable(CPU, before.state(min(cut, len(products))))
     for product in products[cut:]:
         resumed.append(decay_factor(product, 1.0))
     steps = torch.arange(len(products) + 1)

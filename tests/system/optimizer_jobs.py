@@ -132,7 +132,7 @@ def torch_optimizer(parameter: nn.Parameter, optimizer: RowOptimizer) -> torch.o
             lr=1.0,
             eps=optimizer.epsilon,
             decay=numbers.pop("weight_decay"),
-            decoupled=True,
+            decoupled=not numbers.pop("is_l2", False),
             **numbers,
         )
     make = kinds.get(optimizer.name)

@@ -353,6 +353,7 @@ RESUMED = {
         "--optim.schedule_length=20",
         "--data.eval_fraction=0.1",
     ],
+    "l2 decay of rows": ["--optim.rows=adam", "--optim.rows_weight_decay=0.5", "--optim.rows_decay_kind=l2"],
     "schedule": ["--optim.schedule=cosine", "--optim.schedule_length=20", "--optim.warmup_steps=7"],
 }
 

@@ -38,12 +38,14 @@ row_optimizers = st.one_of(
     st.builds(Ftrl, st.sampled_from([0.05, 0.5]), l1=st.sampled_from([0.0, 0.01]), l2=st.sampled_from([0.0, 0.1])),
 )
 decays = st.sampled_from([0.5, 2.0])
+kinds = st.booleans()
 decaying = st.one_of(
-    st.builds(SGD, rates, weight_decay=decays),
-    st.builds(Adagrad, rates, eps=epsilons, weight_decay=decays),
-    st.builds(RowWiseAdagrad, rates, eps=epsilons, weight_decay=decays),
+    st.builds(SGD, rates, weight_decay=decays, decoupled=kinds),
+    st.builds(Adagrad, rates, eps=epsilons, weight_decay=decays, decoupled=kinds),
+    st.builds(RowWiseAdagrad, rates, eps=epsilons, weight_decay=decays, decoupled=kinds),
+    st.builds(Adam, rates, eps=epsilons, weight_decay=decays, decoupled=kinds),
     st.builds(AdamW, rates, eps=epsilons, weight_decay=decays),
-    st.builds(Momentum, rates, weight_decay=decays),
+    st.builds(Momentum, rates, weight_decay=decays, decoupled=kinds),
 )
 with_decay = st.fixed_dictionaries(dict.fromkeys(NAMES, decaying | row_optimizers))
 by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, row_optimizers))

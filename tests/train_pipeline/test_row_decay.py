@@ -15,16 +15,22 @@ from bagpipe.start_from.open_source import open_source
 from tests.system.plain_rows import PlainRows
 from tests.train_pipeline.small import FEATURES, ROWS, Plain, Small, assert_same, batches, pipeline, state_of
 
-DECAYING = bagpipe.optim.AdamW(lambda step: 0.05 / (1 + step), weight_decay=4.0)
+
+def _rate(step: int) -> float:
+    return 0.05 / (1 + step)
 
 
-def _eager(num_batches: int) -> dict[str, torch.Tensor]:
+DECAYING = bagpipe.optim.AdamW(_rate, weight_decay=4.0)
+KINDS = (DECAYING, bagpipe.optim.Adam(_rate, weight_decay=4.0, decoupled=False))
+
+
+def _eager(num_batches: int, *, decoupled: bool) -> dict[str, torch.Tensor]:
     """Tables of a plain loop in float64 whose rows all decay at every batch."""
     plain = Plain().double()
     for name in FEATURES:
         plain.tables[name].sparse = True
     weights = [plain.tables[name].weight for name in FEATURES]
-    rows = PlainRows(weights, name="adam", lr=1.0, eps=1e-8, decay=4.0, decoupled=True)
+    rows = PlainRows(weights, name="adam", lr=1.0, eps=1e-8, decay=4.0, decoupled=decoupled)
     dense = torch.optim.Adam(plain.over.parameters(), lr=0.01)
     for number, batch in enumerate(batches(num_batches)):
         plain.zero_grad()
@@ -41,15 +47,15 @@ def _train(pipe: bagpipe.TrainPipeline, num_batches: int) -> None:
         pipe.progress(iterator)
 
 
-@pytest.mark.parametrize("cache_rows", [0, 120])
-def test_rows_at_rest_are_those_of_an_eager_loop(cache_rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", KINDS, ids=lambda rows: rows.record)
+def test_rows_at_rest_are_those_of_an_eager_loop(rows: bagpipe.optim.RowOptimizer, tmp_path: Path) -> None:
     """Rows that were never used decay from the first batch on."""
-    with pipeline(rows=DECAYING, cache_rows=cache_rows) as trained:
+    with pipeline(rows=rows) as trained:
         _train(trained, 7)
         shown = {name: trained.rows(f"t_{name}")[:ROWS] for name in FEATURES}
         scores = [each.clone() for each in trained.evaluate(batches(2, seed=8))]
         trained.export(tmp_path / "out")
-    for name, expected in _eager(7).items():
+    for name, expected in _eager(7, decoupled=rows is DECAYING).items():
         torch.testing.assert_close(shown[name].double(), expected, rtol=1e-4, atol=1e-6)
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(exported[f"bags.embedding_bags.t_{name}.weight"], shown[name]) for name in FEATURES)
@@ -61,12 +67,15 @@ def test_rows_at_rest_are_those_of_an_eager_loop(cache_rows: int, tmp_path: Path
             torch.testing.assert_close(plain(batch)[1], ours, rtol=1e-6, atol=1e-6)
 
 
-def test_looking_at_rows_changes_nothing_and_a_resumed_job_goes_on(tmp_path: Path) -> None:
-    with pipeline(rows=DECAYING) as whole:
+@pytest.mark.parametrize("rows", KINDS, ids=lambda rows: rows.record)
+def test_looking_at_rows_changes_nothing_and_a_resumed_job_goes_on(
+    rows: bagpipe.optim.RowOptimizer, tmp_path: Path
+) -> None:
+    with pipeline(rows=rows) as whole:
         _train(whole, 9)
         expected = state_of(whole)
-    where: dict[str, Any] = {"store": "memory://decay", "checkpoint_dir": str(tmp_path / "checkpoints")}
-    with pipeline(rows=DECAYING, checkpoint_every=2, **where) as first:
+    where: dict[str, Any] = {"store": f"memory://decay-{rows.record}", "checkpoint_dir": str(tmp_path / "checkpoints")}
+    with pipeline(rows=rows, checkpoint_every=2, **where) as first:
         iterator = iter(batches(9))
         for _ in range(5):
             first.progress(iterator)
@@ -78,7 +87,7 @@ def test_looking_at_rows_changes_nothing_and_a_resumed_job_goes_on(tmp_path: Pat
         assert torch.equal(chunk.weights, before["t_f0"][torch.from_numpy(chunk.ids)])
         assert chunk.state is not None
         assert (table.optimizer, chunk.state.shape[1]) == ("adam", 2 * chunk.weights.shape[1])
-    with pipeline(rows=DECAYING, **where) as resumed:
+    with pipeline(rows=rows, **where) as resumed:
         list(resumed.train(batches(9)))
         assert_same(state_of(resumed), expected)
     assert not torch.equal(before["t_f0"], expected["t_f0"])

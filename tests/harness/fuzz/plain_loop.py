@@ -96,7 +96,7 @@ def _rows_optimizer(tables: Sequence[Parameter], optim: OptimConfig) -> PlainRow
         name="adam" if optim.rows == "adamw" else optim.rows,
         lr=optim.rows_lr,
         decay=optim.rows_weight_decay,
-        decoupled=True,
+        decoupled=optim.rows_decay_kind == "decoupled",
         eps=optim.eps,
         momentum=optim.rows_momentum,
         beta=optim.ftrl_beta,

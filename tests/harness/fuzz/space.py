@@ -69,6 +69,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
     {
         "optim.rows": _even("optim.rows"),
         "optim.rows_weight_decay": {"0": 3, "0.01": 1, "0.3": 1},
+        "optim.rows_decay_kind": _even("optim.rows_decay_kind"),
         "optim.rows_momentum": {"0.9": 4, "0.5": 1},
         "optim.ftrl_beta": {"1": 4, "0": 1},
         "optim.ftrl_l1": {"0": 4, "0.01": 1},
