@@ -21,7 +21,6 @@ import torch
 
 from bagpipe.checkpoint.checkpoint_store import CheckpointStore
 from bagpipe.checkpoint.dense_state import combine, load
-from bagpipe.checkpoint.export import history_of
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.client.agreement import first_difference
@@ -242,7 +241,7 @@ def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint, *, avera
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
     state.restore(model)
-    engine.cache.history = history_of(built.rows, state)
+    engine.cache.history.load(state.of_part(engine.cache.history.name))
     found = state.of_part(WeightAverage.name)
     if averages and found:
         weights = dict(model.named_parameters())

@@ -93,7 +93,8 @@ class DecayTable:
 
     def apply(self, rows: Tensor, dim: int, steps: Tensor, until: int) -> None:
         """See `Missed.apply`."""
-        rows[:, :dim].mul_(self.missed(steps, until).to(rows.dtype)[:, None])
+        factors = self.missed(steps.to(self._mantissas.device), until)  # rows that are read can be on the host
+        rows[:, :dim].mul_(factors.to(rows.device, rows.dtype)[:, None])
 
     def missed(self, steps: Tensor, until: int) -> Tensor:
         """float64 ``[n]``: product of the factors from `steps` (int64 ``[n]``) to `until`.
