@@ -9,6 +9,7 @@ import dataclasses
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.store.row_sums import RowSums
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import OnBatch
+from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
 from trainer.devices import check_device, cuda_devices
@@ -105,7 +107,21 @@ def _training_facts(job: TrainerJob, ranks: Ranks) -> TrainingFacts:
         samples=job.session.carried.get("samples", 0),
         num_steps=planned_steps(job.built.config),
         published=lambda: checkpoints.published_step,
+        rates=partial(_rates, job),
     )
+
+
+def _rates(job: TrainerJob) -> dict[str, float]:
+    """Learning rates of the latest batch."""
+    engine = job.open.engine
+    schedule = next((part for part in engine.parts if isinstance(part, LearningRates)), None)
+    optimizers = [chunk.optimizer for chunk in engine.dense.chunks.values() if chunk.optimizer is not None]
+    rates = {"rows_lr": job.built.config.optim.rows_lr * (1.0 if schedule is None else schedule.row_factor)}
+    if optimizers:
+        rates["dense_lr"] = float(optimizers[0].param_groups[0]["lr"])
+        if schedule is not None:
+            rates["schedule_lr"] = rates["dense_lr"]
+    return rates
 
 
 def _finish(

@@ -33,11 +33,15 @@ class LearningRates(LoopPart):
         schedule: of the dense optimizers.
         rows: of the row optimizers.
 
+    Attributes:
+        row_factor: of the latest batch.
+
     Raises:
         InputError: in a lane: a schedule follows epochs, and a batch does not say in which epoch it is.
     """
 
     def __init__(self, dense: DensePart, *, schedule: Schedule, rows: Schedule) -> None:
+        self.row_factor = 1.0
         self._dense = dense
         self._schedule = schedule
         self._rows = rows
@@ -63,6 +67,7 @@ class LearningRates(LoopPart):
 
     def _scale_rows(self, key: OpKey, b: int) -> None:
         batch, factor = self._run.in_flight[b], self._factor(self._rows, b)
+        self.row_factor = factor
         steps = batch.row_steps
         scaled = [
             dataclasses.replace(step, lr=step.lr * factor)

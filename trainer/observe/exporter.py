@@ -39,6 +39,8 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
     "loss": ("loss", "Mean training loss of the whole job"),
     "interval_loss": ("interval_loss", "Mean training loss of the latest interval"),
     "loss_scale": ("loss_scale", "Factor of the loss"),
+    "dense_lr": ("dense_learning_rate", "Learning rate of the dense part in the latest batch"),
+    "rows_lr": ("rows_learning_rate", "Learning rate optim.rows_lr of rows in the latest batch"),
     "eta_s": ("eta_seconds", "Time to the last step, where it is known"),
 }
 

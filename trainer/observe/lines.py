@@ -97,6 +97,8 @@ def interval_words(values: Mapping[str, Any]) -> list[str]:
         words.append(f"hits {values['interval_hit_rate']:.1%}")
     wait = values["waited_for"]
     words.append(f"exposed {values['interval_exposed_share']:.1%}" + (f" ({wait['on']})" if wait else ""))
+    if values.get("schedule_lr") is not None:
+        words.append(f"lr {values['schedule_lr']:.3g}")
     if values["skipped_batches"]:
         words.append(f"{values['skipped_batches']} batches skipped")
     if values["eta_s"] is not None:

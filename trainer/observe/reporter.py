@@ -39,6 +39,7 @@ class TrainingFacts:
         steps, samples: trained before the run.
         num_steps: steps of the whole job, at most; None: unknown.
         published: step of the newest checkpoint that this process published; None: none.
+        rates: learning rates of the latest batch, by name, for the values of an interval.
     """
 
     streams: Streams
@@ -47,6 +48,7 @@ class TrainingFacts:
     samples: int = 0
     num_steps: int | None = None
     published: Callable[[], int | None] = lambda: None
+    rates: Callable[[], Mapping[str, float]] = dict
 
 
 class Reporter:
@@ -170,7 +172,8 @@ class _TrainingRun:
             self._published = published
             events.append((None, "checkpoint", progress.steps, {"checkpoint_step": published}))
         for sink, meter in due:
-            events.append((sink, "interval", progress.steps, meter.measure(now_s, progress, self._loss)))
+            values = {**meter.measure(now_s, progress, self._loss), **self._facts.rates()}
+            events.append((sink, "interval", progress.steps, values))
         return events
 
     def _request_loss(self, progress: Progress) -> None:

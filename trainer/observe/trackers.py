@@ -28,6 +28,8 @@ _SCALARS: Mapping[str, str] = {
     "interval_loss": "train/interval_loss",
     "skipped_batches": "train/skipped_batches",
     "loss_scale": "train/loss_scale",
+    "dense_lr": "train/dense_lr",
+    "rows_lr": "train/rows_lr",
     "hit_rate": "cache/hit_rate",
     "interval_hit_rate": "cache/interval_hit_rate",
     "exposed_share": "cache/exposed_share",
@@ -66,7 +68,7 @@ class TrackerSink:
     def take(self, event: Event) -> None:
         values = event.values
         if event.kind == "interval":
-            named = {name: values[key] for key, name in _SCALARS.items() if values[key] is not None}
+            named = {name: values[key] for key, name in _SCALARS.items() if values.get(key) is not None}
         elif event.kind == "evaluation":
             named = {f"eval/{name}": values[name] for name in METRICS if name in values}
             for label, found in by_label(values).items():

@@ -69,6 +69,8 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_loss": 0.5,
         "bagpipe_trainer_interval_loss": 0.5,
         "bagpipe_trainer_loss_scale": 512.0,
+        "bagpipe_trainer_dense_learning_rate": 0.5,
+        "bagpipe_trainer_rows_learning_rate": 0.25,
         "bagpipe_trainer_eta_seconds": 4.0,
         "bagpipe_trainer_rows_unique_total": 4.0,
         "bagpipe_trainer_rows_missed_total": 1.0,

@@ -64,6 +64,8 @@ EXPECTED = {
     "train/interval_loss": 0.5,
     "train/skipped_batches": 2.0,
     "train/loss_scale": 512.0,
+    "train/dense_lr": 0.5,
+    "train/rows_lr": 0.25,
     "cache/hit_rate": 0.75,
     "cache/interval_hit_rate": 0.75,
     "cache/exposed_share": 0.25,
