@@ -238,11 +238,14 @@ class CacherServer:
 
 
 def _check_unused(path: str) -> None:
-    """Refuse a socket that another process serves. gRPC would silently take it over.
+    """Refuse a socket that another process serves, which gRPC would silently take over, or without a folder.
 
     Raises:
-        InputError: a process accepts connections there, or it is not a socket.
+        InputError: a process accepts connections there, it is not a socket, or its folder does not exist.
     """
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise InputError(f"--listen unix:{path}: the folder {folder} does not exist; make it first")
     if not os.path.lexists(path):
         return
     with socket.socket(socket.AF_UNIX) as probe:

@@ -166,7 +166,7 @@ def health_or_gone(target: str) -> int:
     [
         ((), "--listen is needed"),
         (("--listen", "nowhere"), "--listen must be unix:PATH"),
-        (("--listen", "unix:/no/such/folder/c.sock"), "cannot listen there"),
+        (("--listen", "unix:/no/such/folder/c.sock"), "the folder /no/such/folder does not exist; make it first"),
         (("--listen", "127.0.0.1:0", "--max-jobs", "1.5"), "--max-jobs must be a number above 0, got '1.5'"),
         (("--listen", "127.0.0.1:0", "--grace-s", "soon"), "--grace-s must be a number above 0, got 'soon'"),
         (("--listen", "127.0.0.1:0", "--log-level", "loud"), "--log-level must be one of"),
