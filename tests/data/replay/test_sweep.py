@@ -87,7 +87,8 @@ def test_failed_settings_have_an_error_and_the_others_results(found: Replay, log
     assert too_small is not None
     assert too_small.startswith("batch ")
     assert "unique rows but --cache_rows is 250: raise it to at least" in too_small
-    other = replay(sweep_of(log, "--data.batch_size", "60", "--cache_rows", "450", "--policy", "typo,lru"), plain)
+    flags = ("--data.batch_size", "60", "--lookahead", "8", "--cache_rows", "450", "--policy", "typo,lru")
+    other = replay(sweep_of(log, *flags), plain)
     assert [record.error is None for record in other.records] == [False, True]
     assert "got 'typo'" in str(other.records[0].error)
 
@@ -106,7 +107,7 @@ def test_defaults_fit_the_log(log: Path) -> None:
     found = replay(sweep_of(log, "--data.batch_size", "30,600", "--policy", "lru,drop-unused"), plain)
     assert all(record.error is None for record in found.records)
     by_size = {size: [r for r in found.records if r.batch_size == size] for size in (30, 600)}
-    assert {record.lookahead for record in by_size[30]} == {8}
+    assert {record.lookahead for record in by_size[30]} == {2, 8, 16}
     assert {record.lookahead for record in by_size[600]} == {1}
     assert {record.cache_rows for record in by_size[600]} == {found.rows}
 
