@@ -152,7 +152,7 @@ _JOB = ["--data.limit", "6000", "--data.batch_size", "256", "--run.steps", "20",
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder. Nothing leads to the checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def digests(command: list[str], folder: Path, name: str) -> tuple[str, str]:
