@@ -264,7 +264,7 @@ class RowTable:
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer not in OPTIMIZER_STATE_WIDTH:
-            known = ", ".join(OPTIMIZER_STATE_WIDTH)
+            known = ", ".join(_STATE_WIDTH)
             raise InputError(f"table {self.name!r}: optimizer must be one of {known}, got {self.optimizer!r}")
         if self.dtype is not None and self.dtype not in ROW_TYPES:
             raise InputError(f"table {self.name!r}: dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")

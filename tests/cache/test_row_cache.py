@@ -172,7 +172,7 @@ def plain_half_rows(schema: RowSchema, data: Sequence[Batch]) -> dict[tuple[int,
         for (table, row_id), gradient in totals.items():
             row, dim, row_format = rows[table, row_id], TABLES[table].dim, formats[table]
             values = row_format.unpack(row, dim)
-            ROW_OPTIMIZERS[schema.optimizer].apply(values, gradient, LR, EPS, batch.index + 1)
+            ROW_OPTIMIZERS[schema.optimizer].apply(values, gradient, RowStep(lr=LR, eps=EPS, step=batch.index + 1))
             names = RowNames(tables=torch.tensor([table], dtype=torch.int32), ids=torch.tensor([row_id]))
             row_format.pack(values, row, dim, names, batch.index + 1)
     return {key: host_words(row).tobytes() for key, row in rows.items()}

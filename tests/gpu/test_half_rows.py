@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
-from bagpipe.kernels.interface import RowNames
+from bagpipe.kernels.interface import RowNames, RowStep
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.kernels.row_format import host_words, open_row_format
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
@@ -78,7 +78,8 @@ def test_records_after_steps(device: str) -> None:
         rows = torch.zeros(NUM_ROWS, row_format.width(DIM), dtype=torch.bfloat16, device=where)
         for step, gradient in enumerate(gradients, 1):
             values = row_format.unpack(rows, DIM)
-            ROW_OPTIMIZERS["sgd"].apply(values, gradient.to(where, copy=True), 0.05, 1e-7, step)
+            numbers = RowStep(lr=0.05, eps=1e-7, step=step)
+            ROW_OPTIMIZERS["sgd"].apply(values, gradient.to(where, copy=True), numbers)
             row_format.pack(values, rows, DIM, names_on(where), step)
         found.append(host_words(rows.cpu()).tobytes())
     assert found[0] == found[1]

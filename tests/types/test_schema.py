@@ -19,6 +19,7 @@ from bagpipe.types.schema import (
     RowSchema,
     RowTable,
     Table,
+    base_optimizer,
 )
 
 names = st.text(min_size=1, max_size=8)
@@ -80,10 +81,22 @@ def test_the_width_of_a_row(optimizer, width):
     assert schema.row_bytes(0) == 4 * width
 
 
+PLAIN = {name for name in OPTIMIZER_STATE_WIDTH if not base_optimizer(name)[1]}
+
+
+@pytest.mark.parametrize("optimizer", sorted({*OPTIMIZER_STATE_WIDTH} - PLAIN))
+def test_rows_that_decay_are_not_halves(optimizer):
+    table = RowTable(name="t", dim=4)
+    schema = RowSchema(tables=(table,), optimizer=optimizer)
+    assert RowSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    with pytest.raises(InputError, match=r"^table 't' has rows of bfloat16 that decay: expected float32 or float64"):
+        RowSchema(tables=(table,), optimizer=optimizer, dtype="bfloat16")
+
+
 @given(
     tables=st.lists(names, unique=True, min_size=1, max_size=4),
-    optimizer=st.sampled_from(sorted({*OPTIMIZER_STATE_WIDTH} - {FROZEN})),
-    named=st.lists(st.none() | st.sampled_from(sorted(OPTIMIZER_STATE_WIDTH)), min_size=4, max_size=4),
+    optimizer=st.sampled_from(sorted(PLAIN - {FROZEN})),
+    named=st.lists(st.none() | st.sampled_from(sorted(PLAIN)), min_size=4, max_size=4),
     dtype=st.sampled_from(sorted(ROW_TYPES)),
     rounding=st.sampled_from(ROUNDINGS),
     seed=st.integers(0, 2**63 - 1),
@@ -197,7 +210,7 @@ def test_an_unknown_dtype_of_a_table_is_refused():
 
 @pytest.mark.parametrize("optimizer", ["lamb", ""])
 def test_an_unknown_optimizer_of_a_table_is_refused(optimizer):
-    known = "sgd, adagrad, rowwise_adagrad, adam, frozen"
+    known = "sgd, momentum, adagrad, rowwise_adagrad, adam, ftrl, frozen"
     with pytest.raises(InputError, match=f"^table 't': optimizer must be one of {known}, got '{optimizer}'$"):
         RowTable(name="t", dim=4, optimizer=optimizer)
 
@@ -205,8 +218,14 @@ def test_an_unknown_optimizer_of_a_table_is_refused(optimizer):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"optimizer": "frozen"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'frozen'"),
-        ({"optimizer": "lamb"}, "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
+        (
+            {"optimizer": "frozen"},
+            "optim.rows must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, ftrl, got 'frozen'",
+        ),
+        (
+            {"optimizer": "lamb"},
+            "optim.rows must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, ftrl, got 'lamb'",
+        ),
         ({"dtype": "fp8"}, "row dtype must be one of float32, float64, float16, bfloat16, got 'fp8'"),
         (
             {"dtype": "float16", "rounding": "up"},
