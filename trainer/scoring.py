@@ -17,8 +17,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bagpipe.checkpoint.checkpoint_store import CheckpointStore
 from bagpipe.checkpoint.dense_state import combine, load
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
@@ -158,7 +156,7 @@ def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores
             )
         dense = build_dense(built)
         engine = build_engine(built, store, dense=dense)
-        _restore(built, engine, checkpoint, averages=config.optim.ema_evaluate)
+        _restore(built, engine, checkpoint)
         tasks = Tasks.of(source.schema)
         on_scores = open_scores(tasks)
         scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores, loss=tasks.loss)
@@ -229,8 +227,8 @@ def _rows(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return checkpoint.manifest.row_schema
 
 
-def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint, *, averages: bool) -> None:
-    """Load the weights, or their averages, and what rows have to catch up with.
+def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint) -> None:
+    """Load the weights, their averages, and what rows have to catch up with.
 
     Raises:
         InputError: they are of another model, or cannot be read.
@@ -243,8 +241,6 @@ def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint, *, avera
     state.restore(model)
     engine.cache.history.load(state.of_part(engine.cache.history.name))
     found = state.of_part(WeightAverage.name)
-    if averages and found:
-        weights = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, average in found.items():
-                weights[name].copy_(average)
+    for part in engine.parts:
+        if part.name == WeightAverage.name and found:
+            part.load_tensors(found)  # evaluation swaps them in, if it is asked to

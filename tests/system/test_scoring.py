@@ -53,15 +53,22 @@ def test_an_evaluation_alone_has_the_metrics_of_the_job(job: Resumed) -> None:
     assert {name: found[name] for name in METRICS} == {name: at_best[name] for name in METRICS}
 
 
-def test_averaged_weights_are_scored_on_request(job: Resumed) -> None:
-    results = []
+def test_averaged_weights_are_scored_on_request(tmp_path: Path) -> None:
+    """They have the metrics of a job that evaluates with its averages."""
+    with EmbeddedServer(tmp_path / "server") as server:
+        averaged = Resumed(
+            folder=tmp_path, arguments=["--store.url", server.url, *TRAINED, "--optim.ema_evaluate", "true"]
+        )
+        assert averaged.run().code == 0
+    trained = json.loads(averaged.result.read_text())
+    found = {}
     for averages in ("false", "true"):
-        out = job.folder / f"{averages}.parquet"
-        assert _score(
-            job, "predict", "--out", str(out), "--optim.ema_decay", "0.9", "--optim.ema_evaluate", averages
-        ) == (0, "")
-        results.append(pyarrow.parquet.read_table(out)["logit"].to_numpy())
-    assert not np.array_equal(*results)
+        out = tmp_path / f"{averages}.json"
+        flags = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", averages]
+        assert _score(averaged, "eval", "--data.eval_fraction", "0.2", "--result", str(out), *flags) == (0, "")
+        found[averages] = json.loads(out.read_text())
+    assert {name: found["true"][name] for name in METRICS} == {name: trained[name] for name in METRICS}
+    assert found["false"]["logloss"] != found["true"]["logloss"]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
