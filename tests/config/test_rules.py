@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from bagpipe.config.keys import config_keys
-from bagpipe.config.optim_section import RateShape
+from bagpipe.config.optim_section import RateShape, RowChoice
+from bagpipe.config.row_optimizers import ROW_OPTIMIZERS
 from bagpipe.config.rules import RULES, check_config
 from bagpipe.config.sections import (
     BadRows,
@@ -23,7 +24,7 @@ from bagpipe.config.sections import (
 )
 from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer
+from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer, base_optimizer
 
 
 def with_value(path: str, value: object) -> Config:
@@ -61,7 +62,9 @@ def test_names_are_those_the_code_dispatches_on():
     assert set(get_args(DenseOptimizer)) == set(optimizers.DENSE_OPTIMIZERS)
     assert get_args(RateShape) == (*optimizers.RATE_SHAPES, "plateau")
     assert get_args(BadRows) == BAD_ROWS
-    assert (*get_args(RowOptimizer), FROZEN) == tuple(OPTIMIZER_STATE_WIDTH)
+    rules = dict.fromkeys(base_optimizer(name)[0] for name in OPTIMIZER_STATE_WIDTH)
+    assert (*get_args(RowOptimizer), FROZEN) == tuple(rules)
+    assert set(get_args(RowChoice)) == {*get_args(RowOptimizer), "adamw"} == {*ROW_OPTIMIZERS} - {FROZEN}
     assert get_args(RowDtype) == tuple(ROW_TYPES)
 
 
@@ -121,7 +124,11 @@ def test_every_number_has_a_range():
         ("model.dropout", 1.0, "model.dropout must be at least 0 and below 1, got 1.0"),
         ("model.top_mlp", (64, 0), "model.top_mlp must be widths of at least 1, got (64, 0)"),
         ("model.factory", "mine", "model.factory must be empty or \"module:function\", got 'mine'"),
-        ("optim.rows", "lamb", "optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got 'lamb'"),
+        (
+            "optim.rows",
+            "lamb",
+            "optim.rows must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, adamw, ftrl, got 'lamb'",
+        ),
         ("optim.dense", "lion", "optim.dense must be one of sgd, adagrad, adam, adamw, lamb, got 'lion'"),
         ("optim.rows_lr", 0.0, "optim.rows_lr must be more than 0, got 0.0"),
         ("pipeline.stages", 2, "pipeline.stages 2 needs pipeline.schedule, the name of a schedule, got none"),
