@@ -99,6 +99,7 @@ def test_two_hosts(tmp_path: Path, redis_server: Any) -> None:
     """A daemon and a store that both nodes reach over the network give the same bits as one host."""
     secret, result = tmp_path / "secret.txt", tmp_path / "out.json"
     secret.write_text("correct horse battery staple\n")
+    secret.chmod(0o600)
     folder = EXAMPLES / "two_hosts"
     with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
         address = f"{hosts[0].address}:7077"
