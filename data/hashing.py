@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import Table
-from bagpipe.types.splitmix64 import GOLDEN, mix
+from bagpipe.types.splitmix64 import GOLDEN, hash_ids, mix
 
 __all__ = ["first_out_of_range", "hash_ids", "mix64", "scramble40"]
 
@@ -24,11 +24,6 @@ _ODD_2 = np.uint64(0xD6E8FEB866 | 1)
 def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's output function (Steele, Lea, Flood 2014), uint64 ``[n]``: add the golden gamma, then mix."""
     return mix(words + GOLDEN)
-
-
-def hash_ids(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """``mix64(id as unsigned) % rows``, int64 in ``[0, rows)``: the bucket of each id of a hashed table."""
-    return (mix64(ids.view(np.uint64)) % np.uint64(rows)).view(np.int64)
 
 
 def scramble40(ranks: NDArray[np.int64], salt: int) -> NDArray[np.int64]:

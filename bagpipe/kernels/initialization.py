@@ -11,14 +11,13 @@ The mixers are the finalizers of splitmix64 (Steele, Lea, Flood 2014) and "lowbi
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.types.schema import RowSchema, RowTable
+from bagpipe.types.table_key import signed, table_key
 
 __all__ = ["TORCH_DTYPE", "InitialWeights", "initial_weights", "random_words", "step_key", "table_key"]
 
@@ -34,27 +33,8 @@ _HALF_RANGE = 1 << 23
 _COLUMN_STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: spreads consecutive columns
 
 
-def _signed(value: int, bits: int) -> int:
-    """The low `bits` bits as two's complement. torch has no unsigned arithmetic, but its signed arithmetic wraps."""
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
-_MIX_64 = (_signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64))
-_MIX_32 = (_signed(0x7FEB352D, 32), _signed(0x846CA68B, 32))
-
-
-def table_key(seed: int, name: str, *, purpose: str = "") -> int:
-    """64-bit key of a table, as a signed integer: blake2b of the seed (int64, little-endian) and the name.
-
-    Args:
-        seed: seed of the job.
-        name: name of the table.
-        purpose: domain separation of keys, at most 16 bytes; empty: initial values.
-    """
-    text = _signed(seed, 64).to_bytes(8, "little", signed=True) + name.encode()
-    digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode())
-    return int.from_bytes(digest.digest(), "little", signed=True)
+_MIX_64 = (signed(0xBF58476D1CE4E5B9, 64), signed(0x94D049BB133111EB, 64))
+_MIX_32 = (signed(0x7FEB352D, 32), signed(0x846CA68B, 32))
 
 
 def step_key(step: int) -> int:
@@ -63,7 +43,7 @@ def step_key(step: int) -> int:
     x = step & mask
     x = (x ^ x >> 30) * _MIX_64[0] & mask
     x = (x ^ x >> 27) * _MIX_64[1] & mask
-    return _signed(x ^ x >> 31, 64)
+    return signed(x ^ x >> 31, 64)
 
 
 def _xor_shift_(x: Tensor, shift: int, bits: int, scratch: Tensor) -> None:

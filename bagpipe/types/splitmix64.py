@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GOLDEN", "mix", "mix_rows"]
+__all__ = ["GOLDEN", "hash_ids", "mix", "mix_rows"]
 
 #: 2**64 / golden ratio: the increment of splitmix64.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -43,3 +43,8 @@ def mix_rows(tables: NDArray[np.integer[Any]], ids: NDArray[np.int64]) -> NDArra
     """
     own_byte_order = ids.astype(np.int64, copy=False)
     return mix(own_byte_order.view(np.uint64) + (tables.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+
+
+def hash_ids(ids: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """``mix(id as unsigned + GOLDEN) % rows``, int64 in ``[0, rows)``: the bucket of each id of a hashed table."""
+    return (mix(ids.view(np.uint64) + GOLDEN) % np.uint64(rows)).view(np.int64)
