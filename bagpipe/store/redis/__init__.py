@@ -1,6 +1,7 @@
 """The Redis-protocol store: wire format, connections, clusters, fenced writes.
 
 store            `RedisStore` over a ShardClient: shard_client (list of servers), cluster_client (Redis Cluster)
+row_reader       its reading half, which a serving client has alone
 routing          rows to buckets, commands and servers; cluster_routing: slots, redirections
 row_codecs       frames of requests: fenced_write (scripts), resp_rows (rows as RESP); resp: short replies
 link             one socket; request_pipeline: requests on many links, one deadline

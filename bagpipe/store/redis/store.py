@@ -1,8 +1,7 @@
 """`RedisStore`: rows in bucket hashes of one or several Redis-protocol servers, or of a Redis Cluster.
 
-    read_many   requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows in request order;
-                then every row's check word is compared
-    write_many  the same with HSET; returns when every server has acknowledged every row
+    read_many   see `bagpipe.store.redis.row_reader`
+    write_many  the same way with HSET; returns when every server has acknowledged every row
     fence       all further HSETs are guarded and logged; rotate: checks every bucket's log and opens the next
     check/claim the schema record of every server (of the cluster), compared field by field
 
@@ -20,21 +19,22 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.errors import CorruptRowError, FencedError, InputError, RolledBackError, StoreError
+from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.fencing.writer_logs import WriterLogs
 from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
-from bagpipe.store.keys import bucket_key, bucket_of, check_layout
+from bagpipe.store.keys import bucket_key, check_layout
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_client import ClusterClient
 from bagpipe.store.redis.ledger import RedisLedger
 from bagpipe.store.redis.namespace import Backend, Namespace
-from bagpipe.store.redis.row_codecs import LogRotation, ReadCodec, ReadGroup, WriteCodec, WriteGroup
+from bagpipe.store.redis.row_codecs import LogRotation, WriteCodec, WriteGroup
+from bagpipe.store.redis.row_reader import RowReader, by_width, reading_client
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
-from bagpipe.store.row_checksum import as_voids, check_words
+from bagpipe.store.row_checksum import as_voids
 from bagpipe.store.row_sums import RowSums
-from bagpipe.store.validation import check_read, check_write, row_dtype
+from bagpipe.store.validation import check_read, check_write
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
 
@@ -73,24 +73,20 @@ class RedisStore:
             raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
         self.schema = schema
         keys = self._keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
-        read_codec, write_codec = partial(ReadCodec, keys), partial(WriteCodec, keys)
-        self._reading: ShardClient[ReadGroup]
         self._writing: ShardClient[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
             one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # every bucket has its own slot
             backends: tuple[Backend, ...] = (cluster,)
-            self._reading = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=read_codec)
+            self._reading = reading_client(cluster, keys, timeout_s)
             self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
         else:
             backends = servers = parse_urls(urls)
             if len(servers) > num_buckets:
                 raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
-            self._reading = ServerListClient(
-                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=read_codec
-            )
+            self._reading = reading_client(servers, keys, timeout_s)
             self._writing = ServerListClient(
-                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=write_codec
+                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=partial(WriteCodec, keys)
             )
         self._namespace = Namespace(
             name=namespace,
@@ -100,11 +96,11 @@ class RedisStore:
             timeout_s=timeout_s,
             durability=durability,
         )
-        self._layouts = [(schema.row_width(table), row_dtype(schema, table)) for table in range(len(schema.tables))]
+        self._reader = RowReader(self._reading, schema, num_buckets)
         self._stack: ExitStack | None = None
         self._logs: WriterLogs | None = None
         self._refusal: FencedError | RolledBackError | None = None
-        self._rows_read = self._rows_found = self._rows_written = 0
+        self._rows_written = 0
         self._sum_changes = RowSums(num_buckets)
 
     def __enter__(self) -> Self:
@@ -149,30 +145,7 @@ class RedisStore:
     def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         """See `Store.read_many`."""
         self._check_open()
-        checked = [(table, check_read(self.schema, table, ids)) for table, ids in requests]
-        results = [ReadResult(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.uint64))] * len(checked)
-        groups = []
-        for (width, dtype), members in self._by_width([table for table, _ in checked]).items():
-            lengths = [len(checked[member][1]) for member in members]
-            rows, found = np.empty((sum(lengths), width), dtype), np.ones(sum(lengths), np.bool_)
-            routed = self._reading.route([checked[member] for member in members])
-            checks = np.empty(sum(lengths), np.uint64)
-            groups.append(ReadGroup(routed=routed, rows=as_voids(rows), checks=checks, found=found))
-            start = 0
-            for member, length in zip(members, lengths, strict=True):
-                stop = start + length
-                results[member] = ReadResult(rows[start:stop], found[start:stop], checks[start:stop])
-                start = stop
-        self._reading.execute(groups, repeat=True)
-        for group in groups:
-            num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
-            if num_found < num_rows:
-                group.rows[~group.found] = np.zeros((), group.rows.dtype)
-                group.checks[~group.found] = 0
-            self._check_rows(group)
-            self._rows_read += num_rows
-            self._rows_found += num_found
-        return results
+        return self._reader.read_many(requests)
 
     def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
         """See `Store.write`."""
@@ -185,7 +158,7 @@ class RedisStore:
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         groups: list[WriteGroup] = []
         written: list[list[WriteRequest]] = []
-        for members in self._by_width([request.table for request in requests]).values():
+        for members in by_width(self.schema, [request.table for request in requests]).values():
             part = [checked[member] for member in members]
             rows = part[0][2] if len(part) == 1 else np.concatenate([rows for _, _, rows in part])
             routed = self._writing.route([(table, ids) for table, ids, _ in part])
@@ -238,8 +211,8 @@ class RedisStore:
         """See `Store.statistics`."""
         reading, writing = self._reading.traffic(), self._writing.traffic()
         return StoreStatistics(
-            rows_read=self._rows_read,
-            rows_found=self._rows_found,
+            rows_read=self._reader.rows_read,
+            rows_found=self._reader.rows_found,
             rows_written=self._rows_written,
             bytes_sent=reading.bytes_sent + writing.bytes_sent,
             bytes_received=reading.bytes_received + writing.bytes_received,
@@ -247,13 +220,6 @@ class RedisStore:
             asked=reading.asked + writing.asked,
             failovers=reading.failovers + writing.failovers,
         )
-
-    def _by_width(self, tables: Sequence[int]) -> dict[tuple[int, np.dtype[np.generic]], list[int]]:
-        """Request numbers by row width and dtype of the words."""
-        members: dict[tuple[int, np.dtype[np.generic]], list[int]] = {}
-        for number, table in enumerate(tables):
-            members.setdefault(self._layouts[table], []).append(number)
-        return members
 
     def _execute(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
         try:
@@ -277,20 +243,6 @@ class RedisStore:
                 replaced[start:stop] = request.replaced
             start = stop
         self._sum_changes.replace_rows(group.routed.tables, group.routed.ids, group.checks, replaced)
-
-    def _check_rows(self, group: ReadGroup) -> None:
-        """Raise CorruptRowError if a row does not match its check word."""
-        routed = group.routed
-        wrong = (check_words(routed.tables, routed.ids, group.rows) != group.checks) & group.found
-        if not wrong.any():
-            return
-        first = int(wrong.argmax())
-        table, row_id = routed.tables[first], routed.ids[first]
-        bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], len(self._keys))[0])
-        raise CorruptRowError(
-            f"{self._reading.endpoint(bucket)}: table {self.schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
-            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not match"
-        )
 
     def _check_writable(self) -> None:
         self._check_open()
