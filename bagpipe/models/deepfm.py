@@ -61,7 +61,7 @@ class DeepFM(nn.Module):
 
     def forward(self, dense: Tensor, sparse: Any) -> Tensor:
         rows = self.embeddings(sparse).values()
-        rows = rows.reshape(len(dense), -1, self.dim + 1)
+        rows = rows.reshape(dense.shape[0], -1, self.dim + 1)
         first, vectors = torch.split(rows, [1, self.dim], dim=2)
         if self.numeric is not None and self.numeric_first is not None:
             first = torch.cat([self.numeric_first(dense), first], dim=1)

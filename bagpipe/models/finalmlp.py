@@ -61,7 +61,7 @@ class FeatureGate(nn.Module):
         """``[num_examples, outputs]``."""
         parts = []
         if self.constant is not None:
-            parts.append(self.constant.expand(len(dense), -1))
+            parts.append(self.constant.expand(dense.shape[0], -1))
         if self.numeric is not None:
             parts.append(self.numeric(dense.index_select(1, self.columns)).flatten(1))
         if self.embeddings is not None:
@@ -84,7 +84,7 @@ class BilinearFusion(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """``[num_examples, 1]``."""
-        left = torch.einsum("nhi,hij->nhj", first.reshape(len(first), self.heads, -1), self.weight)
+        left = torch.einsum("nhi,hij->nhj", first.reshape(first.shape[0], self.heads, -1), self.weight)
         bilinear = (left.flatten(1) * second).sum(1, keepdim=True)
         fused: Tensor = self.first(first) + self.second(second) + bilinear
         return fused
