@@ -29,6 +29,7 @@ _TRACING_LOGGER = "torch.fx._symbolic_trace"
 
 #: Module of this package and function of each subcommand; without one the program trains.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
+    "apply": (".export", "apply"),
     "eval": (".scoring", "evaluate"),
     "export": (".export", "export"),
     "predict": (".scoring", "predict"),

@@ -44,6 +44,7 @@ __all__ = [
     "add_dense",
     "add_rows",
     "check_size",
+    "check_tables",
     "collect",
     "history_of",
     "write",
@@ -123,11 +124,7 @@ def collect(
     """
     schema = RowSchema.from_json(checkpoint.manifest.row_schema)
     rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, schema)
-    known = {table.table for table in tables}
-    if known != {table.name for table in schema.tables}:
-        raise InputError(
-            f"the checkpoint has tables {sorted(table.name for table in schema.tables)}, the model {sorted(known)}"
-        )
+    check_tables(schema, tables)
     check_size(rows, tables, max_bytes)
     found = Exported()
     parts = checkpoint.manifest.parts
@@ -181,6 +178,15 @@ def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported, hi
             _collect_unbounded(rows, numbers[table.table], table.name, found, history)
         else:
             _collect_bounded(rows, numbers[table.table], table.name, table.num_rows, found, history)
+
+
+def check_tables(schema: RowSchema, tables: Sequence[ExportTable]) -> None:
+    """Raise InputError unless the tables are those of a schema."""
+    known = {table.table for table in tables}
+    if known != {table.name for table in schema.tables}:
+        raise InputError(
+            f"the checkpoint has tables {sorted(table.name for table in schema.tables)}, the model {sorted(known)}"
+        )
 
 
 def check_size(rows: RowSource, tables: Sequence[ExportTable], max_bytes: int) -> None:

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "eval": ("trainer", ("eval",)),
     "predict": ("trainer", ("predict",)),
     "export": ("trainer", ("export",)),
+    "apply": ("trainer", ("apply",)),
     "cacher": ("cacher", ()),
     "data": ("data", ()),
 }

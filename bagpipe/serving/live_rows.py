@@ -1,0 +1,146 @@
+"""`LiveRows`: the rows of a namespace while, or after, a job trains it. It sends PING, INFO, HGETALL and HMGET only.
+
+    schema record of every server ──compare──> schema, buckets ──RowReader──> records ──weights──> vectors
+
+A record has its optimizer state and check word behind the weights. A server can return only whole fields of a hash, so
+the state is transferred too, and dropped here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.serving.row_words import widen
+from bagpipe.store.keys import bucket_key, check_layout, meta_key
+from bagpipe.store.redis.cluster import Cluster
+from bagpipe.store.redis.namespace import Backend
+from bagpipe.store.redis.row_reader import RowReader, reading_client
+from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
+from bagpipe.store.schema_record import SchemaRecord
+from bagpipe.types.schema import RowSchema
+
+__all__ = ["LiveRows"]
+
+
+class LiveRows:
+    """Rows of a namespace, read with pipelined requests. One thread at a time.
+
+    After a StoreError the next read connects anew, and compares the schema record again.
+
+    Args:
+        url: redis://, rediss:// or unix:// URLs separated by commas, or one redis+cluster:// or rediss+cluster:// URL.
+        namespace: of the job.
+        timeout_s: deadline of one read, and of every connection attempt.
+        expected: schema that the namespace must have; None: any.
+
+    Raises:
+        InputError: a malformed URL; a server is unreachable or refuses the user; the namespace has no rows, or those
+            of another model.
+    """
+
+    def __init__(self, url: str, *, namespace: str, timeout_s: float, expected: RowSchema | None = None) -> None:
+        check_layout(namespace, 1)
+        if not timeout_s > 0:
+            raise InputError(f"timeout_s must be greater than 0, got {timeout_s}")
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._stack: ExitStack | None = None
+        self._reader: RowReader
+        self._cluster = Cluster(seeds=parse_cluster_url(url)) if is_cluster_url(url) else None
+        self._servers = () if self._cluster is not None else parse_urls(url)
+        self.schema, self._num_buckets = self._stored(expected)
+        self._open()
+
+    def read(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[tuple[NDArray[Any], NDArray[np.bool_]]]:
+        """For each table number and ids: weights ``[n, dim]`` in the compute dtype, and which are found.
+
+        Raises:
+            StoreError: a server failed, missed the deadline, or holds a damaged row.
+        """
+        try:
+            if self._stack is None:
+                self._stored(self.schema)
+                self._open()
+            results = self._reader.read_many(requests)
+        except (StoreError, InputError) as error:
+            self.close()
+            raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
+        return [
+            (widen(result.rows[:, : self.schema.tables[table].dim], self.schema.dtype_of(table)), result.found)
+            for (table, _), result in zip(requests, results, strict=True)
+        ]
+
+    def ping(self) -> None:
+        """Check that every server answers and still has the schema.
+
+        Raises:
+            StoreError: one does not.
+        """
+        try:
+            self._stored(self.schema)
+        except InputError as error:
+            raise StoreError(str(error)) from error
+
+    def close(self) -> None:
+        """Close the connections. A read opens them again."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def _open(self) -> None:
+        keys = [bucket_key(self._namespace, bucket) for bucket in range(self._num_buckets)]
+        client = reading_client(self._cluster or self._servers, keys, self._timeout_s)
+        with ExitStack() as stack:
+            stack.enter_context(client)
+            self._stack = stack.pop_all()
+        self._reader = RowReader(client, self.schema, self._num_buckets)
+
+    def _stored(self, expected: RowSchema | None) -> tuple[RowSchema, int]:
+        """Schema and number of buckets of the namespace. InputError if it has none, or others."""
+        backends: tuple[Backend, ...] = self._servers if self._cluster is None else (self._cluster,)
+        key = meta_key(self._namespace)
+        schema, num_buckets = expected, 0
+        for number, backend in enumerate(backends):
+            label = f"namespace {self._namespace!r} at {backend.endpoint}"
+            with backend.session(self._timeout_s) as session:
+                found = session.run(key, lambda client: client.hgetall(key))
+            fields = {name.decode(): value.decode(errors="replace") for name, value in found.items()}
+            if not fields:
+                raise InputError(f"{label} has no schema record: expected the namespace of a job")
+            stored = _schema_of(fields, label)
+            if schema is not None and stored.to_json() != schema.to_json():
+                raise InputError(f"{label} has rows of another model: {_difference(schema, stored)}")
+            schema, num_buckets = stored, SchemaRecord.num_buckets_of(fields, label)
+            place = SchemaRecord(schema=stored, num_buckets=num_buckets, num_servers=len(backends), server=number)
+            place.compare_place(fields, label)
+        assert schema is not None, "there is a server"
+        return schema, num_buckets
+
+
+def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
+    try:
+        return RowSchema.from_json(json.loads(fields.get("schema", "")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{label} has a schema record that this bagpipe does not read: {error}") from None
+
+
+def _difference(expected: RowSchema, found: RowSchema) -> str:
+    """The first field that differs, with both values."""
+    ours, theirs = expected.to_json(), found.to_json()
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name != "tables" and ours.get(name) != theirs.get(name):
+            return f"{name} is {theirs.get(name)!r} there, expected {ours.get(name)!r}"
+    names = [table.name for table in expected.tables], [table.name for table in found.tables]
+    if names[0] != names[1]:
+        return f"its tables are {names[1]}, expected {names[0]}"
+    for ours_table, theirs_table in zip(expected.tables, found.tables, strict=True):
+        if ours_table != theirs_table:
+            return f"table {ours_table.name!r} is {theirs_table.to_json()} there, expected {ours_table.to_json()}"
+    return "the order of their fields"
