@@ -6,7 +6,7 @@ batches ──> oracle ──CachePlan──> pipeline: fetch ─> insert ─> f
         for outputs in pipeline.train(loader):
             ...
 
-`TrainPipeline` is imported on first use: ``import bagpipe`` alone needs neither torch nor torchrec.
+`TrainPipeline` and `serving` are imported on first use: ``import bagpipe`` alone needs neither torch nor torchrec.
 """
 
 from __future__ import annotations
@@ -21,11 +21,25 @@ __version__ = "0.1.0"
 
 #: Public names that are imported on first use, and their modules.
 _ON_FIRST_USE = {"Cacher": "bagpipe.client.access", "TrainPipeline": "bagpipe.train_pipeline.pipeline"}
+#: Public modules that are imported on first use.
+_MODULES = ("serving",)
 
-__all__ = ["Cacher", "CapacityError", "InputError", "JobError", "PeerError", "StoreError", "TrainPipeline", "optim"]
+__all__ = [
+    "Cacher",
+    "CapacityError",
+    "InputError",
+    "JobError",
+    "PeerError",
+    "StoreError",
+    "TrainPipeline",
+    "optim",
+    "serving",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"bagpipe.{name}")
     if name in _ON_FIRST_USE:
         try:
             module = importlib.import_module(_ON_FIRST_USE[name])

@@ -1,4 +1,5 @@
 from bagpipe import optim as optim
+from bagpipe import serving as serving
 from bagpipe.client.access import Cacher as Cacher
 from bagpipe.errors import CapacityError as CapacityError
 from bagpipe.errors import InputError as InputError

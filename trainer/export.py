@@ -15,14 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from bagpipe.checkpoint.export import FORMATS, collect, write
+from bagpipe.checkpoint.export import FORMATS, collect, write_dcp
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.errors import EXIT_DONE, InputError
 from bagpipe.serving.apply import apply_delta
 from bagpipe.serving.delta import Base, FolderBase, SourceBase, write_delta
-from bagpipe.serving.export_folder import new_folder, write_export
+from bagpipe.serving.export_folder import write_export
 from bagpipe.serving.manifest import MODEL_FILE, ExportManifest, Precision
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.outputs import new_folder
 from bagpipe.util.programs import command_of
 from trainer.export_source import SourceOptions, built_model, names_of, source_of
 
@@ -93,7 +94,7 @@ def _export_dcp(checkpoint: Checkpoint, options: argparse.Namespace) -> int:
     model, _ = built_model(checkpoint)
     tables, dense = names_of(model, RowSchema.from_json(checkpoint.manifest.row_schema))
     exported = collect(checkpoint, tables, dense, max_bytes=int(options.max_gib * _GIB))
-    write(exported, Path(options.out), options.format, metadata={})
+    write_dcp(exported, Path(options.out))
     num_bytes = sum(tensor.nbytes for tensor in exported.weights.values())
     sys.stdout.write(
         f"step {checkpoint.manifest.step}: {len(exported.weights)} tensors, {num_bytes / 1e6:.1f} MB of weights in "

@@ -20,7 +20,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 import bagpipe
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, combine, load
-from bagpipe.checkpoint.export import Exported, ExportTable, add_dense, check_size, check_tables
+from bagpipe.checkpoint.export import Exported, ExportTable, add_dense, check_size, check_tables, history_of
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.materialise import materialise
@@ -30,6 +30,7 @@ from bagpipe.models.torchrec_models import build_model, num_dense_inputs
 from bagpipe.serving.export_folder import ExportSource
 from bagpipe.serving.manifest import Column, ExportManifest, Precision
 from bagpipe.serving.program import DensePart, NoProgram, as_dense_part, save_program
+from bagpipe.serving.table_tensors import decay_of
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 
@@ -85,7 +86,7 @@ def source_of(
     add_dense(state, dense, found)
     averages = _averages(state, manifest.step) if options.averages else {}
     found.weights.update(averages)
-    rows = CheckpointRows(checkpoint.folder, manifest, schema)
+    rows, history = CheckpointRows(checkpoint.folder, manifest, schema), history_of(schema, state)
     if options.with_rows:
         for table in tables:
             check_size(rows, [table], options.max_bytes)
@@ -104,6 +105,7 @@ def source_of(
             step=manifest.step,
             checkpoint=manifest.checkpoint_id,
             rows=schema,
+            decay=decay_of(schema, history),
             data=data,
             columns=columns,
             program=program is not None,
@@ -116,6 +118,7 @@ def source_of(
             versions={"bagpipe": bagpipe.__version__, "torch": torch.__version__},
         ),
         rows=rows,
+        history=history,
         tables=tuple(tables) if options.with_rows else (),
         weights=found.weights,
         states=found.states,

@@ -1,7 +1,7 @@
 """Export of a checkpoint or a running job as plain tensors: dense weights by the model's names, tables by torchrec's.
 
 dense part ──names of the model's state_dict──> weights ─┐
-rows of a bounded table ──initial values, then rows──>    ├──> model.safetensors, optimizer.safetensors; or DCP
+rows of a bounded table ──initial values, then rows──>    ├──> files of `bagpipe.serving`, or DCP
 rows of an unbounded table ──ids, rows──────────────>    ─┘
 
 <collection>.embedding_bags.<table>.weight     [rows, dim]; unbounded: [n, dim], temporary
@@ -11,8 +11,6 @@ rows of an unbounded table ──ids, rows────────────�
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +24,14 @@ from torch import Tensor
 
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import DenseState, combine, load, save_tensors
+from bagpipe.checkpoint.dense_state import DenseState, combine, load
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import FROZEN, RowSchema, base_optimizer
-from bagpipe.util.outputs import cannot_write
+from bagpipe.util.outputs import new_folder
 
 __all__ = [
     "FORMATS",
@@ -47,7 +45,7 @@ __all__ = [
     "check_tables",
     "collect",
     "history_of",
-    "write",
+    "write_dcp",
 ]
 
 FORMATS = ("safetensors", "dcp")
@@ -206,44 +204,21 @@ def check_size(rows: RowSource, tables: Sequence[ExportTable], max_bytes: int) -
         )
 
 
-def write(exported: Exported, out: Path, file_format: str, *, metadata: Mapping[str, str]) -> None:
-    """Write a new folder atomically, by a rename.
+def write_dcp(exported: Exported, out: Path) -> None:
+    """Write a new folder of torch.distributed.checkpoint with keys ``model.…`` and ``optimizer.…``, by a rename.
 
     Args:
         exported: tensors.
         out: the folder; absent or empty.
-        file_format: "safetensors", or "dcp": torch.distributed.checkpoint with keys ``model.…`` and ``optimizer.…``.
-        metadata: metadata of the safetensors headers.
 
     Raises:
         InputError: the folder is not empty, or cannot be written.
     """
-    out = out.absolute()
-    temporary: Path | None = None
-    try:
-        if out.exists() and any(out.iterdir()):
-            raise InputError(f"--out {out} is not empty")
-        temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # random: a fixed name can exist
-        temporary.mkdir(parents=True)
-        if file_format == "dcp":
-            _write_dcp(exported, temporary)
-        else:
-            save_tensors(exported.weights, temporary / "model.safetensors", metadata)
-            save_tensors(exported.states, temporary / "optimizer.safetensors", metadata)
-        temporary.replace(out)
-    except OSError as error:
-        raise cannot_write(out, error, key="--out") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_dcp(exported: Exported, folder: Path) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with warnings.catch_warnings():
+    with new_folder(out, "--out") as folder, warnings.catch_warnings():
         # torch warns that it assumes a single writing process, which is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:

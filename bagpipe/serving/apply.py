@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.serving.delta import DELTA_FILE, Delta, key_of, read_delta, rows_key
-from bagpipe.serving.export_folder import file_writers, new_folder
+from bagpipe.serving.export_folder import file_writers
 from bagpipe.serving.manifest import (
     MANIFEST,
     MODEL_FILE,
@@ -30,6 +30,7 @@ from bagpipe.serving.manifest import (
 )
 from bagpipe.serving.table_tensors import Words
 from bagpipe.serving.tensor_file import WORDS, TensorFile
+from bagpipe.util.outputs import new_folder
 
 __all__ = ["apply_delta"]
 

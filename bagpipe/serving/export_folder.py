@@ -2,22 +2,19 @@
 
 ExportSource ──dense tensors, then table by table──> model.safetensors, optimizer.safetensors ─┐
              ──save_program────────────────────────> dense.pt2 ────────────────────────────────┴──> manifest.json
-new_folder: a folder that gets its name when everything is in it, by one rename
 """
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.export import ExportTable, RowSource
-from bagpipe.errors import InputError
 from bagpipe.serving.manifest import (
     MANIFEST,
     MODEL_FILE,
@@ -30,7 +27,7 @@ from bagpipe.serving.manifest import (
 from bagpipe.serving.table_tensors import FileTensors, TableTensors, layout_of, specs_of, tensors_of, words_of
 from bagpipe.serving.tensor_file import TensorFileWriter
 
-__all__ = ["ExportSource", "file_writers", "new_folder", "with_program", "write_export"]
+__all__ = ["ExportSource", "file_writers", "with_program", "write_export"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +37,7 @@ class ExportSource:
     Attributes:
         manifest: without tables and files.
         rows: of the checkpoint.
+        history: what they have to catch up with.
         tables: all tables of its row schema, by their names in the model; empty if rows stay in the store.
         weights: dense weights, by name.
         states: optimizer states of the dense part, by name.
@@ -48,6 +46,7 @@ class ExportSource:
 
     manifest: ExportManifest
     rows: RowSource
+    history: RowHistory
     tables: tuple[ExportTable, ...]
     weights: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
@@ -63,11 +62,14 @@ class ExportSource:
     def layouts(self) -> list[TableTensors]:
         """The tensors of every table, without values."""
         manifest = self.manifest
-        return [layout_of(self.rows, table, manifest.precision, states=manifest.has_states) for table in self.tables]
+        return [
+            layout_of(self.rows, table, self.history, manifest.precision, states=manifest.has_states)
+            for table in self.tables
+        ]
 
     def tensors(self, table: ExportTable) -> TableTensors:
         """The tensors of one table. Raises `InputError`, see `tensors_of`."""
-        return tensors_of(self.rows, table, self.manifest.precision, states=self.manifest.has_states)
+        return tensors_of(self.rows, table, self.history, self.manifest.precision, states=self.manifest.has_states)
 
 
 def write_export(source: ExportSource, folder: Path) -> ExportManifest:
@@ -119,33 +121,6 @@ def file_writers(folder: Path, manifest: ExportManifest, parts: Sequence[FileTen
         file: TensorFileWriter(folder / file, [spec for part in parts for spec in specs_of(part[file])], metadata)
         for file in parts[0]
     }
-
-
-@contextmanager
-def new_folder(out: Path, flag: str) -> Iterator[Path]:
-    """A temporary folder beside `out`, renamed to it at a clean exit, else removed.
-
-    Args:
-        out: absent, or empty.
-        flag: names it in messages.
-
-    Raises:
-        InputError: it is not empty, or cannot be written.
-    """
-    out = out.absolute()
-    temporary: Path | None = None
-    try:
-        if out.exists() and any(out.iterdir()):
-            raise InputError(f"{flag} {out} is not empty")
-        temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # random: a fixed name can exist
-        temporary.mkdir(parents=True)
-        yield temporary
-        temporary.replace(out)
-    except OSError as error:
-        raise InputError(f"{flag} {out} cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(writers: Mapping[str, TensorFileWriter], tensors: FileTensors) -> None:

@@ -32,6 +32,7 @@ class FileRows:
     def __init__(self, folder: Path, *, verify: bool = False) -> None:
         self.manifest: ExportManifest = read_manifest(folder)
         self.schema: RowSchema = self.manifest.rows
+        self.decay = self.manifest.decay
         if self.manifest.rows_in != "files":
             raise InputError(f"{folder}: its rows are in the job's store: name it, by store_url and namespace")
         self._file = TensorFile(folder / MODEL_FILE)

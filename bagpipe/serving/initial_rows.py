@@ -7,6 +7,7 @@ The rule is that of `bagpipe.kernels.initialization`, bit by bit, without torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ class InitialRows:
 
     Args:
         schema: seed, table names, bounds and dtypes.
+        decay: factor of the weights by table, for tables whose rows decay.
     """
 
-    def __init__(self, schema: RowSchema) -> None:
+    def __init__(self, schema: RowSchema, decay: Mapping[str, float] | None = None) -> None:
+        self._decay = {} if decay is None else decay
         self._schema = schema
         self._keys = [np.uint64(table_key(schema.seed, table.name) & ((1 << 64) - 1)) for table in schema.tables]
 
@@ -61,4 +64,7 @@ class InitialRows:
         values: NDArray[Any] = (x.view(np.int32) >> np.int32(8)).astype(compute)
         values *= compute.type(own.init_bound / _HALF_RANGE)
         dtype = self._schema.dtype_of(table)
-        return widen(narrow(values, dtype), dtype)
+        values = widen(narrow(values, dtype), dtype)
+        if own.name in self._decay:  # its rows are not half rows
+            values *= compute.type(self._decay[own.name])
+        return values

@@ -9,7 +9,7 @@ the state is transferred too, and dropped here.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,7 @@ from bagpipe.store.redis.namespace import Backend
 from bagpipe.store.redis.row_reader import RowReader, reading_client
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.store.schema_record import SchemaRecord
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["LiveRows"]
 
@@ -56,6 +56,13 @@ class LiveRows:
         self._cluster = Cluster(seeds=parse_cluster_url(url)) if is_cluster_url(url) else None
         self._servers = () if self._cluster is not None else parse_urls(url)
         self.schema, self._num_buckets = self._stored(expected)
+        self.decay: Mapping[str, float] = {}
+        for number, table in enumerate(self.schema.tables):
+            if base_optimizer(self.schema.optimizer_of(number))[1]:
+                raise InputError(
+                    f"rows of table {table.name!r} decay while they rest, and the store does not know by how much: "
+                    "expected an export, which has their present weights"
+                )
         self._open()
 
     def read(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[tuple[NDArray[Any], NDArray[np.bool_]]]:

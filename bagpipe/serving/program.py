@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +32,7 @@ with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a C
     )
     from torchrec.sparse.jagged_tensor import KeyedTensor
 
-__all__ = ["DensePart", "NoProgram", "as_dense_part", "save_program"]
+__all__ = ["DensePart", "NoProgram", "as_dense_part", "columns_of", "save_program"]
 
 #: A torchrec collection or table config: torchrec has no type information.
 Untyped: TypeAlias = Any
@@ -110,20 +110,16 @@ def as_dense_part(model: nn.Module) -> DensePart:
     collections = [module for module in modules.values() if isinstance(module, EmbeddingBagCollection)]
     if not collections or isinstance(model, EmbeddingBagCollection):
         raise NoProgram("it has no EmbeddingBagCollection inside")
-    found = [_columns(module) for module in collections]
-    features = Counter(column.feature for columns in found for column in columns)
     inputs: dict[nn.Module, _PooledInputs] = {}
-    all_columns: list[Column] = []
-    for module, columns in zip(collections, found, strict=True):
-        keys = [column.name for column in columns]
-        named = [_named(column, is_unique=features[column.feature] == 1) for column in columns]
+    columns = columns_of(collections)
+    for module, named in zip(collections, columns, strict=True):
+        keys = [column.name for column in _outputs(module)]
         inputs[module] = _PooledInputs(keys, [column.name for column in named], [column.dim for column in named])
-        all_columns.extend(named)
     for parent in list(model.modules()):
         for key, child in list(parent._modules.items()):
             if child in inputs:
                 setattr(parent, key, inputs[child])
-    return DensePart(model, tuple(all_columns), list(inputs.values()))
+    return DensePart(model, tuple(column for named in columns for column in named), list(inputs.values()))
 
 
 def save_program(part: DensePart, path: Path, *, num_dense: int, dtype: torch.dtype) -> None:
@@ -161,7 +157,25 @@ def save_program(part: DensePart, path: Path, *, num_dense: int, dtype: torch.dt
     torch.export.save(program, path)
 
 
-def _columns(collection: Untyped) -> list[Column]:
+def columns_of(collections: Sequence[Untyped]) -> list[list[Column]]:
+    """The columns of each collection of bags, cached or torchrec's, in its order.
+
+    A column has the name of its feature, or ``feature@table`` if several of them read it.
+    """
+    found = [_outputs(collection) for collection in collections]
+    features = Counter(column.feature for columns in found for column in columns)
+    return [
+        [
+            replace(
+                column, name=column.feature if features[column.feature] == 1 else f"{column.feature}@{column.table}"
+            )
+            for column in columns
+        ]
+        for columns in found
+    ]
+
+
+def _outputs(collection: Untyped) -> list[Column]:
     """The outputs of a collection in its order, by torchrec's names."""
     configs = collection.embedding_bag_configs()
     return [
@@ -176,7 +190,3 @@ def _columns(collection: Untyped) -> list[Column]:
         for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
         for name, feature in zip(names, config.feature_names, strict=True)
     ]
-
-
-def _named(column: Column, *, is_unique: bool) -> Column:
-    return replace(column, name=column.feature if is_unique else f"{column.feature}@{column.table}")

@@ -32,6 +32,11 @@ class RowSource(Protocol):
     @property
     def schema(self) -> RowSchema: ...
 
+    @property
+    def decay(self) -> Mapping[str, float]:
+        """Factor of the weights of new rows, by table; of tables whose rows decay."""
+        ...
+
     def read(
         self, requests: Sequence[tuple[int, NDArray[np.int64]]]
     ) -> list[tuple[NDArray[Any], NDArray[np.bool_]]]: ...
@@ -76,7 +81,7 @@ class RowClient:
         self.dtype = np.dtype(schema.row_type.compute)
         self._source = source
         self._numbers = {table.name: number for number, table in enumerate(schema.tables)}
-        self._initial = InitialRows(schema)
+        self._initial = InitialRows(schema, source.decay)
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> Self:

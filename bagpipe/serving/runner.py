@@ -6,6 +6,7 @@ numbers ────────────────────────
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -73,13 +74,12 @@ class Scorer:
         """
         vectors = self.pooled(features)
         num_examples = len(next(iter(vectors.values())))
-        width = len(self.manifest.data.dense)
-        numbers = np.ones((num_examples, 1), np.float32) if not width else np.asarray(dense if width else None)
-        if numbers.shape != (num_examples, max(1, width)):
+        names = self.manifest.data.dense
+        # A model of data without numbers gets a constant one.
+        numbers = np.asarray(dense) if names else np.ones((num_examples, 1), np.float32)
+        if numbers.shape != (num_examples, max(1, len(names))):
             got = "none" if dense is None else str(list(numbers.shape))
-            raise InputError(
-                f"expected numbers [{num_examples}, {width}] of {list(self.manifest.data.dense)}, got {got}"
-            )
+            raise InputError(f"expected numbers [{num_examples}, {len(names)}] of {', '.join(names)}, got {got}")
         # Copied to torch's memory: the sums of matrix products depend on the alignment of their operands.
         with torch.no_grad():
             heads: tuple[Tensor, ...] = self._program(torch.tensor(numbers).to(self._dtype), vectors)
@@ -95,12 +95,11 @@ class Scorer:
         sizes = {name: len(own.lengths) for name, own in bags.items()}
         if len(set(sizes.values())) > 1:
             raise InputError(f"features must have equal numbers of examples, got {sizes}")
-        by_table: dict[str, list[str]] = {}
+        by_table: dict[str, dict[str, None]] = {}
         for column in columns:
-            by_table.setdefault(column.table, []).append(column.feature)
-        read = self.rows.read(
-            {table: np.concatenate([bags[n].ids for n in names]) for table, names in by_table.items()}
-        )
+            by_table.setdefault(column.table, {})[column.feature] = None
+        wanted = {table: np.concatenate([bags[name].ids for name in names]) for table, names in by_table.items()}
+        read = self.rows.read(wanted)
         vectors: dict[tuple[str, str], Tensor] = {}
         for table, names in by_table.items():
             ends = np.cumsum([len(bags[name].ids) for name in names])
@@ -140,8 +139,22 @@ def load(
     path = folder / PROGRAM_FILE
     if file_checksum(path) != manifest.files[PROGRAM_FILE].sha256:
         raise InputError(f"{path} does not match its checksum")
+    _check_no_pickle(path)
     if store_url:
         rows = RowClient.connect(store_url, namespace=namespace, timeout_s=timeout_s, expected=manifest.rows)
     else:
         rows = RowClient.open(folder, verify=verify)
     return Scorer(manifest, torch.export.load(path).module(), rows)
+
+
+def _check_no_pickle(path: Path) -> None:
+    """Raise InputError if torch would unpickle a part of a program. An export's has none."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            for item in file.infolist():
+                is_config = item.filename.endswith("_config.json")
+                has_pickle = item.file_size > 0 and item.filename.endswith(".pt")
+                if has_pickle or (is_config and b'"use_pickle": true' in file.read(item)):
+                    raise InputError(f"{path}: {item.filename} holds a pickle, which an export never does")
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no program of torch.export: {error}") from None

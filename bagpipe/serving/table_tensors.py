@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.export import Exported, ExportTable, RowSource, add_rows
 from bagpipe.errors import InputError
 from bagpipe.serving.manifest import MODEL_FILE, OPTIMIZER_FILE, Precision, TableFiles
@@ -25,7 +26,7 @@ from bagpipe.serving.tensor_file import TensorSpec
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["FileTensors", "TableTensors", "Words", "layout_of", "specs_of", "tensors_of", "words_of"]
+__all__ = ["FileTensors", "TableTensors", "Words", "decay_of", "layout_of", "specs_of", "tensors_of", "words_of"]
 
 _DTYPES = {
     torch.float64: "F64",
@@ -90,12 +91,15 @@ def words_of(tensor: Tensor) -> Words:
     return Words(dtype=_DTYPES[tensor.dtype], values=values.numpy())
 
 
-def tensors_of(rows: RowSource, table: ExportTable, precision: Precision, *, states: bool) -> TableTensors:
+def tensors_of(
+    rows: RowSource, table: ExportTable, history: RowHistory, precision: Precision, *, states: bool
+) -> TableTensors:
     """All tensors of a table.
 
     Args:
         rows: of the checkpoint.
         table: its name, and the number of rows of its tensor.
+        history: what its rows have to catch up with.
         precision: of the weights.
         states: include the optimizer's.
 
@@ -103,7 +107,7 @@ def tensors_of(rows: RowSource, table: ExportTable, precision: Precision, *, sta
         InputError: the table has a row beyond its tensor, or one that the precision cannot hold.
     """
     found = Exported()
-    add_rows(rows, [table], found)
+    add_rows(rows, [table], found, history)
     weight = f"{table.name}.weight"
     ids = f"{table.name}.ids" if f"{table.name}.ids" in found.weights else None
     weights = {name: words_of(tensor) for name, tensor in found.weights.items()}
@@ -117,19 +121,31 @@ def tensors_of(rows: RowSource, table: ExportTable, precision: Precision, *, sta
     return TableTensors(place=TableFiles(name=table.table, weight=weight, ids=ids, dtype=dtype), by_file=by_file)
 
 
-def layout_of(rows: RowSource, table: ExportTable, precision: Precision, *, states: bool) -> TableTensors:
+def layout_of(
+    rows: RowSource, table: ExportTable, history: RowHistory, precision: Precision, *, states: bool
+) -> TableTensors:
     """See `tensors_of`: the tensors without values, each a view of one zero in its shape."""
     empty = replace(table, num_rows=None if table.num_rows is None else 0)
     count = table.num_rows
     if count is None:
         numbers = {own.name: number for number, own in enumerate(rows.schema.tables)}
         count = len(rows.ids(numbers[table.table]))
-    found = tensors_of(_NoRows(rows.schema), empty, precision, states=states)
+    found = tensors_of(_NoRows(rows.schema), empty, history, precision, states=states)
     by_file = {
         file: {name: _stretched(words, count) for name, words in tensors.items()}
         for file, tensors in found.by_file.items()
     }
     return TableTensors(place=found.place, by_file=by_file)
+
+
+def decay_of(schema: RowSchema, history: RowHistory) -> dict[str, float]:
+    """Factor of the initial weights of rows that are new now, by table; of tables whose rows decay."""
+    found = {}
+    for number, table in enumerate(schema.tables):
+        missed = history.missed(number)
+        if missed is not None:
+            found[table.name] = float(missed.table.missed(torch.zeros(1, dtype=torch.int64), missed.until))
+    return found
 
 
 def specs_of(tensors: Mapping[str, Words]) -> list[TensorSpec]:

@@ -7,19 +7,27 @@ model's collections ──tables_of──> names           ┘
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+import bagpipe
 from bagpipe.checkpoint.dense_state import capture
-from bagpipe.checkpoint.export import FORMATS, Exported, ExportTable, add_dense, add_rows, check_size, write
+from bagpipe.checkpoint.export import FORMATS, Exported, ExportTable, add_dense, add_rows, check_size, write_dcp
 from bagpipe.checkpoint.stored_rows import StoredRows
 from bagpipe.embedding.torchrec_collections import CachedEmbeddingBagCollection, CachedEmbeddingCollection
 from bagpipe.errors import InputError, StoreError
 from bagpipe.jobs.open_job import OpenJob
+from bagpipe.serving.export_folder import ExportSource, write_export
+from bagpipe.serving.manifest import ExportManifest
+from bagpipe.serving.program import columns_of
+from bagpipe.serving.table_tensors import decay_of
 from bagpipe.train_pipeline.model_parts import ModelParts
+from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.outputs import new_folder
 
 __all__ = ["export", "tables_of"]
 
@@ -67,12 +75,51 @@ def tables_of(model: ModelParts) -> list[ExportTable]:
 
 
 def _write(job: OpenJob, model: ModelParts, folder: Path, file_format: str, max_bytes: int, step: int) -> None:
-    rows, tables, found = StoredRows(job.store), tables_of(model), Exported()
-    check_size(rows, tables, max_bytes)
+    rows, tables, dense = StoredRows(job.store), tables_of(model), Exported()
     trained = model.converted.model
-    add_dense(capture(job.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), found)
-    add_rows(rows, tables, found, job.engine.cache.history)
-    write(found, folder, file_format, metadata={"step": str(step)})
+    add_dense(capture(job.engine.cache.streams, trained, model.optimizer).get(), list(trained.state_dict()), dense)
+    if file_format == "dcp":
+        check_size(rows, tables, max_bytes)
+        add_rows(rows, tables, dense, job.engine.cache.history)
+        write_dcp(dense, folder)
+        return
+    for table in tables:
+        check_size(rows, [table], max_bytes)
+    source = ExportSource(
+        manifest=_manifest(model, step, decay_of(model.rows, job.engine.cache.history)),
+        rows=rows,
+        history=job.engine.cache.history,
+        tables=tuple(tables),
+        weights=dense.weights,
+        states=dense.states,
+        save_program=None,
+    )
+    with new_folder(folder, "--out") as temporary:
+        write_export(source, temporary)
+
+
+def _manifest(model: ModelParts, step: int, decay: Mapping[str, float]) -> ExportManifest:
+    """Without tables and files."""
+    trained = model.converted.model
+    bags = [module for module in trained.modules() if isinstance(module, CachedEmbeddingBagCollection)]
+    read = {ref.feature: model.rows.tables[ref.table].name for ref in model.converted.features}
+    return ExportManifest(
+        step=step,
+        checkpoint="",
+        rows=model.rows,
+        decay=decay,
+        data=DataSchema(
+            label="",
+            dense=(),
+            features=tuple(Feature(name=name, table=read[number]) for number, name in enumerate(model.features)),
+            tables=tuple(Table(name=table.name, rows=table.rows, dim=table.dim) for table in model.rows.tables),
+        ),
+        columns=tuple(column for columns in columns_of(bags) for column in columns),
+        program=False,
+        no_program="a TrainPipeline's model takes the batches of its own loader",
+        settings=model.facts,
+        versions={"bagpipe": bagpipe.__version__, "torch": torch.__version__},
+    )
 
 
 def _collections(model: nn.Module) -> Iterator[tuple[str, list[Any]]]:

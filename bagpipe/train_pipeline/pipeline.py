@@ -297,10 +297,10 @@ class TrainPipeline(RowLoading):
         initial values. A table without bound has ``.ids`` int64 ``[n]`` beside ``.weight`` ``[n, dim]``.
 
         Args:
-            folder: new, or empty. ``model.safetensors`` and ``optimizer.safetensors``, or a folder of
-                `torch.distributed.checkpoint` with keys ``model.…`` and ``optimizer.…``.
+            folder: new, or empty. ``model.safetensors``, ``optimizer.safetensors`` and ``manifest.json``, or a folder
+                of `torch.distributed.checkpoint` with keys ``model.…`` and ``optimizer.…``.
             format: of the files.
-            max_gib: limit on the size of the tables with optimizer state, which are in memory meanwhile.
+            max_gib: limit on a table with its optimizer state in memory; with dcp on all of them.
 
         Raises:
             InputError: the folder cannot be written, or the tables are larger.

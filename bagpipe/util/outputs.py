@@ -1,16 +1,28 @@
-"""Output files: checked before the work begins, written atomically, and what to say if a disk is full."""
+"""Output files and folders: checked before the work begins, written atomically, and what to say of a full disk."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from contextlib import suppress
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bagpipe.errors import InputError, JobError
 
-__all__ = ["cannot_write", "check_folder", "check_writable", "has_no_room", "reason_of", "write_json", "write_whole"]
+__all__ = [
+    "cannot_write",
+    "check_folder",
+    "check_writable",
+    "has_no_room",
+    "new_folder",
+    "reason_of",
+    "write_json",
+    "write_whole",
+]
 
 #: Numbers of a full disk, and the text with which libraries in other languages report them without a number.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -85,3 +97,31 @@ def write_whole(path: str, content: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise JobError(f"cannot write {path}: {reason_of(error)}") from error
+
+
+@contextmanager
+def new_folder(out: Path, flag: str) -> Iterator[Path]:
+    """A temporary folder beside `out`, renamed to it at a clean exit, else removed.
+
+    Args:
+        out: absent, or empty.
+        flag: names it in messages.
+
+    Raises:
+        InputError: it is not empty, or cannot be written.
+        JobError: the disk is full.
+    """
+    out = out.absolute()
+    temporary: Path | None = None
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"{flag} {out} is not empty")
+        temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # random: a fixed name can exist
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.replace(out)
+    except OSError as error:
+        raise cannot_write(out, error, key=flag) from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
 
-from bagpipe.checkpoint.export import ExportTable, collect, write
+from bagpipe.checkpoint.export import ExportTable, collect, write_dcp
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import Part
@@ -102,40 +100,11 @@ def test_dense_names_are_the_models_own(saved):
     assert torch.equal(exported.states["0.weight.exp_avg"], state["exp_avg"])
 
 
-def test_safetensors_read_back(saved, tmp_path):
-    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
-    out = tmp_path / "out"
-    write(exported, out, "safetensors", metadata={"step": "30"})
-    for name, tensors in (("model", exported.weights), ("optimizer", exported.states)):
-        found = load_file(out / f"{name}.safetensors")
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
-    with pytest.raises(InputError, match=r"--out .*/out is not empty"):
-        write(exported, out, "safetensors", metadata={})
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"^--out: cannot write .*: Not a directory"):
-        write(exported, tmp_path / "file" / "out", "safetensors", metadata={})
-
-
-def test_only_the_given_folder_is_written(saved, tmp_path, monkeypatch):
-    """Folders whose names begin alike stay unchanged. The folder can be the working directory."""
-    exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
-    here, beside = tmp_path / "here", tmp_path / "here.tmp"
-    here.mkdir()
-    beside.mkdir()
-    (beside / "precious").write_text("")
-    monkeypatch.chdir(here)
-    write(exported, Path(), "safetensors", metadata={})
-    assert sorted(path.name for path in here.iterdir()) == ["model.safetensors", "optimizer.safetensors"]
-    assert [path.name for path in tmp_path.glob("here*")] in (["here", "here.tmp"], ["here.tmp", "here"])
-    assert (beside / "precious").exists()
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # torch warns that it loads in one process
 def test_torch_reads_the_other_format(saved, tmp_path):
     """`torch.distributed.checkpoint.load` reads the files into tensors of equal shapes."""
     exported = collect(saved, [unbounded(table) for table in TABLES], DENSE, max_bytes=1 << 30)
-    write(exported, tmp_path / "out", "dcp", metadata={})
+    write_dcp(exported, tmp_path / "out")
     target = {
         "model": {name: torch.zeros_like(tensor) for name, tensor in exported.weights.items()},
         "optimizer": {name: torch.zeros_like(tensor) for name, tensor in exported.states.items()},

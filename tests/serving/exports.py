@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.export import ExportTable
 from bagpipe.checkpoint.stored_rows import StoredRows
-from bagpipe.serving.export_folder import ExportSource, new_folder, write_export
+from bagpipe.serving.delta import FolderBase, write_delta
+from bagpipe.serving.export_folder import ExportSource, write_export
 from bagpipe.serving.manifest import ExportManifest, Precision
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.store.validation import row_dtype
 from bagpipe.types.schema import DataSchema, Feature, RowSchema, RowTable, Table
+from bagpipe.util.outputs import new_folder
 
 SCHEMA = RowSchema(
     tables=(
@@ -68,6 +71,7 @@ def source_of(store: Store, step: int, precision: Precision = "exact", *, states
             has_states=states,
         ),
         rows=StoredRows(store),
+        history=RowHistory(SCHEMA, torch.device("cpu")),
         tables=TABLES,
         weights={"top.weight": torch.full((2, 3), float(step))},
         states={"top.weight.exp_avg": torch.full((2, 3), step / 2)},
@@ -87,3 +91,18 @@ def exported(source: ExportSource, folder: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def pair_of(folder: Path) -> tuple[Path, Path]:
+    """An export and a delta from it, in a folder that also has the later export, B."""
+    with store_of(f"{folder}".replace("/", "-")) as store:
+        store.claim()
+        random = np.random.default_rng(3)
+        write_rows(store, random, 20)
+        base = exported(source_of(store, 10), folder / "A")
+        write_rows(store, random, 10)
+        exported(source_of(store, 20), folder / "B")
+        delta = folder / "delta"
+        delta.mkdir()
+        write_delta(source_of(store, 20), FolderBase(base), delta)
+        return base, delta

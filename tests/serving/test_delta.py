@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.serving.apply import apply_delta
-from bagpipe.serving.delta import DELTA, DELTA_FILE, Base, FolderBase, SourceBase, read_delta, write_delta
-from bagpipe.serving.manifest import MODEL_FILE
-from bagpipe.serving.tensor_file import TensorFile
-from tests.serving.exports import SCHEMA, content, exported, source_of, store_of, write_rows
+from bagpipe.serving.delta import DELTA, Base, FolderBase, SourceBase, read_delta, write_delta
+from tests.serving.exports import SCHEMA, content, exported, pair_of, source_of, store_of, write_rows
 
 
 def delta_of(source, base: Base, folder: Path) -> Path:
@@ -62,43 +59,7 @@ def test_a_base_and_its_delta_are_the_next_export(
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """An export and a delta from it."""
-    with store_of(f"{tmp_path}".replace("/", "-")) as store:
-        store.claim()
-        random = np.random.default_rng(3)
-        write_rows(store, random, 20)
-        base = exported(source_of(store, 10), tmp_path / "A")
-        write_rows(store, random, 10)
-        exported(source_of(store, 20), tmp_path / "B")
-        return base, delta_of(source_of(store, 20), FolderBase(base), tmp_path / "delta")
-
-
-def test_another_base_is_refused_in_one_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    base, delta = pair
-    with pytest.raises(InputError, match=r"^.*/B is not the base of this delta: .* \(step 20\), expected .* 10\)$"):
-        apply_delta(tmp_path / "B", delta, tmp_path / "out")
-    with pytest.raises(InputError, match=r"expected the manifest of an export|cannot be read"):
-        apply_delta(delta, delta, tmp_path / "out")
-    with pytest.raises(InputError, match=r"cannot be read: No such file"):
-        apply_delta(base, base, tmp_path / "out")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "precious").write_text("")
-    with pytest.raises(InputError, match=r"OUT .*out is not empty"):
-        apply_delta(base, delta, tmp_path / "out")
-
-
-@pytest.mark.parametrize("where", ["base", "delta"])
-def test_a_damaged_file_is_refused_and_nothing_is_left(where: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    path = pair[0] / MODEL_FILE if where == "base" else pair[1] / DELTA_FILE
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1  # of the last tensor
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="a file of the base or of the delta is damaged"):
-        apply_delta(*pair, tmp_path / "out")
-    path.write_bytes(content[:-1])
-    with pytest.raises(InputError, match=r"expected [0-9]+ bytes"):
-        apply_delta(*pair, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
+    return pair_of(tmp_path)
 
 
 def test_what_is_no_base_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -126,19 +87,3 @@ def test_a_delta_of_another_version_is_refused(pair: tuple[Path, Path]) -> None:
         path.write_text(json.dumps({**value, **changed}))
         with pytest.raises(InputError, match=words):
             read_delta(pair[1])
-
-
-def test_rows_of_8_bits_are_a_quarter(tmp_path: Path) -> None:
-    sizes = {}
-    with store_of(f"{tmp_path}".replace("/", "-")) as store:
-        store.claim()
-        write_rows(store, np.random.default_rng(0), 40)
-        for precision in ("exact", "fp16", "int8"):
-            folder = exported(source_of(store, 1, precision, states=False), tmp_path / precision)
-            file = TensorFile(folder / MODEL_FILE)
-            sizes[precision] = sum(
-                spec.num_bytes for name, spec in file.specs.items() if name.startswith("bags.embedding_bags.city.w")
-            )
-            shutil.rmtree(folder)
-    count = sizes["exact"] // (4 * 5)
-    assert sizes == {"exact": count * 20, "fp16": count * 10, "int8": count * (5 + 8)}

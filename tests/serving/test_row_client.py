@@ -13,7 +13,6 @@ import torch
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.serving import RowClient
-from bagpipe.serving.manifest import MANIFEST, MODEL_FILE
 from bagpipe.types.splitmix64 import hash_ids
 from tests.serving.exports import SCHEMA, exported, source_of, store_of, write_rows
 
@@ -88,23 +87,6 @@ def test_what_cannot_be_read_gets_one_line(folders: dict[str, Path]) -> None:
     ):
         with pytest.raises(InputError, match=words):
             client.read(ids)
-
-
-def test_a_folder_that_is_not_whole_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = folders["exact"]
-    content = bytearray((folder / MODEL_FILE).read_bytes())
-    content[-1] ^= 1
-    (folder / MODEL_FILE).write_bytes(content)
-    with pytest.raises(InputError, match="does not match its checksum"):
-        RowClient.open(folder, verify=True)
-    (folder / MODEL_FILE).write_bytes(content[:-1])
-    with pytest.raises(InputError, match=rf"{MODEL_FILE}: expected [0-9]+ bytes, got"):
-        RowClient.open(folder)
-    (folder / MANIFEST).write_text("{")
-    with pytest.raises(InputError, match=rf"{MANIFEST}: not valid JSON"):
-        RowClient.open(folder)
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        RowClient.open(tmp_path / "none")
 
 
 def test_reading_rows_needs_no_torch() -> None:

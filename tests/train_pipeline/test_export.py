@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,6 +16,7 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 
 import bagpipe
 from bagpipe.errors import InputError
+from bagpipe.serving import RowClient
 from tests.train_pipeline.small import DIM, FEATURES, ROWS, Small, assert_same, batches, pipeline, progress_all
 
 
@@ -94,6 +96,10 @@ def test_a_table_without_bound_has_the_rows_of_the_store(tmp_path: Path) -> None
         weights = load_file(tmp_path / "out" / "model.safetensors")
         assert torch.equal(weights["bags.embedding_bags.t_f0.ids"], rows.ids())
         assert torch.equal(weights["bags.embedding_bags.t_f0.weight"], rows[rows.ids()])
+        new = [row_id for row_id in range(50) if row_id not in rows.ids()][:3]
+        ids = np.array([*rows.ids()[:2].tolist(), *new, -(2**60)])
+        client = RowClient.open(tmp_path / "out", verify=True)
+        assert np.array_equal(client.read({"t_f0": ids})["t_f0"], rows[torch.from_numpy(ids)].numpy())
 
 
 def test_what_cannot_be_written_is_refused_and_training_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model
+from bagpipe.serving import RowClient, load
 from bagpipe.types.schema import DataSchema
 from tests.system.clicks import write_clicks, write_schemas
 from tests.system.programs import run_forked
-from trainer.export import export
+from trainer.export import apply, export
 
 pytestmark = pytest.mark.multiproc
 
@@ -108,6 +110,54 @@ def test_tables_of_a_users_model_keep_their_names(tmp_path):
     history = next(name for name in weights if name.endswith(".embeddings.history.ids"))
     assert (np.diff(weights[history].numpy()) > 0).all()
     assert len(weights[history]) == len(weights[history.replace(".ids", ".weight")])
+
+
+def test_a_delta_of_checkpoints_leads_to_the_full_export(tmp_path, capsys):
+    """Since an export and since a step, over a full row file; with the program."""
+    kept = ["--checkpoint.keep", "9", "--checkpoint.full_every", "2"]
+    trained(tmp_path, "sum", "--model.bottom_mlp", "6", "--model.top_mlp", "5", *kept)
+    checkpoints = ["--checkpoint.dir", str(tmp_path / "checkpoints")]
+    before, full = tmp_path / "A", tmp_path / "B"
+    export([*checkpoints, "--out", str(before), "--step", "10"])
+    export([*checkpoints, "--out", str(full)])
+    export([*checkpoints, "--out", str(tmp_path / "since"), "--since", str(before)])
+    export([*checkpoints, "--out", str(tmp_path / "since step"), "--since", "10"])
+    apply([str(before), str(tmp_path / "since"), str(tmp_path / "applied")])
+    assert re.search(r"step 23: \d+ rows changed since step 10, 0\.0 MB in ", capsys.readouterr().out)
+
+    def content(folder):
+        return {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+
+    assert content("applied") == content("B")
+    assert set(content("B")) == {"manifest.json", "dense.pt2", "model.safetensors", "optimizer.safetensors"}
+    assert content("since step") == content("since")
+
+
+def test_rows_in_the_store_and_averages(tmp_path, capsys):
+    """Without rows, and without states; averages only where a job has them."""
+    trained(tmp_path, "everything", "--model.factory", "tests.system.factory:build")
+    checkpoints = ["--checkpoint.dir", str(tmp_path / "checkpoints")]
+    export([*checkpoints, "--out", str(tmp_path / "out"), "--rows", "store", "--weights-only"])
+    assert capsys.readouterr().err == (
+        "note: no program is exported: it reads sequences (EmbeddingCollection), and a program has pooled vectors for "
+        "inputs\n"
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "model.safetensors"}
+    assert not [name for name in load_file(tmp_path / "out" / "model.safetensors") if ".embedding" in name]
+    with pytest.raises(InputError, match="its rows are in the job's store"):
+        RowClient.open(tmp_path / "out")
+    with pytest.raises(InputError, match=r"out has no program: it reads sequences"):
+        load(tmp_path / "out")
+    for flags, words in (
+        (["--averages"], "--averages: the checkpoint of step 23 has none"),
+        (["--rows", "store", "--precision", "int8"], "--precision is about rows in files, and --rows is store"),
+        (["--since", str(tmp_path / "out")], "its rows are in a store: a delta needs an export with rows"),
+        (["--format", "dcp", "--since", "10"], "--since needs --format safetensors, got dcp"),
+        (["--since", "7"], "has no whole checkpoint of step 7"),
+    ):
+        with pytest.raises(InputError, match=words):
+            export([*checkpoints, "--out", str(tmp_path / "other"), *flags])
+    assert not list(tmp_path.glob("other*"))
 
 
 def test_export_errors_are_one_line(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.util.outputs import cannot_write, check_folder, check_writable, write_json
+from bagpipe.util.outputs import cannot_write, check_folder, check_writable, new_folder, write_json
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
@@ -60,3 +60,24 @@ def test_a_full_disk_is_a_failure_and_not_bad_input() -> None:
     denied = cannot_write("out", PermissionError(errno.EACCES, "Permission denied"), key="--out")
     assert isinstance(denied, InputError)
     assert str(denied) == "--out: cannot write out: Permission denied"
+
+
+def test_a_new_folder_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be the working directory; folders whose names begin alike stay; an error leaves nothing."""
+    here, beside = tmp_path / "here", tmp_path / "here.tmp"
+    here.mkdir()
+    beside.mkdir()
+    monkeypatch.chdir(here)
+    with new_folder(Path(), "--out") as folder:
+        (folder / "file").write_text("1")
+        assert not list(here.iterdir())
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
+    with pytest.raises(InputError, match=r"--out .*/here is not empty"), new_folder(here, "--out"):
+        raise AssertionError
+    with pytest.raises(ValueError, match="inside"), new_folder(tmp_path / "new", "--out"):
+        raise ValueError("inside")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--out: cannot write .*: Not a directory"):
+        with new_folder(tmp_path / "file" / "out", "--out"):
+            raise AssertionError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here", "here.tmp"]
