@@ -128,7 +128,7 @@ def test_exported_scores_have_the_bits_of_predictions(
 ) -> None:
     job = trained(tmp_path, redis_server, namespace, schema, [*MLP, *arguments])
     averages = "--optim.ema_decay" in arguments
-    expected = job.predicted(*(("--optim.ema_evaluate", "true") if averages else ()))
+    expected = job.predicted(*(("--optim.ema_decay", "0.5", "--optim.ema_evaluate", "true") if averages else ()))
     folder = job.exported("export", *(("--averages",) if averages else ()))
     with load(folder, verify=True) as scorer:
         np.testing.assert_array_equal(scored(job, scorer), expected)
