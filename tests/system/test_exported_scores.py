@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bagpipe.errors import InputError
 from bagpipe.serving import Bags, Scorer, load
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import DataSchema
@@ -109,9 +110,9 @@ def scored(job: Job, scorer: Scorer) -> np.ndarray:
     ("schema", "arguments"),
     [
         ("sum", ["--model.name", "dlrm", "--optim.rows", "adam"]),
+        ("ragged", ["--model.name", "wide-deep", "--run.dtype", "float64", "--optim.rows_weight_decay", "0.1"]),
         ("weighted and mean", ["--model.name", "dcnv2", "--cache.dtype", "float16"]),
         ("mixed", ["--model.name", "deepfm", "--cache.dtype", "bfloat16", "--optim.ema_decay", "0.5"]),
-        ("ragged", ["--model.name", "wide-deep", "--run.dtype", "float64"]),
         pytest.param("weighted", ["--model.name", "towers"], marks=pytest.mark.slow),
         pytest.param("mean", ["--model.name", "dcnv2-fuxictr", "--model.batch_norm", "true"], marks=pytest.mark.slow),
         pytest.param("sum", ["--model.name", "deepfm-fuxictr", "--model.dropout", "0.2"], marks=pytest.mark.slow),
@@ -132,5 +133,9 @@ def test_exported_scores_have_the_bits_of_predictions(
     folder = job.exported("export", *(("--averages",) if averages else ()))
     with load(folder, verify=True) as scorer:
         np.testing.assert_array_equal(scored(job, scorer), expected)
+    if "--optim.rows_weight_decay" in arguments:
+        with pytest.raises(InputError, match="decay while they rest"):
+            load(folder, store_url=job.store_url, namespace=namespace)
+        return
     with load(folder, store_url=job.store_url, namespace=namespace) as scorer:
         np.testing.assert_array_equal(scored(job, scorer), expected)
