@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.errors import InputError
 from bagpipe.serving.row_words import narrow, widen
 from bagpipe.types.schema import RowSchema
 from bagpipe.types.splitmix64 import mix
@@ -34,10 +35,10 @@ class InitialRows:
 
     Args:
         schema: seed, table names, bounds and dtypes.
-        decay: factor of the weights by table, for tables whose rows decay.
+        decay: factor of the weights by table, for tables whose rows decay; None: it is not known.
     """
 
-    def __init__(self, schema: RowSchema, decay: Mapping[str, float] | None = None) -> None:
+    def __init__(self, schema: RowSchema, decay: Mapping[str, float | None] | None = None) -> None:
         self._decay = {} if decay is None else decay
         self._schema = schema
         self._keys = [np.uint64(table_key(schema.seed, table.name) & ((1 << 64) - 1)) for table in schema.tables]
@@ -48,6 +49,9 @@ class InitialRows:
         Args:
             table: number of the table.
             ids: int64 ``[n]``.
+
+        Raises:
+            InputError: they have decayed, and by how much is not known.
         """
         own = self._schema.tables[table]
         words = mix(np.ascontiguousarray(ids).view(np.uint64) + self._keys[table])
@@ -65,6 +69,11 @@ class InitialRows:
         values *= compute.type(own.init_bound / _HALF_RANGE)
         dtype = self._schema.dtype_of(table)
         values = widen(narrow(values, dtype), dtype)
-        if own.name in self._decay:  # its rows are not half rows
-            values *= compute.type(self._decay[own.name])
+        factor = self._decay.get(own.name, 1.0)
+        if factor is None:
+            raise InputError(
+                f"table {own.name!r} has no row of id {ids[0]}, and its decay depends on optimizer state: expected "
+                "ids that were trained, or a table with a number of rows"
+            )
+        values *= compute.type(factor)  # 1 if its rows do not decay, as half rows never do
         return values

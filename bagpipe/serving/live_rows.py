@@ -56,7 +56,7 @@ class LiveRows:
         self._cluster = Cluster(seeds=parse_cluster_url(url)) if is_cluster_url(url) else None
         self._servers = () if self._cluster is not None else parse_urls(url)
         self.schema, self._num_buckets = self._stored(expected)
-        self.decay: Mapping[str, float] = {}
+        self.decay: Mapping[str, float | None] = {}
         for number, table in enumerate(self.schema.tables):
             if base_optimizer(self.schema.optimizer_of(number))[1]:
                 raise InputError(

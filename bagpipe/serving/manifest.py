@@ -116,7 +116,8 @@ class ExportManifest:
         has_states: there is an `OPTIMIZER_FILE`.
         averages: dense weights are the moving averages of the trained ones.
         tables: of the rows in the files.
-        decay: factor of the initial weights of new rows, by table; for tables whose rows decay.
+        decay: factor of the initial weights of new rows, by table; for tables whose rows decay. None: no
+            factor says it, so new rows cannot be read.
         settings: configuration of the job that affects results, by key.
         versions: of bagpipe and torch.
         files: by name.
@@ -134,7 +135,7 @@ class ExportManifest:
     has_states: bool = True
     averages: bool = False
     tables: tuple[TableFiles, ...] = ()
-    decay: Mapping[str, float] = field(default_factory=dict)
+    decay: Mapping[str, float | None] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, ExportFile] = field(default_factory=dict)

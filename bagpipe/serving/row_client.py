@@ -33,7 +33,7 @@ class RowSource(Protocol):
     def schema(self) -> RowSchema: ...
 
     @property
-    def decay(self) -> Mapping[str, float]:
+    def decay(self) -> Mapping[str, float | None]:
         """Factor of the weights of new rows, by table; of tables whose rows decay."""
         ...
 

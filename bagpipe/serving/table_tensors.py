@@ -138,13 +138,19 @@ def layout_of(
     return TableTensors(place=found.place, by_file=by_file)
 
 
-def decay_of(schema: RowSchema, history: RowHistory) -> dict[str, float]:
-    """Factor of the initial weights of rows that are new now, by table; of tables whose rows decay."""
-    found = {}
+def decay_of(schema: RowSchema, history: RowHistory) -> dict[str, float | None]:
+    """Factor of the initial weights of rows that are new now, by table; of tables whose rows decay.
+
+    None: the decay depends on the optimizer's state, and no factor says it.
+    """
+    found: dict[str, float | None] = {}
     for number, table in enumerate(schema.tables):
         missed = history.missed(number)
         if missed is not None:
-            found[table.name] = float(missed.table.missed(torch.zeros(1, dtype=torch.int64), missed.until))
+            weight = torch.ones(1, 1, dtype=torch.float64)
+            if not missed.table.needs_state:
+                missed.apply(weight, 1, torch.zeros(1, dtype=torch.int64))
+            found[table.name] = None if missed.table.needs_state else weight.item()
     return found
 
 

@@ -98,7 +98,7 @@ def _write(job: OpenJob, model: ModelParts, folder: Path, file_format: str, max_
         write_export(source, temporary)
 
 
-def _manifest(model: ModelParts, step: int, decay: Mapping[str, float]) -> ExportManifest:
+def _manifest(model: ModelParts, step: int, decay: Mapping[str, float | None]) -> ExportManifest:
     """Without tables and files."""
     trained = model.converted.model
     bags = [module for module in trained.modules() if isinstance(module, CachedEmbeddingBagCollection)]
