@@ -12,7 +12,7 @@ an optimizer is kept in the record of the row. The formulas are those of torch a
     >>> warm_up.rate(99)
     0.002
     >>> optimizers_of({"shop": Frozen(), "*": SGD(lr=0.1)}, ["user", "shop"])
-    (SGD(lr=0.1), Frozen())
+    (SGD(lr=0.1, weight_decay=0.0, decoupled=True), Frozen())
 """
 
 from __future__ import annotations
