@@ -32,15 +32,24 @@ ARGUMENTS: Mapping[str, str] = {
     "checkpoint.dir": "checkpoint_dir",
     "checkpoint.resume": "resume",
     "checkpoint.start_from": "start_from",
+    "checkpoint.start_without": "start_without",
     "checkpoint.take_over": "take_over",
     "data.batch_size": "the size of the batches",
+    "optim.dense": "the dense optimizer",
+    "optim.ema_decay": "the decay of averages",
     "optim.rows": "rows",
+    "optim.rows_schedule": "the schedule of rows",
+    "optim.schedule": "the schedule",
     "oracle.lookahead": "lookahead",
     "oracle.policy": "the eviction policy",
+    "pipeline.microbatches": "the number of micro-batches",
+    "pipeline.schedule": "the schedule of stages",
+    "run.autocast": "the dtype of autocast",
     "run.device": "device",
     "run.dir": "folder",
     "run.kernels": "the choice of kernels",
     "run.loss_scale": "a loss scale",
+    "run.loss_scale_growth_interval": "the growth of a loss scale",
     "run.nonfinite": "nonfinite",
     "run.peer_timeout_s": "peer_timeout_s",
     "run.seed": "seed",
@@ -57,7 +66,7 @@ PHRASES: Mapping[str, str] = {
     "(hash them in the data schema, not in the model)": (
         "(make them before the model, or let sparse=function give the KeyedJaggedTensors that the collections get)"
     ),
-    "--out ": "folder ",
+    "--out": "folder",
     "--max-gib ": "max_gib=",
 }
 

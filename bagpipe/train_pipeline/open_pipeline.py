@@ -133,6 +133,7 @@ def _job(
             every=options.checkpoint_every,
             resume=options.resume,
             start_from=options.start_from,
+            start_without=options.start_without,
             keep=options.keep,
             take_over=options.take_over,
         ),

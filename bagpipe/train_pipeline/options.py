@@ -43,6 +43,7 @@ class Options:
     keep: int
     resume: str
     start_from: str
+    start_without: tuple[str, ...]
     take_over: bool
     durability: Literal["memory", "everysec", "always"]
     timeout_s: float
@@ -77,23 +78,23 @@ class Options:
         check_planner(self.planner)
         if self.start_from and not self.checkpoint_dir:
             raise InputError(f"start_from {self.start_from} needs checkpoint_dir, the new job's folder")
+        if self.start_without and not self.start_from:
+            raise InputError(f"start_without {', '.join(self.start_without)} needs start_from, what is taken")
         if self.checkpoint_every and not self.checkpoint_dir:
             raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
 
     def shared(self) -> dict[str, Any]:
         """Values that all ranks must have alike, JSON-able, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        own = (
-            "store",
-            "sparse",
-            "planner",
-            "checkpoint_dir",
-            "start_from",
-        )  # a folder or a server can have several names
+        own = ("store", "sparse", "planner", "checkpoint_dir", "start_from")  # one can have several names
         common = {name: value for name, value in values.items() if name not in own}
         is_given = {"has store": self.store is not None, "has checkpoint_dir": bool(self.checkpoint_dir)}
-        row_dtype = dict(self.row_dtype) if isinstance(self.row_dtype, Mapping) else self.row_dtype
-        return {**common, "unbounded": sorted(self.unbounded), "row_dtype": row_dtype, **is_given}
+        alike = {
+            "unbounded": sorted(self.unbounded),
+            "start_without": list(self.start_without),
+            "row_dtype": dict(self.row_dtype) if isinstance(self.row_dtype, Mapping) else self.row_dtype,
+        }
+        return {**common, **alike, **is_given}
 
     def in_folder(self, folder: str, *, is_open: bool) -> Options:
         """These options with checkpoints in a folder.

@@ -58,8 +58,7 @@ class TrainPipeline(RowLoading):
         optimizer: of the dense parameters, or a function that makes it of them. Embedding weights in it are left out.
         device: of the model. With several ranks "cuda" is cuda:LOCAL_RANK.
         rows: row optimizer (`bagpipe.optim`), or one by table name. None: that of `apply_optimizer_in_backward`.
-        store: URL of the store: redis://, rediss://, redis+cluster://, unix:// or memory://. None: a private server
-            that ends with the pipeline.
+        store: redis:, rediss:, redis+cluster:, unix: or memory: URL. None: a private server that ends with it.
         namespace: prefix of all keys in the store.
         existing: rows of an earlier job in the namespace: refuse, train them on (rows-only), or delete them (reset).
         lookahead: batches that the planner sees; as many are read ahead of the iterator, and held.
@@ -69,12 +68,10 @@ class TrainPipeline(RowLoading):
         uneven: if the iterator of a rank ends early, all ranks stop there, or that rank joins with empty batches.
         unbounded: names of tables that take any 64-bit id, whatever their `num_embeddings`; ``"*"``: all.
         seed: of the initial rows.
-        row_dtype: of the rows' weights, for all tables or by table name. None, or a table that is not named: that of
-            its config's `data_type`; FP32 is the dtype of the dense parameters.
+        row_dtype: of the rows' weights, one or by table name; None: `data_type` of the configs, FP32 as dense weights.
         rounding: of updated weights to float16 or bfloat16.
         nonfinite: a batch whose loss or gradient is not finite raises (stop), or is left out (skip).
-        grad_scaler: scales losses before their backward, by powers of two; gradients are unscaled before hooks and
-            steps. A batch whose loss or gradient is not finite is left out, whatever `nonfinite`. None: no scale.
+        grad_scaler: scales losses by powers of two; hooks and steps see unscaled gradients. `nonfinite` is skip then.
         accumulate: batches of the iterator that make one optimizer step; `lookahead` and `prefetch_depth` count steps.
         sparse: gives the KeyedJaggedTensors of a batch; None: they are searched for in it.
         checkpoint_dir: folder of the checkpoints, on a file system of all ranks; None: none.
@@ -82,6 +79,7 @@ class TrainPipeline(RowLoading):
         keep: complete checkpoints to keep.
         resume: resume from the newest checkpoint (auto), from that of a step, or start anew (never).
         start_from: checkpoints of another job (FOLDER[@STEP]) or a model's files: what a new job begins with.
+        start_without: what it does not take, by the names in the table on stderr; * stands for any text.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
         durability: what acknowledged rows must survive: memory, everysec or always; see docs/store.md.
         timeout_s: deadline of one exchange with the store.
@@ -124,6 +122,7 @@ class TrainPipeline(RowLoading):
         keep: int = 2,
         resume: str = "auto",
         start_from: str | Path | None = None,
+        start_without: Collection[str] = (),
         take_over: bool = False,
         durability: Literal["memory", "everysec", "always"] = "memory",
         timeout_s: float = 30.0,
@@ -156,6 +155,7 @@ class TrainPipeline(RowLoading):
             keep=keep,
             resume=resume,
             start_from=str(start_from or ""),
+            start_without=tuple(start_without),
             take_over=take_over,
             durability=durability,
             timeout_s=timeout_s,

@@ -93,8 +93,8 @@ def test_values_without_json_are_not_written():
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("format_version",), 5, "format version 5, this bagpipe reads versions up to 4"),
-        (("format_version",), 0, "format_version: expected 1 to 4, got 0"),
+        (("format_version",), 6, "format version 6, this bagpipe reads versions up to 5"),
+        (("format_version",), 0, "format_version: expected 1 to 5, got 0"),
         (("format_version",), True, "format_version: expected an integer"),
         (("format_version",), "1", "format_version: expected an integer, got '1'"),
         (("step",), None, "missing field step"),
@@ -155,7 +155,7 @@ def test_a_part_names_files_of_its_folder_only():
         b"1" * 5000,
         encode(MANIFEST)[:-9],
         encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
-        encode(MANIFEST).replace(b'"format_version": 4', b'"format_version": 5'),
+        encode(MANIFEST).replace(b'"format_version": 5', b'"format_version": 6'),
     ],
 )
 def test_damage_is_reported_as_damage(content):

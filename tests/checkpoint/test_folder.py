@@ -131,8 +131,8 @@ def test_a_checkpoint_with_missing_parts_is_not_published(tmp_path):
 def test_a_newer_format_is_refused_not_skipped(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     newest = checkpoints[-1]
-    (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=5))
-    with pytest.raises(InputError, match="format version 5"):
+    (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=6))
+    with pytest.raises(InputError, match="format version 6"):
         folder.newest(no_warnings)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bagpipe.errors import JobError
@@ -12,7 +12,7 @@ from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
 from bagpipe.kernels.row_format import host_words, open_row_format, split_record
 from bagpipe.kernels.segment_sum import SegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
-from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable
+from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable, base_optimizer
 
 CPU = torch.device("cpu")
 HALVES = [name for name, row_type in ROW_TYPES.items() if row_type.is_half]
@@ -36,6 +36,7 @@ def schema_of(
 def test_unpacked_and_packed_records_have_equal_bits(
     dtype: str, optimizer: str, own: str | None, dim: int, num_rows: int
 ) -> None:
+    assume(dtype in ("float32", "float64") or not base_optimizer(own or optimizer)[1])
     schema = schema_of(dtype, optimizer, dim, own=own)
     row_format = open_row_format(schema, CPU)
     generator = torch.Generator().manual_seed(dim)

@@ -36,7 +36,7 @@ def test_the_source_is_lookups_and_moves() -> None:
     assert [item.inputs for item in parts.operators[:6]] == [(), (0,), (1,), (2,), (3,), (2, 4)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "esmm"])  # which needs two labels
 def test_cached_collections_give_the_parts_of_plain_ones(name: str) -> None:
     schema = schema_of(*[None] * 9, dense=NUM_DENSE)
     config = ModelConfig(name=name, embedding_dim=4, bottom_mlp=(8, 6), top_mlp=(7, 5))

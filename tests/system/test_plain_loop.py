@@ -12,6 +12,7 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.models import torchrec_models
+from bagpipe.models.task_models import TASK_MODELS
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.plain_jobs import plain_job
 from tests.system.reference import Trained, row_state
@@ -75,7 +76,8 @@ def test_every_setting_equals_the_plain_loop(clicks: Callable[..., Config]) -> N
         check(clicks, case)
 
 
-@pytest.mark.parametrize("model", sorted(torchrec_models.MODELS))
+# Models of several labels: test_several_labels.py.
+@pytest.mark.parametrize("model", sorted({*torchrec_models.MODELS} - {*TASK_MODELS}))
 def test_weights_and_means_in_one_schema_equal_the_plain_loop(model: str, clicks: Callable[..., Config]) -> None:
     config = change(clicks("weighted and mean", model), cache__rows=0, run__dtype="float64")
     direct = run_job(config)

@@ -226,5 +226,14 @@ def test_a_job_goes_on_from_the_checkpoints_of_another(where: dict[str, Any], tm
         progress_all(trained, iter(ALL[6:]))
         assert trained.step == 8
         assert_same(state_of(trained), _whole())
+    where["namespace"] = "third"
+    anew = {"start_from": first, "start_without": ["dense.*", "rows.*", "state.*", "job.*"]}
+    with (
+        pytest.raises(InputError, match=r"start_from .* has nothing that fits this job"),
+        pipeline(**where, checkpoint_dir=str(tmp_path / "third"), **anew) as trained,
+    ):
+        progress_all(trained, iter(ALL[:1]))
+    with pytest.raises(InputError, match=r"start_without rows.a needs start_from"):
+        pipeline(start_without=["rows.a"])
     with pytest.raises(InputError, match=r"start_from x needs checkpoint_dir, the new job's folder"):
         pipeline(start_from="x")

@@ -333,9 +333,9 @@ def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = RowCache.begin
     before: list[Any] = []
 
-    def late(cache: RowCache, context: Any, weights: Any = None) -> Any:
+    def late(cache: RowCache, context: Any, weights: Any = None, **more: Any) -> Any:
         before.append(context)
-        return begin(cache, before[max(0, len(before) - 2)], weights)
+        return begin(cache, before[max(0, len(before) - 2)], weights, **more)
 
     monkeypatch.setattr(RowCache, "begin", late)
     keeps_all = settings(cache_rows=200)
