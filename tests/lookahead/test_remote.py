@@ -17,6 +17,7 @@ from tests.cacher.certificates import make_certificates
 from tests.cacher.daemons import Daemon, config, served
 from tests.lookahead.plan_daemons import plan_daemon
 from tests.lookahead.streams import batches_of, expected_parts, plain_part, spec_of
+from tests.pipeline.small_loop import until
 
 pytestmark = pytest.mark.multiproc
 
@@ -117,4 +118,4 @@ def test_it_leaves_no_descriptor_open(daemon: Daemon) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         connect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)  # gRPC closes sockets on threads of its own

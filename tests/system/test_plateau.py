@@ -72,7 +72,7 @@ def test_a_plateau_drops_rates_as_torch_does(
     assert _digests(followed) == _digests(_result(fixed))
 
 
-@pytest.mark.parametrize("schedule", ["none", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("none", marks=pytest.mark.slow), "1f1b"])
 def test_ranks_follow_one_plateau(schedule: str, clicks: MakeConfig) -> None:
     keys: dict[str, object] = {"eval__every": 1, "eval__unit": "epoch"}
     config = change(clicks(eval_fraction=0.2, limit=60, epochs=6), cache__rows=200, store__url="")

@@ -298,7 +298,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedde
             nothing,
             r"name the folder of its checkpoints with check",
         ),
-        ([], newer, "has format version 5, "),
+        ([], newer, "has format version 6, "),
         ([], all_broken, "none of its 2 checkpoints is whole"),
     ],
 )

@@ -45,7 +45,13 @@ def trained_with(planner: Any, evaluates: bool = True, **more: Any) -> tuple[dic
         return state_of(trained), scores
 
 
-@pytest.mark.parametrize("more", [{}, {"cache_rows": 0}, {"lookahead": 1}, {"accumulate": 2}])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, pytest.param({"cache_rows": 0}, marks=_SLOW), pytest.param({"lookahead": 1}, marks=_SLOW), {"accumulate": 2}],
+)
 def test_the_bits_are_those_of_the_other_planners(daemon: Daemon, more: dict[str, Any]) -> None:
     expected, expected_scores = trained_with("process", **more)
     for planner in (daemon.url, bagpipe.Cacher(daemon.url)):

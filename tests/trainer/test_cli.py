@@ -42,7 +42,7 @@ cli.main(["--data.format", "synthetic", "--data.limit", "100"])
 @pytest.mark.parametrize(
     ("fails", "replaces", "code", "error"),
     [
-        (True, False, 1, "error: rank 1 is gone\n"),
+        pytest.param(True, False, 1, "error: rank 1 is gone\n", marks=pytest.mark.slow),
         (True, True, 1, "error: rank 1 is gone\n"),
         (False, False, 130, ""),
     ],
