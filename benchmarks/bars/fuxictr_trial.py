@@ -4,7 +4,8 @@
 
 Three things can be changed, one at a time, for the ablations:
 
-* ``lazy_rows``: torch's SparseAdam updates the rows of a batch, in place of Adam, which updates all rows.
+* ``sparse_adam``: torch's SparseAdam updates the rows of a batch (``batch``) or all rows (``all``), in place of Adam
+  (empty), which updates all rows.
 * ``initial``: parameters come from this .npz, by their names in FuxiCTR.
 * ``batches``: training batches come from this .npz, in its order, and all numbers are float64.
 """
@@ -46,10 +47,10 @@ def _model_class(task: Mapping[str, Any]) -> Any:
             super().compile(optimizer, loss, lr)
             self.history: list[float] = []
             self.tables: dict[str, Tensor] = {}
-            if task["lazy_rows"]:
-                self._make_lazy(lr)
+            if task["sparse_adam"]:
+                self._make_sparse(lr)
 
-        def _make_lazy(self, lr: float) -> None:
+        def _make_sparse(self, lr: float) -> None:
             self.tables = {name: module.weight for name, module in self.named_modules() if _is_table(module)}
             ours = {id(weight) for weight in self.tables.values()}
             self.optimizer = torch.optim.Adam([value for value in self.parameters() if id(value) not in ours], lr=lr)
@@ -66,7 +67,9 @@ def _model_class(task: Mapping[str, Any]) -> Any:
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.parameters(), self._max_gradient_norm)
             for name, weight in self.tables.items():
-                rows = batch[name.rpartition(".")[2]].long().unique()  # type: ignore[no-untyped-call]
+                rows = torch.arange(len(weight))
+                if task["sparse_adam"] == "batch":
+                    rows = batch[name.rpartition(".")[2]].long().unique()  # type: ignore[no-untyped-call]
                 assert weight.grad is not None
                 weight.grad = torch.sparse_coo_tensor(
                     rows[None], weight.grad[rows], weight.shape, is_coalesced=True, check_invariants=False

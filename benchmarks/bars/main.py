@@ -58,8 +58,12 @@ class Bench:
 
     def _measure(self, run: Run) -> Outcome:
         steps = math.ceil(self.prepared.num_examples["train"] / BATCH_SIZE)
-        job = JobOfOurs.of(run.model, flags_of(run, self.data)) if run.system == "ours" or run.same_start else None
-        if run.system == "ours":
+        job = (
+            JobOfOurs.of(run.model, flags_of(run, self.data))
+            if run.system in ("ours", "all-rows") or run.same_start
+            else None
+        )
+        if run.system in ("ours", "all-rows"):
             assert job is not None
             return measure_ours(run, self.data, job.parameters)
         if job is None:
@@ -71,7 +75,7 @@ class Bench:
 
 def runs_of(part: str, models: Sequence[str], seeds: int) -> Iterator[Run]:
     """Runs of a part; the systems take turns."""
-    systems = ("fuxictr", "ours", "lazy") if part == "adam" else ("fuxictr", "ours")
+    systems = ("fuxictr", "sparse-adam", "all-rows", "ours", "lazy") if part == "adam" else ("fuxictr", "ours")
     for model in models:
         for seed in range(seeds):
             for system in systems:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.config.load import parse_config
-from benchmarks.bars.settings import BATCH_SIZE, CLIP_NORM, OPTIMIZERS, PATIENCE, Outcome, Run
+from benchmarks.bars.settings import ALL_ROWS_DECAY, BATCH_SIZE, CLIP_NORM, OPTIMIZERS, PATIENCE, Outcome, Run
 from trainer.job import run_job
 from trainer.scoring import evaluate
 
@@ -56,6 +56,7 @@ def flags_of(run: Run, data: Path) -> list[str]:
             "clip_norm": CLIP_NORM,
             "clip_scope": "all",
             **_PLATEAU,
+            **({"rows_weight_decay": ALL_ROWS_DECAY, "rows_decay_kind": "l2"} if run.system == "all-rows" else {}),
         },
         "eval": {
             "every": 1,

@@ -28,6 +28,11 @@ _SIDES = (
     "log loss: FuxiCTR, ours",
     "best epoch: FuxiCTR, ours",
 )
+_CHANGES = (
+    "it, all rows, against ours with updates of all rows, largest of a seed",
+    "it, rows of the batch, against ours, largest of a seed",
+)
+_DIFFERENCE = "ours - FuxiCTR, and its standard error"
 
 _Outcomes = Mapping[str, Mapping[int, Outcome]]
 
@@ -52,10 +57,10 @@ def _by_model(values: Values, part: str) -> Mapping[str, _Outcomes]:
 
 
 def _paired(found: Mapping[str, _Outcomes]) -> str:
-    headers = ["model", *_SIDES, "ours - FuxiCTR", "target", "largest of a seed"]
+    headers = ["model", *_SIDES, _DIFFERENCE, "target", "largest of a seed"]
     has_lazy = any("lazy" in systems for systems in found.values())
     if has_lazy:
-        headers += ["FuxiCTR with lazy rows: AUC", "ours - lazy, largest of a seed"]
+        headers += ["SparseAdam in FuxiCTR: AUC", *_CHANGES]
     rows = []
     for model in MODELS:
         theirs, ours = found.get(model, {}).get("fuxictr", {}), found.get(model, {}).get("ours", {})
@@ -67,17 +72,21 @@ def _paired(found: Mapping[str, _Outcomes]) -> str:
         row = [
             model,
             *_sides([theirs[seed] for seed in seeds], [ours[seed] for seed in seeds]),
-            f"{mean:+.1e}",
+            f"{mean:+.1e}" + (f" ± {_standard_error(differences):.0e}" if len(differences) > 1 else ""),
             f"at most {TARGET}: {verdict(abs(mean), at_most=TARGET)}",
             f"{max(map(abs, differences)):.1e}",
         ]
         if has_lazy:
-            lazy = found[model].get("lazy", {})
-            both = sorted(lazy.keys() & ours.keys())
-            row += [_spread([lazy[seed] for seed in both]) if both else ""]
-            row += [f"{max(abs(ours[seed].auc - lazy[seed].auc) for seed in both):.1e}" if both else ""]
+            sparse, lazy, all_rows = (found[model].get(name, {}) for name in ("sparse-adam", "lazy", "all-rows"))
+            row += [_spread(list(sparse.values())) if sparse else "", _largest(all_rows, sparse), _largest(ours, lazy)]
         rows.append(row)
     return table(headers, rows)
+
+
+def _largest(one: Mapping[int, Outcome], other: Mapping[int, Outcome]) -> str:
+    """Largest difference of AUC over the common seeds."""
+    seeds = one.keys() & other.keys()
+    return f"{max(abs(one[seed].auc - other[seed].auc) for seed in seeds):.1e}" if seeds else ""
 
 
 def _own_starts(found: Mapping[str, _Outcomes]) -> str:
@@ -86,9 +95,14 @@ def _own_starts(found: Mapping[str, _Outcomes]) -> str:
         theirs, ours = (list(found.get(model, {}).get(system, {}).values()) for system in ("fuxictr", "ours"))
         if min(len(theirs), len(ours)) > 1:
             difference = _mean(ours) - _mean(theirs)
-            parts = (statistics.variance(outcome.auc for outcome in group) / len(group) for group in (ours, theirs))
-            rows.append([model, *_sides(theirs, ours), f"{difference:+.4f} ± {math.sqrt(sum(parts)):.4f}"])
-    return table(["model", *_SIDES, "ours - FuxiCTR, and its standard error"], rows)
+            errors = (_standard_error([outcome.auc for outcome in group]) for group in (ours, theirs))
+            rows.append([model, *_sides(theirs, ours), f"{difference:+.4f} ± {math.hypot(*errors):.4f}"])
+    return table(["model", *_SIDES, _DIFFERENCE], rows)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the mean."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _sides(theirs: Sequence[Outcome], ours: Sequence[Outcome]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.bars.prepare import NUMBERS
 
 __all__ = [
+    "ALL_ROWS_DECAY",
     "BATCH_SIZE",
     "CLIP_NORM",
     "DROPOUT",
@@ -31,6 +32,9 @@ CLIP_NORM = 10.0  # FuxiCTR's default
 PATIENCE = 2
 _DIM = 4
 DROPOUT = 0.1
+#: L2 decay of rows makes a row that is used again catch up with all updates it has missed, as if each batch had moved
+#: it. This one is too small to decay anything.
+ALL_ROWS_DECAY = 1e-20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,8 @@ class Run:
     """One run of one system.
 
     Attributes:
-        system: ours; fuxictr; or lazy: FuxiCTR with torch's SparseAdam for the rows.
+        system: ours; fuxictr; lazy: FuxiCTR with torch's SparseAdam for the rows of the batch; sparse-adam: the same
+            for all rows; or all-rows: ours with an L2 decay of rows of `ALL_ROWS_DECAY`.
         model, optimizer: keys of `MODELS` and `OPTIMIZERS`.
         seed: of initial values, order and dropout.
         epochs: at most.

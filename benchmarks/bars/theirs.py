@@ -60,7 +60,7 @@ class Fuxictr:
                 "seed": run.seed,
                 "optimizer": optimizer.fuxictr,
                 "learning_rate": optimizer.rate,
-                "lazy_rows": run.system == "lazy",
+                "sparse_adam": {"lazy": "batch", "sparse-adam": "all"}.get(run.system, ""),
                 "batch_size": BATCH_SIZE,
                 "epochs": run.epochs,
                 "patience": PATIENCE,
