@@ -71,6 +71,7 @@ _PROGRAMS: Mapping[str, str] = {
     "eval": "metrics of a checkpoint's model",
     "predict": "scores of examples with a checkpoint's model",
     "export": "a checkpoint for serving, or for other programs",
+    "apply": "a delta to an export: the next export",
     "cacher": "the Oracle Cacher: read the data, look ahead, and plan for all ranks",
     "data": "tools around the data: synth, convert, replay",
 }

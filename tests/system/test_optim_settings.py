@@ -339,43 +339,27 @@ def test_losses_of_stages(name: str, clicks: MakeConfig) -> None:
 
 #: Flags of jobs that are killed after their second checkpoint.
 RESUMED = {
-    "momentum": ["--optim.dense=sgd", "--optim.momentum=0.9", "--optim.nesterov=true", "--optim.weight_decay=1e-4"],
-    "adamw, l2 decay of rows": [
-        "--optim.dense=adamw",
-        "--optim.beta2=0.9",
-        "--optim.weight_decay=0.1",
-        "--optim.rows=adam",
-        "--optim.rows_weight_decay=0.5",
-        "--optim.rows_decay_kind=l2",
-    ],
-    "focal, norm": [
-        "--model.loss=focal",
-        "--model.label_smoothing=0.1",
-        "--optim.clip_norm=0.05",
-        "--optim.clip_scope=all",
-    ],
-    "lamb, schedule": [
-        "--optim.dense=lamb",
-        "--optim.weight_decay=0.1",
-        "--optim.schedule=cosine",
-        "--optim.schedule_length=20",
-        "--optim.warmup_steps=7",
-    ],
-    "momentum and decay of rows": [
-        "--optim.rows=momentum",
-        "--optim.rows_by_table=C1=adamw,C2=frozen",
-        "--optim.rows_lr_by_table=C1=0.1",
-        "--optim.rows_weight_decay=0.5",
-        "--optim.schedule=cosine",
-        "--optim.schedule_length=20",
-        "--data.eval_fraction=0.1",
-    ],
+    "momentum": "--optim.dense=sgd --optim.momentum=0.9 --optim.nesterov=true --optim.weight_decay=1e-4",
+    "adamw, l2 decay of rows": (
+        "--optim.dense=adamw --optim.beta2=0.9 --optim.weight_decay=0.1 --optim.rows=adam "
+        "--optim.rows_weight_decay=0.5 --optim.rows_decay_kind=l2"
+    ),
+    "focal, norm": "--model.loss=focal --model.label_smoothing=0.1 --optim.clip_norm=0.05 --optim.clip_scope=all",
+    "lamb, schedule": (
+        "--optim.dense=lamb --optim.weight_decay=0.1 --optim.schedule=cosine --optim.schedule_length=20 "
+        "--optim.warmup_steps=7"
+    ),
+    "momentum and decay of rows": (
+        "--optim.rows=momentum --optim.rows_by_table=C1=adamw,C2=frozen --optim.rows_lr_by_table=C1=0.1 "
+        "--optim.rows_weight_decay=0.5 --optim.schedule=cosine --optim.schedule_length=20 "
+        "--data.eval_fraction=0.1"
+    ),
 }
 
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-@pytest.mark.parametrize("flags", RESUMED.values(), ids=RESUMED)
+@pytest.mark.parametrize("flags", map(str.split, RESUMED.values()), ids=RESUMED)
 def test_a_killed_job_resumes(flags: Sequence[str], server: EmbeddedServer, tmp_path: Path) -> None:
     done = run_forked([*JOB, *flags, "--result", str(tmp_path / "uninterrupted.json")], tmp_path)
     assert (done.code, done.err) == (0, "")
