@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,12 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A disk of 1 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    try:
-        mounted = SmallDisk(folder, num_bytes=1 << 20).__enter__()
-    except InputError as error:
-        pytest.skip(str(error))
-    with mounted:
-        yield mounted
+    with ExitStack() as mounted:
+        try:
+            small = mounted.enter_context(SmallDisk(folder, num_bytes=1 << 20))
+        except InputError as error:
+            pytest.skip(str(error))
+        yield small
 
 
 @pytest.fixture(scope="module")
