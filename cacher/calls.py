@@ -36,7 +36,7 @@ class Calls:
 
     Args:
         counters: totals for the metrics.
-        hello_timeout_s: longest wait for a first message.
+        hello_timeout_s: longest wait for a first message, and for the end of a stream after the last one.
         max_silent: most streams without one.
     """
 
@@ -72,6 +72,17 @@ class Calls:
         if message is None or message.WhichOneof("kind") != "hello":
             raise ProtocolError(f"expected Hello, got {kind_of(message)}")
         return message
+
+    async def last(self, context: Any, message_type: type[_Message]) -> None:
+        """Wait until the peer has ended its side of the stream, which its last message announced.
+
+        A call answered before can close the connection while gRPC sends the peer's end, and the peer sees an error.
+        A peer that does not end its side within the time of a first message is not waited for any longer.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._hello_timeout_s):
+                while await receive(context, message_type) is not None:
+                    pass
 
     async def answer(self, context: Any, serving: Awaitable[None], told: Callable[[pb.Error], Message]) -> None:
         """Serve a call to its end. No error leaves it: the peer gets it.

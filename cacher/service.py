@@ -56,6 +56,8 @@ class TrainService:
             await stream.send(self._welcome)
             if await stream.serve():
                 self._jobs.leave(member, stream)
+            if stream.has_left:
+                await self._calls.last(context, pb.TrainerMessage)
         except (grpc.aio.BaseError, ProtocolError):
             raise
         except Exception:
@@ -84,6 +86,7 @@ class _Stream:
         self._entered: EnteredRun | None = None
         self._next = 0
         self.member: Member | None = None
+        self.has_left = False
 
     def wake(self) -> None:
         self._changed.set()
@@ -122,6 +125,7 @@ class _Stream:
             elif kind == "ack":
                 self._acknowledge(message.ack)
             elif kind == "leave":
+                self.has_left = True
                 return True
             else:
                 raise ProtocolError(f"expected Start, Ack or Leave, got {kind_of(message)}")
