@@ -181,7 +181,7 @@ class ScheduledRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlateauState:
-    """What `Plateau` remembers between two metrics; `dataclasses.asdict` makes JSON of it for a checkpoint.
+    """The memory of `Plateau` between two metrics; `dataclasses.asdict` makes JSON of it for a checkpoint.
 
     Attributes:
         factor: the factor of the learning rate.

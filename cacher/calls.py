@@ -1,4 +1,4 @@
-"""What all calls of the service share: their first message, and how they end. Peers are untrusted.
+"""The common part of all calls of the service: their first message, and their end. Peers are untrusted.
 
     call ──Calls.first──> hello, in time      serve ──error──> Error message │ INVALID_ARGUMENT, logged and counted
 
@@ -133,7 +133,7 @@ def error_of(error: Exception) -> pb.Error:
 
 
 def kind_of(message: Message | None) -> str:
-    """What a message is, for errors."""
+    """The kind of a message, for errors."""
     return "the end of the stream" if message is None else str(message.WhichOneof("kind") or "an empty message")
 
 

@@ -33,7 +33,7 @@ _OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What authenticates trainers and listener; empty: not used.
+    """Secret and files that authenticate trainers and listener; an empty one is not used.
 
     Attributes:
         secret: shared with the trainers.

@@ -60,7 +60,7 @@ def _bad_rows(columns: Columns, *, unlabelled: bool) -> NDArray[np.int64]:
 
 
 def _reason(source: Source, columns: Columns, row: int) -> str:
-    """What is wrong with a bad row."""
+    """The fault of a bad row."""
     labels = columns.labels[row].reshape(-1)
     wrong = _outside(labels, unlabelled=_is_unlabelled(source))
     if wrong.size:

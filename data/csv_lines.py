@@ -168,7 +168,7 @@ class _Parser:
         return np.unique(np.concatenate(bad))
 
     def explain(self, number: int) -> str:
-        """What is wrong with a malformed line."""
+        """The fault of a malformed line."""
         line = self.text[self.bounds[number] : self.bounds[number + 1]]
         content = line.rstrip(b"\r\n")
         for byte, name in ((b"\0", "a NUL"), (b"\r", "a carriage return")):

@@ -204,7 +204,7 @@ def _of_table(value: Mapping[str, Any], name: str, keys: Mapping[str, type]) -> 
 
 
 def _string_ids(path: str, value: Mapping[str, Any], table: Table) -> StringIds | None:
-    """How the strings of a table become ids; None: it has none."""
+    """The rule by which strings of a table become ids; None: it has no strings."""
     given = _of_table(value, table.name, _STRING_KEYS)
     kind, seed = given.get("strings", "none"), given.get("string_seed", 0)
     where = f"{path}: table {table.name!r}"

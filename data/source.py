@@ -147,7 +147,7 @@ class Source(Protocol):
         ...
 
     def locate(self, block: Block, row: int) -> str:
-        """Where a raw row of a block is, for a message: file and line, or file and row. Can scan the file.
+        """The place of a raw row of a block, for a message: file and line, or file and row. Can scan the file.
 
         Args:
             row: from 0, in the block.

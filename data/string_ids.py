@@ -19,7 +19,7 @@ __all__ = ["StringIds"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StringIds:
-    """How the strings of a table become ids. A record of settings: dictionaries are read where they are used.
+    """The rule by which strings of a table become ids. A record of settings: dictionaries are read where they are used.
 
     Attributes:
         seed: of the hash; from 0 to 2**64 - 1.

@@ -46,7 +46,7 @@ print(json.dumps({{"missing": missing, "sees_device": sees_device, "fits": fits}
 
 @dataclass(frozen=True)
 class Finding:
-    """What an interpreter offers.
+    """The properties of an interpreter.
 
     Attributes:
         python: its path.
@@ -61,7 +61,7 @@ class Finding:
     fits: bool
 
     def problem(self) -> str | None:
-        """Why it cannot be used on any device. None: it can be used."""
+        """The reason why it cannot be used on any device. None: it can be used."""
         if not self.fits:
             return f"{self.python} is not Python 3.11 or 3.12"
         if self.missing:

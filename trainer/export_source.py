@@ -41,7 +41,7 @@ _DATA_COLUMNS = "data columns"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How a checkpoint is exported.
+    """The options of an export.
 
     Attributes:
         with_rows: write the rows; else they stay in the store.

@@ -243,7 +243,7 @@ class Quality:
         return {name: value for name, value in self.named().items() if value is not None}
 
     def reasons(self) -> dict[str, str]:
-        """Why metrics have no value, by the names of `named`."""
+        """The reasons of metrics without a value, by the names of `named`."""
         of_labels = {
             f"{name}@{label}": why
             for label, found in self.tasks.items()

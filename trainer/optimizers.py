@@ -85,7 +85,7 @@ RATE_SHAPES: Mapping[str, Callable[[OptimConfig], Shape]] = {
 
 
 def plateau_rule(config: OptimConfig, *, larger_is_better: bool) -> Plateau | None:
-    """When the schedule plateau drops a learning rate; None: no rate follows it."""
+    """The rule of the schedule plateau; None: no rate follows it."""
     if "plateau" not in (config.schedule, config.row_shape):
         return None
     return Plateau(

@@ -228,7 +228,7 @@ def _rows(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _restore(built: BuiltModel, engine: Engine, checkpoint: Checkpoint) -> None:
-    """Load the weights, their averages, and what rows have to catch up with.
+    """Load the weights, their averages, and the decay of the rows.
 
     Raises:
         InputError: they are of another model, or cannot be read.

@@ -82,7 +82,7 @@ class RowCache:
     Attributes:
         streams: streams of the device.
         slots: slot bookkeeping.
-        history: what rows have to catch up with when they are read; shared with the cache of an evaluation.
+        history: decay that is applied to rows when they are read; shared with the cache of an evaluation.
         dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
         kernels: kernels that compute on the rows.
         current: the batch being computed, which embedding modules read.

@@ -1,4 +1,4 @@
-"""`RowHistory`: what the rows of each table have to catch up with, since batch 0. Empty if no rows decay.
+"""`RowHistory`: the decay of the rows of each table since batch 0. Empty if no rows decay.
 
     training   settings of batch b ──note──> one `DecayTable` per table group     <──state, load──> checkpoint
     reading    rows, step they are at ──catch_up──> weights as of now             evaluation, export, `TableRows`
@@ -98,14 +98,14 @@ class RowHistory:
         self.num_steps += 1
 
     def missed(self, table: int, until: int | None = None) -> Missed | None:
-        """What rows of a table catch up with before batch `until`; None: now. None: its rows do not decay."""
+        """The decay of a table's rows up to batch `until` (None: now). Returns None if they do not decay."""
         found = self._tables.get(table)
         if found is None:
             return None
         return Missed(table=found, until=self.num_steps if until is None else until)
 
     def catch_up(self, table: int, records: Tensor, until: int | None = None) -> None:
-        """Bring records ``[n, width]`` on the host up to now, in place; not the step they are at."""
+        """Apply the decay that records ``[n, width]`` on the host have missed, in place; not the step they are at."""
         missed = self.missed(table, until)
         if missed is not None:
             missed.apply(records, self._schema.tables[table].dim, self.steps_of(table, records).long())

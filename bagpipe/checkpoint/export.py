@@ -137,7 +137,7 @@ def collect(
 
 
 def history_of(schema: RowSchema, state: DenseState) -> RowHistory:
-    """What the rows of a checkpoint have to catch up with, by its dense part."""
+    """The decay of a checkpoint's rows, which its dense part holds."""
     history = RowHistory(schema, torch.device("cpu"))
     if history.decaying:
         history.load(state.of_part(history.name))
@@ -165,7 +165,7 @@ def add_dense(state: DenseState, names: Collection[str], found: Exported) -> Non
 
 
 def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported, history: RowHistory) -> None:
-    """Add the rows of tables, caught up with their decay, and their optimizer state.
+    """Add the rows of tables with the decay that they have missed, and their optimizer state.
 
     Raises:
         InputError: a table has a row beyond its tensor.

@@ -1,7 +1,7 @@
 """`bagpipe`, or `python -m bagpipe`: a table of commands. Each adds its flags to a parser and returns its output.
 
 argv ──COMMANDS──> command ──> text on stdout, exit code 0;   bad names and values: one line on stderr, exit code 2
-  └──train, eval, predict, export, cacher, data──> `programs.run_command`: a program, which parses the rest itself
+  └──name of a program: train, eval, …──> `programs.run_command`: the program parses the rest itself
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`run_command`: runs a program by the name of its command: ``train``, ``eval``, ``predict``, ``export``, ``cacher``,
-``data``.
+"""`run_command`: runs a program by the name of its command, a key of `bagpipe.util.programs.COMMANDS`.
 
 Packages that are not installed end it in one line, like every `InputError`: a program's modules are imported here.
 """

@@ -1,4 +1,4 @@
-"""`Progress`: how far a long command is, on standard error: a bar on a terminal, else a line every 10 seconds.
+"""`Progress`: the steps done of a long command, on standard error: a bar on a terminal, else a line every 10 seconds.
 
 phase(name) ──(done, total), …──> tqdm, if standard error is a terminal and tqdm is installed
                               └─> "plan: measuring the model: 210 of 481, 43 %, 10 s"

@@ -39,7 +39,7 @@ _USERS: Mapping[str, tuple[str, ...]] = {
 
 
 def _shape_problem(config: Config, shape: str) -> str | None:
-    """What a shape needs, as the end of the message."""
+    """The unmet need of a shape, as the end of the message; None: there is none."""
     optim = config.optim
     if shape == "plateau" and not config.eval.every:
         return "plateau needs eval.every, the steps or epochs between evaluations, got 0"

@@ -18,7 +18,7 @@ __all__ = ["EvaluationPeers"]
 
 
 class _Job(Protocol):
-    """What an evaluation shares with the training: `TorchPeers`."""
+    """The part of `TorchPeers` that an evaluation shares with the training."""
 
     rank: int
     world_size: int

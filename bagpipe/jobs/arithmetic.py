@@ -1,4 +1,4 @@
-"""What the bits of a rank's results depend on besides the settings. Another processor or library is another arithmetic.
+"""The arithmetic of a rank: all that decides its bits besides the settings, such as its processor and libraries.
 
     torch, processor, environment ──arithmetic_of──> {name: value} of a rank ──gather──> all ranks, in the checkpoint
     two ranks, or a checkpoint and the job that resumes it ──first_unlike──> the first difference
@@ -44,7 +44,7 @@ _CUDA_VARIABLES = (
 
 
 def arithmetic_of(device: str) -> dict[str, str]:
-    """What this process's results depend on besides the settings, by name. The most telling names come first.
+    """The arithmetic of this process by name, the most telling names first.
 
     Args:
         device: cpu, cuda or cuda:N; torch's threads are set.

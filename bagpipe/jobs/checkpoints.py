@@ -158,7 +158,7 @@ class Checkpoints:
 
     @property
     def origin(self) -> Mapping[str, Any]:
-        """What the job's first checkpoint was made from (`Manifest.origin`); empty: initial values."""
+        """The origin of the job's first checkpoint (`Manifest.origin`); empty: initial values."""
         checkpoint = self.resume_point.checkpoint
         return checkpoint.manifest.origin if checkpoint is not None else {}
 

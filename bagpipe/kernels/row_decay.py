@@ -119,7 +119,7 @@ class DecayTable:
 
 
 class MissedSteps(Protocol):
-    """What rows may have missed, of one table group, since batch 0."""
+    """The decay of a table group since batch 0, batch by batch."""
 
     @property
     def needs_state(self) -> bool:
@@ -141,7 +141,7 @@ class MissedSteps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Missed:
-    """What the rows of a table group may have missed before a batch.
+    """The decay of a table group's rows up to a batch. A row has missed the part after its last update.
 
     Attributes:
         table: of the group.

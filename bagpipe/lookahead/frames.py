@@ -1,4 +1,4 @@
-"""What a training process and its planner process send each other.
+"""Frames between a training process and its planner process.
 
     to the planner     START spec, first batch │ BATCH ids │ END                        of a run
     from the planner   PLAN one rank's part, rank after rank │ MORE │ ERROR │ END       of the same run

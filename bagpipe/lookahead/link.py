@@ -39,7 +39,7 @@ class LinkClosed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
-    """What one end sent.
+    """One message of an end.
 
     Attributes:
         kind, run: numbers that the sender chose, of 16 and 32 bits.

@@ -41,7 +41,7 @@ class FrameLink(Protocol):
 
 
 class Intake:
-    """What a planner makes of the frames of one run. This one trusts them.
+    """The frames of one run, as a planner understands them. This class trusts them.
 
     Args:
         start: the data of its START frame.

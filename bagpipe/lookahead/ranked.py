@@ -42,7 +42,7 @@ Uneven = Literal["stop", "join"]
 
 
 class _Command(enum.IntEnum):
-    """What rank 0 says comes next."""
+    """The next action of all ranks, as rank 0 says."""
 
     BRING = 1
     PLAN = 2
@@ -52,7 +52,7 @@ class _Command(enum.IntEnum):
 
 
 class _Status(enum.IntEnum):
-    """What a rank brings."""
+    """The contribution of a rank."""
 
     BATCH = 1
     NOTHING = 2

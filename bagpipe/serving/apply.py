@@ -115,7 +115,7 @@ def _write_files(folder: Path, delta: Delta, old: Mapping[str, TensorFile], chan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Merge:
-    """How the rows of a table change.
+    """The change of a table's rows.
 
     Attributes:
         count: rows after it.

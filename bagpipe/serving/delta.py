@@ -96,7 +96,7 @@ class FolderBase:
 
 
 class SourceBase:
-    """What would be exported of an earlier checkpoint, as the base."""
+    """The export that an earlier checkpoint would give, as the base."""
 
     def __init__(self, source: ExportSource) -> None:
         self.manifest = source.manifest
@@ -283,7 +283,7 @@ def _changed(table: str, old: TableTensors, new: TableTensors) -> tuple[NDArray[
 
 
 def _differ(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows have different bytes, bool ``[n]``; a NaN equals itself."""
+    """bool ``[n]``: the rows have different bytes; a NaN equals itself."""
     wide = [np.ascontiguousarray(words).reshape(len(words), -1).view(np.uint8) for words in (one, other)]
     found: NDArray[np.bool_] = (wide[0] != wide[1]).any(axis=1)
     return found

@@ -32,12 +32,12 @@ __all__ = ["ExportSource", "file_writers", "with_program", "write_export"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExportSource:
-    """What is exported.
+    """The content of an export.
 
     Attributes:
         manifest: without tables and files.
         rows: of the checkpoint.
-        history: what they have to catch up with.
+        history: the decay of the rows.
         tables: all tables of its row schema, by their names in the model; empty if rows stay in the store.
         weights: dense weights, by name.
         states: optimizer states of the dense part, by name.

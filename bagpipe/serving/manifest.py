@@ -43,7 +43,6 @@ MODEL_FILE, OPTIMIZER_FILE, PROGRAM_FILE = "model.safetensors", "optimizer.safet
 Precision = Literal["exact", "fp16", "int8"]
 
 _KIND = "bagpipe export"
-_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
-    """Where a table's rows are in `MODEL_FILE`.
+    """The place of a table's rows in `MODEL_FILE`.
 
     Attributes:
         name: of the table, in the row schema.
@@ -182,7 +181,7 @@ class ExportManifest:
             raise InputError(f"{path}: the manifest of an export lacks a field, or has another: {error}") from None
 
     def table_of(self, name: str) -> TableFiles:
-        """Where a table's rows are. KeyError if there is none of that name."""
+        """The place of a table's rows. KeyError if there is none of that name."""
         for table in self.tables:
             if table.name == name:
                 return table

@@ -99,7 +99,7 @@ def tensors_of(
     Args:
         rows: of the checkpoint.
         table: its name, and the number of rows of its tensor.
-        history: what its rows have to catch up with.
+        history: the decay of its rows.
         precision: of the weights.
         states: include the optimizer's.
 

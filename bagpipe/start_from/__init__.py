@@ -1,4 +1,4 @@
-"""What a new job takes from other weights (`checkpoint.start_from`): a checkpoint of another job, or a model's files.
+"""The start of a job from other weights (`checkpoint.start_from`): a checkpoint of another job, or a model's files.
 
     FOLDER[@step|@best]          ──checkpoint_source──┐
     model.safetensors, a folder  ──tensor_source──────┼──> Source: tables, dense state, counts of steps

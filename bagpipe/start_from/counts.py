@@ -1,4 +1,4 @@
-"""What a new job goes on counting: positions of schedules, loss scale, random state, the seed of unseen rows. Pure.
+"""Counters that a new job takes over: positions of schedules, loss scale, random state, seed of unseen rows. Pure.
 
 settings of both jobs ──match_job──> JobPlan, Takings
 """
@@ -26,7 +26,7 @@ _SEEDS = ("run.seed", "seed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What is carried on.
+    """The counters that the new job takes over.
 
     Attributes:
         schedule_step: position of the schedules of learning rates at batch 0.

@@ -48,7 +48,7 @@ class JobDense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DensePlan:
-    """What is taken.
+    """The dense tensors that are taken.
 
     Attributes:
         weights: names of parameters and buffers.

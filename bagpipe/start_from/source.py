@@ -73,7 +73,7 @@ class SourceTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a job has counted, and its next job goes on from.
+    """The counters of a job, from which its next job goes on.
 
     Attributes:
         rows: batches that the rows' optimizers have stepped over, in all jobs before.

@@ -137,7 +137,7 @@ def _check_range(chunk: RowChunk, weights: torch.Tensor, table: str) -> None:
 
 
 def _compare(source: SourceTable, schema: RowSchema, number: int, hashed_rows: int | None) -> tuple[str, str]:
-    """Why the rows do not fit, empty if they do; and what they are."""
+    """The reason why the rows do not fit, empty if they do; and their number and type."""
     table, dtype = schema.tables[number], schema.dtype_of(number)
     if source.dim != table.dim:
         return f"rows of {source.dim} weights there, of {table.dim} here", ""

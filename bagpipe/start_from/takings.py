@@ -18,7 +18,7 @@ _MAX_LISTED = 24
 
 
 class Fate(Enum):
-    """What becomes of a thing."""
+    """The result of comparing one thing with the new job."""
 
     TAKEN = "taken"
     NEW = "new"
@@ -46,13 +46,13 @@ class Taking:
 
     @property
     def label(self) -> str:
-        """What `checkpoint.start_without` calls it."""
+        """Its name in `checkpoint.start_without`."""
         return f"{self.kind}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takings:
-    """All of them.
+    """The takings of one job.
 
     Attributes:
         source: what is taken from, for people.

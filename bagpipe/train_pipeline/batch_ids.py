@@ -148,7 +148,7 @@ def _search(value: Any, depth: int) -> Iterator[JaggedInput]:
 
 
 def members(value: Any) -> Iterator[Any]:
-    """What a container holds: a mapping, a sequence, a dataclass or an object."""
+    """The items of a container: a mapping, a sequence, a dataclass or an object."""
     if isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, (tuple, list)):

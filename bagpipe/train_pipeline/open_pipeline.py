@@ -176,7 +176,7 @@ def _dense_maker(model: ModelParts, options: Options, parts: tuple[LoopPart, ...
 
 
 def _spec(model: ModelParts, options: Options, world_size: int) -> OracleSpec:
-    """What the planner plans for."""
+    """The specification of the plans."""
     return OracleSpec(
         table_rows=tuple(table.rows for table in model.converted.row_tables),
         features=model.converted.features,

@@ -28,7 +28,7 @@ class TableRows:
     """Rows of one table, as of the last trained batch. Reads go to the store.
 
     Args:
-        job: has the store, and knows what rows have to catch up with.
+        job: open; its store and the decay of its rows are read.
         table: number of the table.
         before: called before each access; makes the store current.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint of a pipeline keeps beside model and rows: position, hashes, learning rates, tracked objects.
+"""State of a pipeline in its checkpoints, beside model and rows: position, hashes, learning rates, tracked objects.
 
     Position, hashes, {name: state_dict} ──to_saved──> JSON values and bytes ──UserState──> checkpoint
                                          <──from_saved──

@@ -193,6 +193,6 @@ class UserBatches:
 
 
 def _for_planner(error: Exception) -> InputError:
-    """What stands for an error where planners and other ranks see it."""
+    """The error that planners and other ranks see in place of this one."""
     text = " ".join(str(error).split())
     return error if isinstance(error, InputError) else InputError(f"{type(error).__name__}: {text}")

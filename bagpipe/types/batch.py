@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def targets(self) -> NDArray[np.float32]:
-        """What a loss needs of each example: `labels`; with weights ``[num_examples, num_labels + 1]``, these last."""
+        """The targets of a loss: `labels`; with weights of examples ``[num_examples, num_labels + 1]``, these last."""
         if self.example_weights is None:
             return self.labels
         return np.column_stack([self.labels, self.example_weights])

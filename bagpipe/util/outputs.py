@@ -52,7 +52,7 @@ def check_folder(path: str, key: str) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Why a write failed, in words; of a full disk with what to do."""
+    """Words for a failed write: its reason, and of a full disk what to do."""
     reason = error.strerror or " ".join(str(error).split())
     if not has_no_room(error):
         return reason

@@ -41,7 +41,7 @@ PARTS = ("train", "valid", "test")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What `prepare` wrote.
+    """The files that `prepare` wrote.
 
     Attributes:
         num_examples: of each part, by its name.

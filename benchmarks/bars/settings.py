@@ -1,4 +1,4 @@
-"""What is trained: models and optimizers, in the words of both systems.
+"""Models and optimizers that are trained, in the words of both systems.
 
 The widths are smaller than BARS', because the sample has 80,000 examples. All else follows BARS' configurations:
 dropout, batch norm, gates of FinalMLP, gradients limited to a norm of 10, early stop after two evaluations that are not

@@ -82,7 +82,7 @@ class Cell:
         )
 
     def spec(self, schema: DataSchema) -> OracleSpec:
-        """What the job's oracle plans."""
+        """The specification of the plans of the job's oracle."""
         config = self.job()
         return OracleSpec(
             table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),

@@ -23,7 +23,7 @@ profile = "criteo-kaggle"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is planned, and how much of it is counted.
+    """Batches that are planned, some of which are counted.
 
     Attributes:
         format: of the data; criteo-tsv needs a path.

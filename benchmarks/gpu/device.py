@@ -1,4 +1,4 @@
-"""What the benchmark's device is, how fast it copies memory, and what the machine lacks."""
+"""The benchmark's device: its name, the rate at which it copies memory, and what the machine lacks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ POLICIES = ("belady-window", "drop-unused")
 
 
 def cells(experiment: Experiment, batch_size: int, distinct: int) -> Iterator[Cell]:
-    """What to replay; the optimum of each cache size comes first."""
+    """The cells to replay; the optimum of each cache size comes first."""
     sizes = [(share, int(share * distinct)) for share in experiment.shares]
     for share, cache_rows in [*sizes, *((None, rows) for rows in experiment.cache_rows)]:
         todo: list[tuple[str, int | None]] = [(OPTIMUM, None)]

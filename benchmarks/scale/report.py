@@ -102,7 +102,7 @@ _NO_LAW = ("± ms", "plan / sort", "hit rate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What is measured in a part of the results."""
+    """The measured quantities of a part of the results."""
 
     title: str
     part: str

@@ -78,7 +78,7 @@ class ReplayRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The reader's link to his store, and his rows.
+    """The reader's link to the store, and the size of a row.
 
     Attributes:
         bytes_per_s: that the link moves. Default: 10 Gbit/s.

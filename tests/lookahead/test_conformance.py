@@ -1,4 +1,4 @@
-"""What planners that plan outside the training process have in common: `PlannerProcess` and `RemotePlanner`."""
+"""Conformance of the planners that plan outside the training process: `PlannerProcess` and `RemotePlanner`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `Scorer` refuses. `tests/system/test_exported_scores.py` compares its scores with those of predictions."""
+"""Inputs that a `Scorer` refuses. `tests/system/test_exported_scores.py` compares its scores with predictions."""
 
 from __future__ import annotations
 

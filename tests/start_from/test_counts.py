@@ -1,4 +1,4 @@
-"""What a new job goes on counting."""
+"""Counters that a new job takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `checkpoint.start_from` cannot name. What it can: the tests of the sources."""
+"""Names that `checkpoint.start_from` refuses. The tests of the sources have those that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken, as text and JSON."""
+"""Takings as text and JSON."""
 
 from __future__ import annotations
 

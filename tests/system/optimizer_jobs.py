@@ -151,7 +151,7 @@ def state_of(parameter: nn.Parameter, optimizer: torch.optim.Optimizer | None) -
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """What a loop ends with: records by table, dense parameters by name, and logits of the first batch."""
+    """The end of a loop: records by table, dense parameters by name, and logits of the first batch."""
 
     records: Rows
     dense: Mapping[str, Tensor]

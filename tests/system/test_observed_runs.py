@@ -1,4 +1,4 @@
-"""What a job says about itself while it runs: lines, JSON, files; by whole programs."""
+"""Reports of running jobs: lines, JSON, files; by whole programs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HALVED = Schedule(shape=StepDecay(factor=0.5, every=1))
 
 
 def batch_of(row_steps: RowSteps, reader_state: Any = None) -> Any:
-    """What the part sees of a batch under way."""
+    """A batch under way, as the part sees it."""
     return SimpleNamespace(
         row_steps=row_steps, rank_batch=SimpleNamespace(batch=SimpleNamespace(reader_state=reader_state))
     )

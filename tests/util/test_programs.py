@@ -1,4 +1,4 @@
-"""Where the programs are, and how other processes run them."""
+"""Places of the programs, and the commands by which other processes run them."""
 
 from __future__ import annotations
 

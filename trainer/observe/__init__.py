@@ -1,4 +1,4 @@
-"""What a job says about itself while it runs, on rank 0.
+"""Reports of a running job, on rank 0.
 
 job ──phase, on_batch, evaluation, end──> reporter.Reporter ──Event, at each sink's pace──> sinks
                                              └── meter: Progress ──> rates; waits: what the computation waited for

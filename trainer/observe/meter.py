@@ -32,7 +32,7 @@ class LossSoFar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """Where an interval began."""
+    """The start of an interval."""
 
     at_s: float
     steps: int
@@ -62,7 +62,7 @@ class Meter:
 
     @property
     def began_s(self) -> float:
-        """When the interval began."""
+        """The start of the interval."""
         return self._mark.at_s
 
     @property

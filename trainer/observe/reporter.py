@@ -30,7 +30,7 @@ __all__ = ["Reporter", "TrainingFacts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What a reporter must know of a run of training.
+    """Facts of a run of training that its reports need.
 
     Attributes:
         streams: streams of the model's device. The loss is copied from the device asynchronously and lags by some
@@ -91,7 +91,7 @@ class Reporter:
 
     @contextmanager
     def training(self, facts: TrainingFacts) -> Iterator[OnBatch | None]:
-        """What to call after every batch; None: nothing is told. The last interval ends with the block."""
+        """The function to call after every batch; None: nothing is told. The last interval ends with the block."""
         if not self._sinks:
             yield None
             return

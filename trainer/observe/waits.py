@@ -1,4 +1,4 @@
-"""What the computation waited for: the first busy lane behind the waits of the compute lanes.
+"""The cause of the computation's waits: the first busy lane behind those of the compute lanes.
 
 compute waits for 0X_INSERT ─> lane copy waits for 0X_FETCH ─> lane net-in was busy: the store
 """
@@ -43,7 +43,7 @@ class Wait:
 
 
 def waited_for(before: Mapping[str, LaneReport], now: Mapping[str, LaneReport]) -> Wait | None:
-    """What the compute lanes waited for between two reports; None: for nothing that brings rows.
+    """The cause of most waits of the compute lanes between two reports; None: they waited for nothing that brings rows.
 
     Args:
         before: reports by lane; empty: from the start.

@@ -239,7 +239,7 @@ class EmbeddedServer:
         return log.strip().splitlines() or ["it said nothing"]
 
     def _last_words(self) -> str:
-        """Why a server has ended by itself: the last warnings (``#``) of its log, without process and time."""
+        """The cause of a server's end: the last warnings (``#``) of its log, without process and time."""
         lines = self._log_lines()
         warnings = [line.partition(" # ")[2] for line in lines if " # " in line][-2:]
         remedy = "; is the disk full? Free space there" if any("AOF" in line for line in warnings) else ""

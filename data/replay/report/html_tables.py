@@ -200,7 +200,7 @@ def cell_data(values: Mapping[str, int]) -> str:
 
 
 def moved_of(record: ReplayRecord) -> dict[str, int]:
-    """What the script computes seconds from, if the reader changes his link."""
+    """The counts from which the script computes seconds when the reader changes the link."""
     counts = (record.rows_fetched, record.rows_written, record.bytes_fetched, record.bytes_written, record.batches)
     if None in counts:
         return {}
