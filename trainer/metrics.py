@@ -35,6 +35,7 @@ __all__ = [
     "UndefinedMetric",
     "by_label",
     "left_out",
+    "left_out_lines",
     "metric_key",
     "metric_of",
 ]
@@ -262,6 +263,16 @@ def left_out(reason: str, *, has_groups: bool = False) -> Quality:
     return Quality(left_out={name: reason for name, metric in METRICS.items() if has_groups >= metric.needs_groups})
 
 
+def left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """One line per reason why metrics have no value, of `Quality.left_out`."""
+    lines = []
+    for reason in dict.fromkeys(left_out.values()):
+        titles = [METRICS[name].title for name, why in left_out.items() if why == reason]
+        words = ", ".join(titles[:-1]) + " and " + titles[-1] if len(titles) > 1 else titles[0]
+        lines.append(f"{words} {'are' if len(titles) > 1 else 'is'} left out: {reason}")
+    return lines
+
+
 class BinaryMetrics:
     """Collects logits and labels on the host, 8 B per example and label in float32 and 16 B in float64; on rank 0 all
     ranks' in float64, 16 B. All metrics are exact: they need the scores of all examples.
@@ -333,6 +344,9 @@ class BinaryMetrics:
         logits, labels = columns[0][:, number].numpy(), columns[1][:, number].numpy()
         if not len(labels):
             raise UndefinedMetric("there are no held-out examples")
+        num_missing = int(np.isnan(labels).sum())
+        if num_missing:
+            raise UndefinedMetric(f"{num_missing} of {len(labels)} examples have no label")
         num_bad = int((~np.isfinite(logits)).sum())
         if num_bad:
             raise UndefinedMetric(f"{num_bad} of {len(logits)} held-out scores are not finite")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.util.outputs import write_json
-from trainer.metrics import METRICS
+from trainer.metrics import METRICS, left_out_lines
 
 __all__ = ["Result"]
 
@@ -99,10 +99,10 @@ class Result:
         p50 = "n/a" if self.step_s_p50 is None else f"{self.step_s_p50 * 1e3:.2f} ms"
         own = {name: getattr(self, name) for name in METRICS}
         metrics = [] if self.tasks else _metric_words(own, self.metrics_left_out)
-        notes = [] if self.tasks else _left_out_lines(self.metrics_left_out)
+        notes = [] if self.tasks else left_out_lines(self.metrics_left_out)
         for label, found in self.tasks.items():
             notes.append(f"{label}: " + "   ".join(_metric_words(found, found["metrics_left_out"])))
-            notes += [f"{label}: {line}" for line in _left_out_lines(found["metrics_left_out"])]
+            notes += [f"{label}: {line}" for line in left_out_lines(found["metrics_left_out"])]
         if self.stopped:
             notes.append("the run was interrupted: training or evaluation may be incomplete")
         if self.evaluations:
@@ -158,13 +158,3 @@ def _metric_words(values: Mapping[str, Any], left_out: Mapping[str, str]) -> lis
         for name, metric in METRICS.items()
         if not metric.needs_groups or values[name] is not None or name in left_out
     ]
-
-
-def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:
-    """One line per reason."""
-    lines = []
-    for reason in dict.fromkeys(left_out.values()):
-        titles = [METRICS[name].title for name, why in left_out.items() if why == reason]
-        words = ", ".join(titles[:-1]) + " and " + titles[-1] if len(titles) > 1 else titles[0]
-        lines.append(f"{words} {'are' if len(titles) > 1 else 'is'} left out: {reason}")
-    return lines

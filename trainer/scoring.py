@@ -5,6 +5,7 @@
     data.path, in its order ──cacher process──> plans ───────┘
 
 `eval` scores the held-out examples as training does; with `data.eval_fraction = 0`, and in `predict`, all of them.
+`predict` has metrics too if `eval.group` names the groups of GAUC.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from bagpipe.checkpoint.checkpoint_store import CheckpointStore
 from bagpipe.checkpoint.dense_state import combine, load
@@ -35,7 +38,8 @@ from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
 from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
-from trainer.metrics import METRICS, BinaryMetrics, Quality, by_label
+from trainer.groups import GroupColumn, feature_number
+from trainer.metrics import METRICS, BinaryMetrics, Quality, by_label, left_out_lines
 from trainer.score_file import ScoreFile
 from trainer.services import open_cacher
 from trainer.settings import check_labelled
@@ -62,10 +66,7 @@ def evaluate(argv: Sequence[str]) -> int:
     step, is_whole, quality = _measure(config, "eval" if config.data.has_evaluation else "train")
     if result:
         write_json(result, _values(step, quality))
-    for label, of_label in by_label(quality.values()).items():
-        shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
-        where = f"step {step}, {label}" if label else f"step {step}"
-        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
+    _print(step, quality)
     return EXIT_DONE if is_whole else EXIT_INTERRUPTED
 
 
@@ -92,8 +93,8 @@ def _measure(config: Config, phase: Phase) -> tuple[int, bool, Quality]:
     """Score a phase. Returns the checkpoint's step, whether all examples are scored, and their metrics."""
     found: list[BinaryMetrics] = []
 
-    def open_metrics(tasks: Tasks) -> OnScores:
-        found.append(BinaryMetrics(tasks=tasks))
+    def open_metrics(tasks: Tasks, groups: GroupColumn | None) -> OnScores:
+        found.append(BinaryMetrics(groups, tasks=tasks))
         return found[0].add
 
     step, is_whole = _score(config, phase, open_metrics)
@@ -102,8 +103,18 @@ def _measure(config: Config, phase: Phase) -> tuple[int, bool, Quality]:
 
 def _values(step: int, quality: Quality) -> dict[str, Any]:
     """JSON-able."""
-    values = {name: getattr(quality, name) for name in METRICS}
-    return {"step": step, **values, "metrics_left_out": dict(quality.left_out), "tasks": dict(quality.tasks)}
+    return {"step": step, **quality.of_label(), "tasks": dict(quality.tasks)}
+
+
+def _print(step: int, quality: Quality) -> None:
+    """A line of the metrics of each label; on stderr one for each reason why a metric has no value."""
+    for label, of_label in by_label(quality.values()).items():
+        shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
+        where = f"step {step}, {label}" if label else f"step {step}"
+        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
+    for label, found in (quality.tasks or {"": {"metrics_left_out": quality.left_out}}).items():
+        for line in left_out_lines(found["metrics_left_out"]):
+            note(f"{label}: {line}" if label else line)
 
 
 def predict(argv: Sequence[str]) -> int:
@@ -118,23 +129,42 @@ def predict(argv: Sequence[str]) -> int:
         raise InputError("predict needs --out, the file of the scores, got none")
     check_writable(out, "--out")
     data = dataclasses.replace(command.config.data, eval_fraction=0.0, eval_path="", unlabelled=True)
+    metrics: list[BinaryMetrics] = []
     with ScoreFile(Path(out)) as file:
-        step, is_whole = _score(dataclasses.replace(command.config, data=data), "train", file.begin)
+
+        def open_scores(tasks: Tasks, groups: GroupColumn | None) -> OnScores:
+            write = file.begin(tasks)
+            if groups is None:
+                return write
+            metrics.append(BinaryMetrics(groups, tasks=tasks))
+
+            def add(logits: Tensor, labels: Tensor) -> None:
+                write(logits, labels)
+                metrics[0].add(logits, labels)
+
+            return add
+
+        step, is_whole = _score(dataclasses.replace(command.config, data=data), "train", open_scores)
         if is_whole:
             file.publish()
     if not is_whole:
         return EXIT_INTERRUPTED
     sys.stdout.write(f"step {step}: {file.num_examples} scores in {out}\n")
+    for found in metrics:
+        _print(step, found.quality())
     return EXIT_DONE
 
 
-def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores]) -> tuple[int, bool]:
+def _score(
+    config: Config, phase: Phase, open_scores: Callable[[Tasks, GroupColumn | None], OnScores]
+) -> tuple[int, bool]:
     """Score the examples of a phase in their order.
 
     Args:
         config: the job.
         phase: the examples.
-        open_scores: called with the labels of the data; returns what takes the scores.
+        open_scores: called with the labels of the data, and with the groups of its examples if `eval.group` names
+            them; returns what takes the scores.
 
     Returns:
         The checkpoint's step, and whether all are scored.
@@ -146,6 +176,7 @@ def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores
         cacher_url = open_cacher(config, stack)
         source = stack.enter_context(RemoteBatches(cacher_url, config, credits=config.cache.read_ahead))
         _check_columns(source.schema, checkpoint)
+        groups = GroupColumn(feature_number(source.schema, config.eval.group)) if config.eval.group else None
         built = build_training_model(config, source.schema)
         store = CheckpointStore(checkpoint.folder, checkpoint.manifest, RowSchema.from_json(_rows(checkpoint)))
         difference = first_difference(_rows(checkpoint), _as_json(built.rows.to_json()))
@@ -158,8 +189,10 @@ def _score(config: Config, phase: Phase, open_scores: Callable[[Tasks], OnScores
         engine = build_engine(built, store, dense=dense)
         _restore(built, engine, checkpoint)
         tasks = Tasks.of(source.schema)
-        on_scores = open_scores(tasks)
-        scored = engine.evaluate(source.batches(phase, built.eval_spec), on_scores, loss=tasks.loss)
+        on_scores = open_scores(tasks, groups)
+        batches = source.batches(phase, built.eval_spec)
+        watched = batches if groups is None else groups.watched(batches)
+        scored = engine.evaluate(watched, on_scores, loss=tasks.loss)
     if scored.input_error is not None:
         raise scored.input_error
     return checkpoint.manifest.step, not scored.report.stopped

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from tests.data.files import criteo_lines
 from tests.system.programs import run_forked
@@ -56,23 +59,54 @@ def test_files_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> No
         assert done.error_line.startswith(f"error: {line}")
 
 
+def grouped_lines(rows: int) -> list[bytes]:
+    """Lines of Criteo whose users (C1) are five, or missing."""
+    users = [b"", b"a", b"b", b"c", b"d", b"e"]
+    found = [line.split(b"\t") for line in criteo_lines(rows).splitlines(keepends=True)]
+    return [b"\t".join([*words[:14], users[number % 6], *words[15:]]) for number, words in enumerate(found)]
+
+
+def area_by_group(users: list[bytes], labels: list[float], scores: list[float]) -> float:
+    """GAUC by scikit-learn, and a loop over groups; examples without one do not count."""
+    areas, sizes = [], []
+    for user in set(users) - {b""}:
+        own = [number for number, name in enumerate(users) if name == user]
+        if len({labels[number] for number in own}) == 2:
+            areas.append(roc_auc_score([labels[number] for number in own], [scores[number] for number in own]))
+            sizes.append(len(own))
+    return float(np.average(areas, weights=sizes))
+
+
 def test_the_best_model_is_scored_once_on_the_test_file(tmp_path: Path) -> None:
-    """As the command eval scores it."""
-    lines = criteo_lines(200).splitlines(keepends=True)
+    """As the command eval scores it, and by the scores that predict writes."""
+    lines = grouped_lines(200)
     for name, part in {"train": lines[:150], "valid": lines[150:170], "test": lines[170:]}.items():
         (tmp_path / name).write_bytes(b"".join(part))
     (tmp_path / "bad").write_bytes(lines[0] + b"1\t2\n")
     paths = ["--data.path", str(tmp_path / "train"), "--checkpoint.dir", str(tmp_path / "checkpoints")]
     valid = ["--data.eval_path", str(tmp_path / "valid"), "--data.eval_fraction", "0", "--eval.every", "3"]
+    group = ["--eval.group", "C1"]
     kept = ["--eval.keep_best", "true", "--eval.metric", "logloss", "--optim.dense_lr", "0.5", "--checkpoint.keep", "1"]
-    found = train(tmp_path, *paths, *valid, *kept, "--data.test_path", str(tmp_path / "test"))
+    found = train(tmp_path, *paths, *valid, *kept, *group, "--data.test_path", str(tmp_path / "test"))
     assert found["test"]["step"] == found["best_step"]
     resume = ["--checkpoint.dir", str(tmp_path / "checkpoints"), "--checkpoint.resume", "best"]
     test = ["--data.path", str(tmp_path / "test"), "--data.eval_fraction", "0"]
     again = tmp_path / "again.json"
-    done = run_forked(["eval", *SMALL, *resume, *test, "--result", str(again)], tmp_path)
+    done = run_forked(["eval", *SMALL, *resume, *test, *group, "--result", str(again)], tmp_path)
     assert done.code == 0, done.err
     assert json.loads(again.read_text()) == found["test"]
+    scores = tmp_path / "scores.parquet"
+    done = run_forked(["predict", *SMALL, *resume, *test, *group, "--out", str(scores)], tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert f"GAUC {found['test']['gauc']:.5f}" in done.out
+    table = pyarrow.parquet.read_table(scores).to_pydict()
+    users = [line.split(b"\t")[14] for line in lines[170:]]
+    assert found["test"]["gauc"] == pytest.approx(area_by_group(users, table["label"], table["logit"]), abs=1e-12)
+    assert found["test"]["gauc_groups"] + found["test"]["gauc_groups_left_out"] == 5
+    for command in (["eval"], ["predict", "--out", str(scores)]):
+        done = run_forked([*command, *SMALL, *resume, *test, "--eval.group", "user"], tmp_path)
+        assert done.code == 2
+        assert done.error_line.startswith("error: eval.group must be a feature of the data, one of C1, C2, ")
     # A row that cannot be read is reported after the result is written; other columns before training.
     result = tmp_path / "result.json"
     result.unlink()

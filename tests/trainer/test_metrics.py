@@ -295,6 +295,12 @@ def test_groups_of_one_class_and_examples_without_a_group_are_left_out() -> None
     assert (together.gauc, together.gauc_groups, together.gauc_groups_left_out) == (1.0, 1, 1)
 
 
+def test_examples_without_a_label_have_no_metric() -> None:
+    quality = grouped([0.0, 1.0], [0.0, float("nan")], [[1], [1]]).quality()
+    assert quality.values() == {}
+    assert set(quality.left_out.values()) == {"1 of 2 examples have no label"}
+
+
 @pytest.mark.parametrize(("bags", "count", "what"), [([[1], [2, 3]], 1, "several"), ([[], []], 2, "none")])
 def test_examples_with_several_groups_or_none_have_no_area(bags: list[list[int]], count: int, what: str) -> None:
     quality = grouped([0.0, 1.0], [0.0, 1.0], bags).quality()
