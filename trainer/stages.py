@@ -27,7 +27,8 @@ from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step_program import step_program
-from bagpipe.schedule.registry import DenseSchedule, dense_schedule
+from bagpipe.schedule.registry import dense_schedule
+from bagpipe.schedule.schedule import DenseSchedule
 from bagpipe.split.assignment import graph_stages
 from bagpipe.split.batch_dependence import batch_dependent_operators
 from bagpipe.split.operators import ModelParts

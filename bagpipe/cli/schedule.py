@@ -26,7 +26,8 @@ from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
-from bagpipe.schedule.registry import SCHEDULES, Schedule
+from bagpipe.schedule.registry import SCHEDULES
+from bagpipe.schedule.schedule import Schedule
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 

@@ -21,7 +21,7 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_program
 from bagpipe.schedule.lowering.sends import add_sends
-from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.schedule import DenseSchedule
 
 __all__ = ["from_torch", "table_schedule", "to_torch", "torch_cells"]
 

@@ -19,7 +19,8 @@ from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages,
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
-from bagpipe.schedule.registry import DenseSchedule, dense_schedule
+from bagpipe.schedule.registry import dense_schedule
+from bagpipe.schedule.schedule import DenseSchedule
 
 __all__ = ["step_program"]
 

@@ -11,7 +11,7 @@ from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain, dense_loop
 from bagpipe.schedule.lowering.step_program import step_program
-from bagpipe.schedule.registry import DenseSchedule
+from bagpipe.schedule.schedule import DenseSchedule
 from tests.schedule.dense import peaks, rows
 from tests.schedule.period import period
 

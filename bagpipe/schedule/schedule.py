@@ -1,0 +1,190 @@
+"""`Schedule`: a named schedule: its command-line options, and the program they give.
+
+options ──PrefetchSchedule.program──> Program of the training loop
+        ──DenseSchedule.program────┐
+StageGraph ──DenseSchedule.build───┴──> Program of the dense stages
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import StageGraph, parse_stage_graph
+
+__all__ = ["Builder", "DenseSchedule", "Option", "PrefetchSchedule", "Schedule"]
+
+#: Limit for the micro-batches of all stages together: a larger program would exhaust memory.
+MAX_MICROBATCHES = 1_000_000
+
+#: (stages, stages per rank) -> compute actions: the Program of one batch, or a Loop for an asynchronous schedule.
+Builder = Callable[[StageGraph, int], Program | Loop]
+
+#: Option name -> value, of the type of the option's default.
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One command-line option of a schedule. A default of False makes it a switch."""
+
+    name: str
+    default: int | str | bool
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(ABC):
+    """A named schedule.
+
+    Attributes:
+        name: the name users give.
+        summary: one line.
+    """
+
+    name: str
+    summary: str
+
+    @property
+    @abstractmethod
+    def options(self) -> tuple[Option, ...]:
+        """The command-line options."""
+
+    @abstractmethod
+    def program(self, values: Values) -> Program:
+        """The program for the options' values.
+
+        Raises:
+            ScheduleError: the schedule does not allow them.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchSchedule(Schedule):
+    """The prefetch pipeline, unrolled for some batches."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return (
+            Option(name="batches", default=4, help="batches to show"),
+            Option(name="prefetch_depth", default=4, help="most batches fetched and not yet inserted"),
+            Option(name="read_ahead", default=8, help="most batches read and not yet trained"),
+            Option(name="write_depth", default=2, help="most batches evicted and not yet stored"),
+            Option(name="microbatches", default=1, help="micro-batches per batch"),
+            Option(name="ranks", default=1, help="ranks of the job; the program is that of one rank"),
+            Option(name="evaluate", default=False, help="the evaluation pipeline: forwards only"),
+            Option(
+                name="direct", default=False, help="hazards of direct mode: no cache, each batch waits for the last"
+            ),
+        )
+
+    def program(self, values: Values) -> Program:
+        loop = prefetch_loop(
+            prefetch_depth=values["prefetch_depth"],
+            read_ahead=values["read_ahead"],
+            write_depth=values["write_depth"],
+            microbatches=values["microbatches"],
+            train=not values["evaluate"],
+            direct=values["direct"],
+            ranks=values["ranks"],
+        )
+        return loop.unroll(values["batches"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSchedule(Schedule):
+    """A schedule of dense stages.
+
+    Attributes:
+        builder: makes the actions; raises ScheduleError with what it allows.
+        chunks: default number of stages per rank.
+        fixed_chunks: no other number is allowed.
+        num_pipes: directions in which micro-batches travel; every rank holds that many stages.
+        linear: every edge must lead to a higher stage number.
+        ranks: fixed number of ranks, whatever the stages per rank; None: stages / chunks.
+    """
+
+    builder: Builder
+    chunks: int = 1
+    fixed_chunks: bool = True
+    num_pipes: int = 1
+    linear: bool = True
+    ranks: int | None = None
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return (
+            Option(name="stages", default=4, help="stages of the model; a rank holds CHUNKS of them"),
+            Option(name="microbatches", default="8", help="micro-batches per batch: one number, or one per stage"),
+            Option(name="chunks", default=self.chunks, help="stages per rank"),
+            Option(name="edges", default="", help="which stage feeds which, such as 0-2,1-2,2-3; default: a chain"),
+        )
+
+    def program(self, values: Values) -> Program:
+        graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
+        return self.build(graph, values["chunks"])
+
+    def num_ranks(self, num_stages: int, chunks: int | None = None) -> int:
+        """Ranks that hold `num_stages` stages.
+
+        Raises:
+            ScheduleError: there is no stage, the chunks are not allowed, or they do not divide the stages. A schedule
+                with a fixed number of ranks allows any number of stages.
+        """
+        per_rank = self.chunks_or_default(chunks)
+        if num_stages < 1:
+            raise ScheduleError(f"stages must be at least 1, got {num_stages}")
+        if self.ranks is not None:
+            return self.ranks
+        if num_stages % per_rank:
+            raise ScheduleError(f"{self.name}: stages must be a multiple of {per_rank} chunks, got {num_stages}")
+        return num_stages // per_rank
+
+    def chunks_or_default(self, chunks: int | None) -> int:
+        """Stages per rank.
+
+        Raises:
+            ScheduleError: the schedule does not allow that number.
+        """
+        if chunks is None:
+            return self.chunks
+        if chunks < 1 or (self.fixed_chunks and chunks != self.chunks):
+            allowed = str(self.chunks) if self.fixed_chunks else "at least 1"
+            raise ScheduleError(f"{self.name}: chunks must be {allowed}, got {chunks}")
+        return chunks
+
+    def build(self, graph: StageGraph, chunks: int | None = None, *, num_batches: int = 1) -> Program:
+        """The program on lanes ``rank0``, ``rank1``, …: compute actions and the edges of `graph`.
+
+        Args:
+            graph: the stages.
+            chunks: stages per rank; None: the schedule's default.
+            num_batches: batches; a schedule whose builder makes one batch allows only 1.
+
+        Raises:
+            ScheduleError: the schedule does not allow these stages, micro-batches or batches.
+        """
+        per_rank = self.chunks_or_default(chunks)
+        self.num_ranks(graph.num_stages, per_rank)
+        micro = sum(graph.micro_per_batch)
+        if micro > MAX_MICROBATCHES:
+            raise ScheduleError(
+                f"{self.name}: stages times micro-batches must be at most {MAX_MICROBATCHES}, got {micro}"
+            )
+        backward = next(((p, c) for p, c in graph.edges if p >= c), None)
+        if self.linear and backward is not None:
+            raise ScheduleError(
+                f"{self.name}: every edge must lead to a higher stage number, got {backward[0]}-{backward[1]}"
+            )
+        built = self.builder(graph, per_rank)
+        if isinstance(built, Loop):
+            return built.unroll(num_batches)
+        if num_batches != 1:
+            raise ScheduleError(f"{self.name}: one batch at a time, got {num_batches} batches")
+        return built
