@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BCE", "LOSSES", "Loss", "as_heads", "summed_loss", "total_loss"]
+__all__ = ["BCE", "LOSSES", "Loss", "as_heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +117,7 @@ LOSSES: Mapping[str, Callable[[Loss, Tensor, Tensor, Tensor | None], Tensor]] = 
 BCE = Loss()
 
 
-def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`BCE` of ``[num_examples]`` logits and labels, summed."""
-    return BCE.summed(logits, labels)
-
-
 def as_heads(logits: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Each output of a model, ``[num_examples]`` or ``[num_examples, 1]``, as ``[num_examples]``."""
     heads = logits if isinstance(logits, (tuple, list)) else (logits,)
     return tuple(head.reshape(-1) for head in heads)
-
-
-def total_loss(heads: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """`BCE` of all heads."""
-    return BCE.total(heads, labels)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bagpipe.dense.executor import EagerExecutor, SplitExecutor
-from bagpipe.dense.loss import as_heads, summed_loss, total_loss
+from bagpipe.dense.loss import BCE, as_heads
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from tests.dense.small import BFLOAT16, model_of, train, whole
@@ -35,14 +35,14 @@ def test_autocast_changes_the_numbers_but_not_by_much() -> None:
 
 def test_a_loss_is_computed_in_the_labels_dtype() -> None:
     logits, labels = torch.linspace(-3, 3, 7).bfloat16(), torch.ones(7)
-    loss = summed_loss(logits, labels)
+    loss = BCE.summed(logits, labels)
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, summed_loss(logits.float(), labels))
+    assert torch.equal(loss, BCE.summed(logits.float(), labels))
 
 
 def test_losses_of_heads_are_summed() -> None:
     labels = torch.tensor([0.0, 1.0])
     heads = as_heads([torch.zeros(2, 1), torch.ones(2)])
     assert [tuple(head.shape) for head in heads] == [(2,), (2,)]
-    assert torch.equal(total_loss(heads, labels), summed_loss(heads[0], labels) + summed_loss(heads[1], labels))
+    assert torch.equal(BCE.total(heads, labels), BCE.summed(heads[0], labels) + BCE.summed(heads[1], labels))
     assert len(as_heads(torch.zeros(2, 1))) == 1

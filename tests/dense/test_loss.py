@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from bagpipe.config.model_section import LossName
-from bagpipe.dense.loss import BCE, LOSSES, Loss, summed_loss, total_loss
+from bagpipe.dense.loss import BCE, LOSSES, Loss
 
 LOGITS = torch.linspace(-4, 4, 9, dtype=torch.float64)
 LABELS = torch.tensor([0, 1, 0, 0, 1, 1, 0, 1, 0.25], dtype=torch.float64)
@@ -57,8 +57,8 @@ def test_losses_are_their_formulas(loss: Loss) -> None:
 
 def test_bce_is_torchs_bit_for_bit() -> None:
     theirs = functional.binary_cross_entropy_with_logits(LOGITS, LABELS, reduction="sum")
-    assert torch.equal(summed_loss(LOGITS, LABELS), theirs)
-    assert torch.equal(total_loss((LOGITS,), LABELS), theirs)
+    assert torch.equal(BCE.summed(LOGITS, LABELS), theirs)
+    assert torch.equal(BCE.total((LOGITS,), LABELS), theirs)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bagpipe.dense.loss import summed_loss
+from bagpipe.dense.loss import BCE
 from bagpipe.types.labels import LOSS_LABELS, LabelRange
 
 
@@ -24,6 +24,6 @@ def test_nan_is_outside_any_range() -> None:
 @pytest.mark.parametrize("label", [0.0, 0.25, 1.0, -1e-3, 1.001, 7.5])
 def test_the_loss_is_bounded_below_for_its_labels_alone(label: float) -> None:
     logits = torch.tensor([-1e6, 1e6], dtype=torch.float64)
-    least = min(float(summed_loss(logit[None], torch.tensor([label], dtype=torch.float64))) for logit in logits)
+    least = min(float(BCE.summed(logit[None], torch.tensor([label], dtype=torch.float64))) for logit in logits)
     outside = LOSS_LABELS.outside(np.array([label], np.float32))
     assert (least < 0) == bool(outside.size)
