@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bagpipe.config.ranges import ABOVE_0, BELOW_1, WEIGHTS, WIDTHS, Range, at_least, matching
+from bagpipe.errors import InputError
 
 __all__ = ["LossName", "Model", "ModelConfig", "Structure"]
 
@@ -87,3 +88,9 @@ class ModelConfig:
         """Columns that gate ``first_gate`` or ``second_gate`` reads; none without gates."""
         text: str = getattr(self, key) if self.gate_mlp else ""
         return tuple(name.strip() for name in text.split(",") if name.strip())
+
+    def check_widths(self, *keys: str) -> None:
+        """Raise InputError if the model has no width under one of the keys ``bottom_mlp`` and ``top_mlp``."""
+        for key in keys:
+            if not getattr(self, key):
+                raise InputError(f"model.{key}: model {self.name} needs at least one width, got none")

@@ -60,8 +60,7 @@ class ESMM(nn.Module):
     def logits(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, Tensor]:
         """Logits ``[n]`` of a click, and of a click with a conversion."""
         click, convert = self._towers(dense, sparse)
-        # log(s(a) s(b) / (1 - s(a) s(b))), see `forward`
-        return click, -torch.logsumexp(-torch.stack([click, convert, click + convert]), dim=0)
+        return click, -_odds_against_both(click, convert)
 
     def _towers(self, dense: Tensor | None, sparse: Any) -> tuple[Tensor, Tensor]:
         """Logits ``[n]`` of a click, and of a conversion after one."""
@@ -73,11 +72,15 @@ class ESMM(nn.Module):
         labels = batch[self.click]
         both = labels * batch[self.conversion]
         log_both = F.logsigmoid(click) + F.logsigmoid(convert)
-        # 1 - s(a) s(b) = (e^-a + e^-b + e^-(a + b)) s(a) s(b)
-        log_neither = torch.logsumexp(-torch.stack([click, convert, click + convert]), dim=0) + log_both
-        losses = -(both * log_both + (1 - both) * log_neither)
+        log_not_both = _odds_against_both(click, convert) + log_both
+        losses = -(both * log_both + (1 - both) * log_not_both)
         weights = batch.get("weight")
         loss = weighted_loss(click, labels, batch)
         loss = loss + self.conversion_weight * (losses if weights is None else weights * losses).mean()
         outputs = {"ctr": click.sigmoid(), "cvr": convert.sigmoid(), "ctcvr": log_both.exp()}
         return loss, {name: value.detach() for name, value in outputs.items()}
+
+
+def _odds_against_both(first: Tensor, second: Tensor) -> Tensor:
+    """log((1 - p) / p), where p = sigmoid(first) * sigmoid(second): the logarithm of e^-a + e^-b + e^-(a + b)."""
+    return torch.logsumexp(-torch.stack([first, second, first + second]), dim=0)

@@ -39,50 +39,48 @@ class TaskLogits(nn.Module):
         return logits
 
 
-def _layers(config: ModelConfig) -> dict[str, Any]:
-    return {"dropout": config.dropout, "batch_norm": config.batch_norm}
+def _towers(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    """Arguments of every model."""
+    config.check_widths("top_mlp")
+    return {
+        "num_dense": len(schema.dense),
+        "tower_mlp": config.top_mlp,
+        "dropout": config.dropout,
+        "batch_norm": config.batch_norm,
+    }
+
+
+def _experts(schema: DataSchema, config: ModelConfig) -> dict[str, Any]:
+    """Arguments of the models with experts, whose tasks weigh the same."""
+    config.check_widths("bottom_mlp")
+    return {
+        "tasks": dict.fromkeys(schema.labels, 1.0),
+        "expert_mlp": config.bottom_mlp,
+        **_towers(schema, config),
+    }
 
 
 def _mmoe(bags: nn.Module, schema: DataSchema, config: ModelConfig) -> nn.Module:
-    return MMoE(
-        bags,
-        tasks=dict.fromkeys(schema.labels, 1.0),
-        num_dense=len(schema.dense),
-        num_experts=config.experts,
-        expert_mlp=config.bottom_mlp,
-        tower_mlp=config.top_mlp,
-        gate_mlp=config.gate_mlp,
-        **_layers(config),
-    )
+    return MMoE(bags, num_experts=config.experts, gate_mlp=config.gate_mlp, **_experts(schema, config))
 
 
 def _ple(bags: nn.Module, schema: DataSchema, config: ModelConfig) -> nn.Module:
     return PLE(
         bags,
-        tasks=dict.fromkeys(schema.labels, 1.0),
-        num_dense=len(schema.dense),
         num_levels=config.levels,
         task_experts=config.task_experts,
         shared_experts=config.experts,
-        expert_mlp=config.bottom_mlp,
-        tower_mlp=config.top_mlp,
-        **_layers(config),
+        **_experts(schema, config),
     )
 
 
 def _esmm(bags: nn.Module, schema: DataSchema, config: ModelConfig) -> nn.Module:
+    arguments = _towers(schema, config)
     if len(schema.labels) != 2:
         raise InputError(
             f"model.name esmm needs data with two labels, clicks and conversions, got {', '.join(schema.labels)}"
         )
-    return ESMM(
-        bags,
-        click=schema.labels[0],
-        conversion=schema.labels[1],
-        num_dense=len(schema.dense),
-        tower_mlp=config.top_mlp,
-        **_layers(config),
-    )
+    return ESMM(bags, click=schema.labels[0], conversion=schema.labels[1], **arguments)
 
 
 #: By `model.name`.
@@ -104,7 +102,4 @@ def build_task_model(bags: nn.Module, schema: DataSchema, config: ModelConfig) -
     Raises:
         InputError: the model is not one of these widths or labels.
     """
-    for key in ("top_mlp",) if config.name == "esmm" else ("bottom_mlp", "top_mlp"):
-        if not getattr(config, key):
-            raise InputError(f"model.{key}: model {config.name} needs at least one width, got none")
     return TaskLogits(TASK_MODELS[config.name](bags, schema, config))

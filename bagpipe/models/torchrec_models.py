@@ -124,8 +124,7 @@ def _dcnv2(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("bottom_mlp", "top_mlp")
     model = SimpleDeepFMNN(
         num_dense_features=num_dense_inputs(schema),
         embedding_bag_collection=embedding_bags(schema, _common_dim(schema, config)),
@@ -139,7 +138,7 @@ def _deepfm(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 def _wide_deep(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("top_mlp")
     return WideDeep(schema, config)
 
 
@@ -172,8 +171,7 @@ class WideDeep(nn.Module):
 
 
 def _towers(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("bottom_mlp", "top_mlp")
     return Towers(schema, config)
 
 
@@ -207,7 +205,7 @@ class Towers(nn.Module):
 
 
 def _dcnv2_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("top_mlp")
     return DCNv2(
         embedding_bags(schema, config.embedding_dim, init_bound=FUXICTR_INIT_BOUND),
         num_dense=len(schema.dense),
@@ -221,7 +219,7 @@ def _dcnv2_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 def _deepfm_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("top_mlp")
     dim = _common_dim(schema, config)
     return DeepFM(
         embedding_bags(schema, dim, extra_dim=1, init_bound=FUXICTR_INIT_BOUND),
@@ -234,8 +232,7 @@ def _deepfm_fuxictr(schema: DataSchema, config: ModelConfig) -> nn.Module:
 
 
 def _finalmlp(schema: DataSchema, config: ModelConfig) -> nn.Module:
-    _need_widths(config.bottom_mlp, "model.bottom_mlp", config)
-    _need_widths(config.top_mlp, "model.top_mlp", config)
+    config.check_widths("bottom_mlp", "top_mlp")
     bags = embedding_bags(schema, config.embedding_dim, init_bound=FUXICTR_INIT_BOUND)
     width = len(schema.dense) * config.embedding_dim + pooled_width(bags)
     gates = None
@@ -338,11 +335,6 @@ def _is_name_of_table(error: KeyError) -> bool:
         code.co_filename.endswith(os.path.join("torchrec", "modules", "embedding_modules.py")) for code in frames
     )
     return is_torchrecs and frames[-1].co_name == "add_module"
-
-
-def _need_widths(widths: tuple[int, ...], key: str, config: ModelConfig) -> None:
-    if not widths:
-        raise InputError(f"{key}: model {config.name} needs at least one width, got none")
 
 
 def _common_dim(schema: DataSchema, config: ModelConfig) -> int:
