@@ -200,7 +200,8 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
     path = folder / entry.name
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
         values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(_OPTIM)}
     except (SafetensorError, OSError, ValueError) as error:

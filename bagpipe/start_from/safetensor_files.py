@@ -42,18 +42,18 @@ class SafetensorFiles:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.outline: Mapping[str, Tensor] = {}
         self._paths: dict[str, Path] = {}
         outline: dict[str, Tensor] = {}
         for path in paths:
             with _opened(path) as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
+                names = file.keys()
+                for name in names:
                     part = file.get_slice(name)
                     dtype = _DTYPES.get(part.get_dtype())
                     if name not in outline and dtype is not None:
                         outline[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
                         self._paths[name] = path
-        self.outline = outline
+        self.outline: Mapping[str, Tensor] = outline
 
     def tensor(self, name: str) -> Tensor:
         with _opened(self._paths[name]) as file:

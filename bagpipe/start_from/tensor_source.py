@@ -25,7 +25,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.start_from.source import CHUNK_BYTES, Counts, Extent, RowChunk, SourceTable
 
-__all__ = ["TensorFiles", "TensorRows", "TensorSource"]
+__all__ = ["TensorFiles", "TensorRows", "TensorSource", "ids_of", "table_of"]
 
 #: Where torchrec's collections keep their tables.
 _FOLDERS = ("embedding_bags", "embeddings")
@@ -38,10 +38,10 @@ _ROW_DTYPES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 
 
 class TensorRows(AbstractContextManager["TensorRows"], Protocol):
-    """Rows of one matrix, read in ascending order."""
+    """Rows of one tensor, read in ascending order."""
 
     def read(self, first: int, end: int) -> Tensor:
-        """Rows `first` to `end`, ``[end - first, dim]`` on the host."""
+        """Rows `first` to `end`, ``[end - first, …]`` on the host."""
         ...
 
 
@@ -59,7 +59,7 @@ class TensorFiles(Protocol):
         ...
 
     def rows(self, name: str) -> TensorRows:
-        """The rows of a matrix."""
+        """The rows of a tensor."""
         ...
 
 
@@ -80,12 +80,12 @@ class TensorSource:
         self.checkpoint_id = ""
         self._files = files
         weights = [name for name in files.outline if not name.startswith(_OTHERS)]
-        tables = {name: table for name in weights if (table := _table_of(name, files.outline[name]))}
+        tables = {name: table for name in weights if _has_rows(files.outline[name]) and (table := table_of(name))}
         found: dict[str, SourceTable] = {}
         for name, table in tables.items():
             found.setdefault(table, _TensorTable(files, name))
         self.tables: Mapping[str, SourceTable] = found
-        taken = {*tables, *(_ids_of(name) for name in tables)}
+        taken = {*tables, *map(ids_of, tables)}
         self._dense: dict[str, str] = {}
         for name in weights:
             if name not in taken:
@@ -126,7 +126,7 @@ class _TensorTable:
         self._files = files
         self._name = name
         self._num_rows = int(outline.shape[0])
-        self._has_ids = _ids_of(name) in files.outline
+        self._has_ids = ids_of(name) in files.outline
 
     def extent(self) -> Extent:
         if not self._has_ids or not self._num_rows:
@@ -144,7 +144,7 @@ class _TensorTable:
                 yield RowChunk(ids=part, weights=rows.read(first, end))
 
     def _ids(self) -> Tensor:
-        name = _ids_of(self._name)
+        name = ids_of(self._name)
         ids = self._files.tensor(name)
         if ids.dtype != torch.int64 or tuple(ids.shape) != (self._num_rows,):
             raise InputError(f"{name}: expected int64 [{self._num_rows}], got {ids.dtype} {list(ids.shape)}")
@@ -153,15 +153,19 @@ class _TensorTable:
         return ids
 
 
-def _table_of(name: str, outline: Tensor) -> str:
-    """Name of the table whose rows these are; empty: they are none."""
+def table_of(name: str) -> str:
+    """The table whose weights have a name; empty: it is no name of a table's weights."""
     parts = name.split(".")
-    is_table = len(parts) >= 3 and parts[-1] == "weight" and parts[-3] in _FOLDERS
-    return parts[-2] if is_table and outline.dim() == 2 and outline.dtype in _ROW_DTYPES else ""
+    return parts[-2] if len(parts) >= 3 and parts[-1] == "weight" and parts[-3] in _FOLDERS else ""
 
 
-def _ids_of(weight: str) -> str:
+def ids_of(weight: str) -> str:
+    """The name of the ids beside a table's weights."""
     return f"{weight.removesuffix('.weight')}.ids"
+
+
+def _has_rows(outline: Tensor) -> bool:
+    return outline.dim() == 2 and outline.dtype in _ROW_DTYPES
 
 
 def _unwrapped(name: str) -> str:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bagpipe.checkpoint.export import ROW_STATES
@@ -25,6 +24,9 @@ from bagpipe.config.sections import StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import host_words, split_record
+from bagpipe.start_from.safetensor_files import SafetensorFiles
+from bagpipe.start_from.source import CHUNK_BYTES
+from bagpipe.start_from.tensor_source import ids_of, table_of
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
 from bagpipe.train_pipeline.options import Options
@@ -32,11 +34,8 @@ from bagpipe.types.schema import RowSchema
 
 __all__ = ["NamespaceRows", "RowChunks", "TensorRows", "namespace_rows", "rows_of_file"]
 
-#: Bytes of rows written at a time.
-_CHUNK_BYTES = 8 << 20
-
-#: Where torchrec's collections keep their tables.
-_FOLDERS = ("embedding_bags", "embeddings")
+#: Rows `first` to `end` of a tensor, in memory or in a file.
+_Read: TypeAlias = Callable[[int, int], Tensor]
 
 
 class RowChunks(Protocol):
@@ -45,12 +44,6 @@ class RowChunks(Protocol):
     def requests(self) -> Iterator[WriteRequest]:
         """The rows, in chunks of a few MiB; ids are distinct within a chunk."""
         ...
-
-
-class _Slices(Protocol):
-    """Tensors of which slices are read: a tensor, or one in a file."""
-
-    def __getitem__(self, rows: slice) -> Tensor: ...
 
 
 class TensorRows:
@@ -83,26 +76,32 @@ class TensorRows:
         self._state = {name: value.detach() for name, value in (state or {}).items()}
 
     def requests(self) -> Iterator[WriteRequest]:
-        return self._rows.requests(self._weights, self._state)
+        return self._rows.requests(_read(self._weights), {name: _read(value) for name, value in self._state.items()})
 
 
 class _FileRows:
-    """Rows of one table in a safetensors file, and their state in another."""
+    """Rows of one table in a safetensors file, and their state in another.
 
-    def __init__(self, rows: _Rows, path: Path, name: str, state_path: Path | None, states: Collection[str]) -> None:
+    Args:
+        rows: the place of the rows.
+        files: has the weights.
+        name: of the weights.
+        state_files: has the state; None: there is none.
+    """
+
+    def __init__(self, rows: _Rows, files: SafetensorFiles, name: str, state_files: SafetensorFiles | None) -> None:
         self._rows = rows
-        self._path = path
+        self._files = files
         self._name = name
-        self._state_path = state_path
-        self._states = tuple(states)
+        self._state_files = state_files
 
     def requests(self) -> Iterator[WriteRequest]:
         with ExitStack() as stack:
-            weights = stack.enter_context(safe_open(self._path, framework="pt")).get_slice(self._name)
+            weights = stack.enter_context(self._files.rows(self._name)).read
             state = {}
-            if self._state_path is not None:
-                file = stack.enter_context(safe_open(self._state_path, framework="pt"))
-                state = {name: file.get_slice(f"{self._name}.{name}") for name in self._states}
+            if self._state_files is not None:
+                for name in self._rows.states:
+                    state[name] = stack.enter_context(self._state_files.rows(f"{self._name}.{name}")).read
             yield from self._rows.requests(weights, state)
 
 
@@ -179,30 +178,34 @@ def rows_of_file(
     Raises:
         InputError: a file cannot be read, lacks a table, or a tensor does not fit its table.
     """
-    with ExitStack() as stack:
-        file = stack.enter_context(_opened(path))
-        states = None if state is None else stack.enter_context(_opened(state))
-        names = _weight_names(file.keys())
-        wanted = [table.name for table in schema.tables if table.name in names] if tables is None else list(tables)
-        lacking = [name for name in wanted if name not in names]
-        if lacking or not wanted:
-            raise InputError(
-                f"{path}: expected weights of table {(lacking or [schema.tables[0].name])[0]!r}, named "
-                f"….embedding_bags.<table>.weight, it has tables {sorted(names)}"
-            )
-        found: dict[str, RowChunks] = {}
-        for table in wanted:
-            name = names[table]
-            key = f"{name.removesuffix('.weight')}.ids"
-            ids = _ids(table, file.get_tensor(key)) if key in file.keys() else None  # noqa: SIM118 - not a mapping
-            shapes = None if states is None else _state_shapes(states, name)
-            rows = _Rows(schema, table, ids, tuple(file.get_slice(name).get_shape()), shapes)
-            found[table] = _FileRows(rows, path, name, state, shapes or ())
-        return found
+    files, states = SafetensorFiles([path]), None if state is None else SafetensorFiles([state])
+    names: dict[str, str] = {}
+    for name in files.outline:
+        if table := table_of(name):
+            names.setdefault(table, name)
+    wanted = [table.name for table in schema.tables if table.name in names] if tables is None else list(tables)
+    lacking = [name for name in wanted if name not in names]
+    if lacking or not wanted:
+        raise InputError(
+            f"{path}: expected weights of table {(lacking or [schema.tables[0].name])[0]!r}, named "
+            f"….embedding_bags.<table>.weight, it has tables {sorted(names)}"
+        )
+    found: dict[str, RowChunks] = {}
+    for table in wanted:
+        name = names[table]
+        ids = _ids(table, files.tensor(ids_of(name))) if ids_of(name) in files.outline else None
+        shapes = None if states is None else _shapes_below(states.outline, f"{name}.")
+        rows = _Rows(schema, table, ids, tuple(files.outline[name].shape), shapes)
+        found[table] = _FileRows(rows, files, name, states)
+    return found
 
 
 class _Rows:
-    """The place of some rows in the schema, checked."""
+    """The place of some rows in the schema, checked.
+
+    Attributes:
+        states: names of their optimizer states that are given.
+    """
 
     def __init__(
         self,
@@ -233,20 +236,20 @@ class _Rows:
             raise InputError(
                 f"table {table!r}: expected the state of {self._optimizer}, {_named(expected)}, got {_named(states)}"
             )
-        self._states = tuple(expected) if states is not None else ()
+        self.states = tuple(expected) if states is not None else ()
 
-    def requests(self, weights: _Slices, states: Mapping[str, _Slices]) -> Iterator[WriteRequest]:
+    def requests(self, weights: _Read, states: Mapping[str, _Read]) -> Iterator[WriteRequest]:
         schema, table = self._schema, self._table
-        chunk = max(1, _CHUNK_BYTES // schema.row_bytes(table))
+        chunk = max(1, CHUNK_BYTES // schema.row_bytes(table))
         for first in range(0, self._num_rows, chunk):
-            part = slice(first, min(first + chunk, self._num_rows))
-            count = part.stop - first
+            end = min(first + chunk, self._num_rows)
+            count = end - first
             records = torch.zeros(count, schema.row_width(table), dtype=TORCH_DTYPE[schema.dtype_of(table)])
             own, state = split_record(records, schema, self._dim, self._optimizer)
-            own.copy_(weights[part])
-            if self._states:
-                state.copy_(torch.cat([states[name][part].reshape(count, -1).cpu() for name in self._states], 1))
-            ids = np.arange(first, part.stop) if self._ids is None else self._ids[part]
+            own.copy_(weights(first, end))
+            if self.states:
+                state.copy_(torch.cat([states[name](first, end).reshape(count, -1).cpu() for name in self.states], 1))
+            ids = np.arange(first, end) if self._ids is None else self._ids[first:end]
             yield WriteRequest(table, ids, host_words(records))
 
 
@@ -264,27 +267,15 @@ def _ids(table: str, ids: Tensor | NDArray[np.integer[Any]]) -> NDArray[np.int64
     return found
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} cannot be read as safetensors: {error}") from None
+def _read(tensor: Tensor) -> _Read:
+    return lambda first, end: tensor[first:end]
 
 
-def _weight_names(names: Collection[str]) -> dict[str, str]:
-    """Table -> name of its weight."""
-    found: dict[str, str] = {}
-    for name in names:
-        parts = name.split(".")
-        if len(parts) >= 3 and parts[-1] == "weight" and parts[-3] in _FOLDERS:
-            found.setdefault(parts[-2], name)
-    return found
-
-
-def _state_shapes(file: Any, weight: str) -> dict[str, tuple[int, ...]]:
-    prefix = f"{weight}."
-    names = [name.removeprefix(prefix) for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-    return {name: tuple(file.get_slice(prefix + name).get_shape()) for name in names}
+def _shapes_below(outline: Mapping[str, Tensor], prefix: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors whose names begin with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in outline.items() if name.startswith(prefix)
+    }
 
 
 def _named(shapes: Mapping[str, tuple[int, ...]]) -> str:
