@@ -22,6 +22,7 @@ from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, combine, load
 from bagpipe.checkpoint.export import Exported, ExportTable, add_dense, check_size, check_tables, history_of
 from bagpipe.checkpoint.folder import Checkpoint
+from bagpipe.checkpoint.manifest import DATA_COLUMNS
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.materialise import materialise
 from bagpipe.errors import InputError
@@ -35,8 +36,6 @@ from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 
 __all__ = ["SourceOptions", "built_model", "names_of", "source_of"]
-
-_DATA_COLUMNS = "data columns"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def source_of(
             precision=options.precision,
             has_states=options.with_states,
             averages=options.averages,
-            settings={key: value for key, value in manifest.settings.items() if key != _DATA_COLUMNS},
+            settings={key: value for key, value in manifest.settings.items() if key != DATA_COLUMNS},
             versions={"bagpipe": bagpipe.__version__, "torch": torch.__version__},
         ),
         rows=rows,
@@ -133,7 +132,7 @@ def built_model(checkpoint: Checkpoint) -> tuple[nn.Module, DataSchema]:
         InputError: the model cannot be built.
     """
     settings = checkpoint.manifest.settings
-    data = DataSchema.from_json(settings[_DATA_COLUMNS])
+    data = DataSchema.from_json(settings[DATA_COLUMNS])
     return build_model(data, _model_config(settings)), data
 
 

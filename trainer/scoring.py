@@ -23,7 +23,7 @@ from torch import Tensor
 from bagpipe.checkpoint.checkpoint_store import CheckpointStore
 from bagpipe.checkpoint.dense_state import combine, load
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
-from bagpipe.checkpoint.manifest import BrokenCheckpoint
+from bagpipe.checkpoint.manifest import DATA_COLUMNS, BrokenCheckpoint
 from bagpipe.client.agreement import first_difference
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.load import Option, parse_config
@@ -243,7 +243,7 @@ def _recorded(
 
 def _check_columns(schema: DataSchema, checkpoint: Checkpoint) -> None:
     """Raise InputError unless the data has the columns that the model was trained on."""
-    difference = first_difference(checkpoint.manifest.settings["data columns"], _as_json(schema.to_json()))
+    difference = first_difference(checkpoint.manifest.settings[DATA_COLUMNS], _as_json(schema.to_json()))
     if difference is not None:
         raise InputError(
             f"the data differs from that of the checkpoint: {difference.path} is {difference.first} in the checkpoint "

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bagpipe.checkpoint.manifest import DATA_COLUMNS
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
@@ -132,7 +133,7 @@ def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
     chosen = {key: everything[key] for key in sorted([*keys, *_EXTRA_KEYS])}
     chosen[_PLATEAU] = _plateau_evaluations(config)
     # Tuples become lists, as in the manifest of a checkpoint.
-    settings: dict[str, Any] = json.loads(json.dumps({**chosen, "data columns": data.to_json()}))
+    settings: dict[str, Any] = json.loads(json.dumps({**chosen, DATA_COLUMNS: data.to_json()}))
     return settings
 
 

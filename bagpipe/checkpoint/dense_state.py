@@ -29,6 +29,10 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 
 __all__ = [
+    "MODEL",
+    "OPTIM",
+    "PART",
+    "RNG",
     "DenseCopy",
     "DenseState",
     "capture",
@@ -38,9 +42,11 @@ __all__ = [
     "random_state",
     "restore_random_state",
     "save_tensors",
+    "type_name",
 ]
 
-_MODEL, _OPTIM, _RNG, _PART = "model.", "optim.", "rng.", "part."
+#: Beginnings of full names.
+MODEL, OPTIM, RNG, PART = "model.", "optim.", "rng.", "part."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,19 +64,22 @@ class DenseState:
     def digest(self) -> str:
         """Hexadecimal XXH3-128 of everything except the random state. Replicas have equal digests."""
         hasher = xxhash.xxh3_128()
-        for name in sorted(name for name in self.tensors if not name.startswith(_RNG)):
-            hasher.update(f"{name} {_type_name(self.tensors[name])}\0".encode())
+        for name in sorted(name for name in self.tensors if not name.startswith(RNG)):
+            hasher.update(f"{name} {type_name(self.tensors[name])}\0".encode())
             hasher.update(_bytes(self.tensors[name]))
         hasher.update(json.dumps(dict(self.values), sort_keys=True).encode())
         return hasher.hexdigest()
 
     def rng(self) -> dict[str, Tensor]:
         """Random states by name, as returned by `random_state`."""
-        return {name.removeprefix(_RNG): state for name, state in self.tensors.items() if name.startswith(_RNG)}
+        return self.below(RNG)
 
     def of_part(self, part: str) -> dict[str, Tensor]:
         """Tensors of a part of the training loop, by name."""
-        prefix = f"{_PART}{part}."
+        return self.below(f"{PART}{part}.")
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        """Tensors whose full names begin with a prefix such as `MODEL`, by the rest of their names."""
         return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
 
     def save(self, folder: Path, rank: int) -> FileEntry:
@@ -91,9 +100,9 @@ class DenseState:
             InputError: the model or an optimizer differs; one line naming the first difference.
         """
         targets = dict(_named_tensors(model))
-        saved = {name.removeprefix(_MODEL): value for name, value in self.tensors.items() if name.startswith(_MODEL)}
-        _compare({name: _type_name(value) for name, value in saved.items()}, targets)
-        states = self._optimizer_states(set(targets))
+        saved = self.below(MODEL)
+        _compare({name: type_name(value) for name, value in saved.items()}, targets)
+        states = self.optimizer_states()
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name in states:
             if name not in parameters:
@@ -106,12 +115,12 @@ class DenseState:
         for optimizer in optimizers:
             _restore_optimizer(states, parameters, optimizer)
 
-    def _optimizer_states(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """State by parameter name and state name. Parameter names contain dots, state names do not."""
         states: dict[str, dict[str, Any]] = {}
         for full_name, value in (*self.tensors.items(), *self.values.items()):
-            if full_name.startswith(_OPTIM):
-                name, _, state = full_name.removeprefix(_OPTIM).rpartition(".")
+            if full_name.startswith(OPTIM):
+                name, _, state = full_name.removeprefix(OPTIM).rpartition(".")
                 states.setdefault(name, {})[state] = value
         return states
 
@@ -158,13 +167,13 @@ def capture(
     values: dict[str, Any] = {}
     for name, tensor in _named_tensors(model):
         if only is None or name in only:
-            tensors[_MODEL + name] = tensor
+            tensors[MODEL + name] = tensor
     for name, parameter in model.named_parameters():
         if only is not None and name not in only:
             continue
         for optimizer in optimizers:
             for state, value in optimizer.state.get(parameter, {}).items():
-                full_name = f"{_OPTIM}{name}.{state}"
+                full_name = f"{OPTIM}{name}.{state}"
                 if isinstance(value, Tensor):
                     tensors[full_name] = value
                 elif value is None or isinstance(value, bool | int | float | str):
@@ -172,9 +181,9 @@ def capture(
                 else:
                     raise InputError(f"optimizer state {state!r} of {name!r} is a {type(value).__name__}, not a tensor")
     for name, value in (rng or {}).items():
-        tensors[_RNG + name] = value
+        tensors[RNG + name] = value
     for name, value in (parts or {}).items():
-        tensors[_PART + name] = value
+        tensors[PART + name] = value
     return DenseCopy(tensors=copy_to_host(streams, tensors), values=values)
 
 
@@ -203,7 +212,7 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
-        values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(_OPTIM)}
+        values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(OPTIM)}
     except (SafetensorError, OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
     return DenseState(tensors=tensors, values=values)
@@ -244,7 +253,8 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _type_name(tensor: Tensor) -> str:
+def type_name(tensor: Tensor) -> str:
+    """Dtype and shape, as in ``float32 [3, 4]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -253,9 +263,9 @@ def _compare(saved: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
     for name, target in targets.items():
         if name not in saved:
             raise InputError(f"the checkpoint is of another model: it has no {name!r}")
-        if saved[name] != _type_name(target):
+        if saved[name] != type_name(target):
             raise InputError(
-                f"the checkpoint is of another model: {name!r} is {saved[name]} there, {_type_name(target)} in this job"
+                f"the checkpoint is of another model: {name!r} is {saved[name]} there, {type_name(target)} in this job"
             )
     unknown = sorted(saved.keys() - targets.keys())
     if unknown:
@@ -282,11 +292,11 @@ def _compare_states(
             if not isinstance(value, Tensor):
                 continue
             found = saved.get(state)
-            if not isinstance(found, Tensor) or _type_name(found) != _type_name(value):
-                title = _type_name(found) if isinstance(found, Tensor) else "missing"
+            if not isinstance(found, Tensor) or type_name(found) != type_name(value):
+                title = type_name(found) if isinstance(found, Tensor) else "missing"
                 raise InputError(
                     f"the checkpoint is of another optimizer: state {state!r} of {name!r} is {title} there, "
-                    f"{_type_name(value)} in this job"
+                    f"{type_name(value)} in this job"
                 )
 
 

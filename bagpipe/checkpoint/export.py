@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import DenseState, combine, load
+from bagpipe.checkpoint.dense_state import MODEL, OPTIM, DenseState, combine, load
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
@@ -155,13 +155,12 @@ def add_dense(state: DenseState, names: Collection[str], found: Exported) -> Non
     Raises:
         InputError: the state lacks a weight.
     """
+    saved = state.below(MODEL)
     for name in names:
-        if f"model.{name}" not in state.tensors:
+        if name not in saved:
             raise InputError(f"the checkpoint has no {name!r}: it is of another model")
-        found.weights[name] = state.tensors[f"model.{name}"]
-    for name, tensor in state.tensors.items():
-        if name.startswith("optim."):
-            found.states[name.removeprefix("optim.")] = tensor
+        found.weights[name] = saved[name]
+    found.states.update(state.below(OPTIM))
 
 
 def add_rows(rows: RowSource, tables: Sequence[ExportTable], found: Exported, history: RowHistory) -> None:

@@ -13,12 +13,15 @@ from typing import Any
 
 from bagpipe.errors import InputError
 
-__all__ = ["FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
+__all__ = ["DATA_COLUMNS", "FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
 #: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`, version 5
 #: `Manifest.origin`.
 FORMAT_VERSION = 5
+
+#: Key of the columns of the data (`DataSchema.to_json`) in `Manifest.settings`, of jobs that read data of a schema.
+DATA_COLUMNS = "data columns"
 
 
 class BrokenCheckpoint(InputError):

@@ -14,11 +14,10 @@ from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import DenseState, combine, load
 from bagpipe.checkpoint.folder import Checkpoint
-from bagpipe.checkpoint.manifest import BrokenCheckpoint
-from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import split_record
 from bagpipe.start_from.source import Counts, Extent, RowChunk, SourceTable
+from bagpipe.start_from.tables import hashed_tables
 from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["CheckpointSource"]
@@ -47,11 +46,8 @@ class CheckpointSource:
         self._checkpoint = checkpoint
         schema = RowSchema.from_json(manifest.row_schema)
         self.seed: int | None = schema.seed
-        try:
-            rows = CheckpointRows(checkpoint.folder, manifest, schema)
-        except BrokenCheckpoint as error:
-            raise InputError(str(error)) from None
-        hashed = _hashed_rows(manifest.settings)
+        rows = CheckpointRows(checkpoint.folder, manifest, schema)
+        hashed = hashed_tables(manifest.settings)
         history = RowHistory(schema, torch.device("cpu"))
         if history.decaying:
             history.load(self.dense(0, frozenset()).of_part(history.name))
@@ -73,14 +69,8 @@ class CheckpointSource:
     def dense(self, rank: int, names: frozenset[str]) -> DenseState:
         """See `Source`. Stages of other ranks are added."""
         parts = list(self._checkpoint.manifest.parts)
-        own = parts.pop(rank if rank < len(parts) else 0)
-        try:
-            state = load(self._checkpoint.folder, own.dense)
-            if _is_staged(self.settings):
-                state = combine([state, *(load(self._checkpoint.folder, part.dense) for part in parts)])
-        except BrokenCheckpoint as error:
-            raise InputError(str(error)) from None
-        return state
+        parts = [parts.pop(rank if rank < len(parts) else 0), *(parts if _is_staged(self.settings) else ())]
+        return combine(load(self._checkpoint.folder, part.dense) for part in parts)
 
 
 class _CheckpointTable:
@@ -111,12 +101,6 @@ class _CheckpointTable:
                 records = records[:, :-1].contiguous()
             weights, state = split_record(records, self._schema, self.dim, self.optimizer)
             yield RowChunk(ids=request.ids, weights=weights, state=state)
-
-
-def _hashed_rows(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Tables whose ids the reader hashes, with their numbers of rows."""
-    columns = settings.get("data columns") or {}
-    return {table["name"]: table["rows"] for table in columns.get("tables", ()) if table.get("hash")}
 
 
 def _is_staged(settings: Mapping[str, Any]) -> bool:

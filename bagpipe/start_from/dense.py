@@ -8,18 +8,19 @@ Names are those of `bagpipe.checkpoint.dense_state`. An average that is new begi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from bagpipe.checkpoint.dense_state import DenseState
+from bagpipe.checkpoint.dense_state import MODEL, OPTIM, PART, RNG, DenseState, type_name
 from bagpipe.start_from.takings import Fate, Taking, matches
 
 __all__ = ["DensePlan", "JobDense", "first_state", "match_dense"]
 
-_MODEL, _OPTIM, _RNG, _AVERAGE = "model.", "optim.", "rng.", "part.average."
+#: Beginning of the full names of averages.
+_AVERAGE = f"{PART}average."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class JobDense:
     @property
     def names(self) -> frozenset[str]:
         """Names of its parameters and buffers."""
-        return frozenset(_named(self.initial.tensors, _MODEL))
+        return frozenset(self.initial.below(MODEL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +73,9 @@ def match_dense(
         optimizer: name of the source's optimizer, in lower case; empty: not known.
         without: see `checkpoint.start_without`.
     """
-    found = _named(theirs.tensors, _MODEL)
-    targets = _named(ours.initial.tensors, _MODEL)
-    states = _states(theirs)
+    found = theirs.below(MODEL)
+    targets = ours.initial.below(MODEL)
+    states = theirs.optimizer_states()
     is_same = optimizer == ours.optimizer and ours.keeps_state
     items: list[Taking] = []
     weights, taken_states = set(), set()
@@ -83,11 +84,11 @@ def match_dense(
         state = "new" if name in ours.trainable and ours.keeps_state else ""
         if name not in found or matches(label, without):
             why = "not there" if name not in found else "left out (checkpoint.start_without)"
-            detail = f"{_type_name(target)}, {why}"
+            detail = f"{type_name(target)}, {why}"
             items.append(Taking(kind="dense", name=name, fate=Fate.NEW, detail=detail, state=state))
             continue
         if not _fits(found[name], target):
-            detail = f"{_type_name(found[name])} there, {_type_name(target)} here"
+            detail = f"{type_name(found[name])} there, {type_name(target)} here"
             items.append(Taking(kind="dense", name=name, fate=Fate.CLASH, detail=detail))
             continue
         weights.add(name)
@@ -98,13 +99,13 @@ def match_dense(
             else:
                 words = [f"{optimizer or 'its own'}: dropped", *([f"{ours.optimizer}: new"] if state else [])]
                 state = ", ".join(words)
-        detail = _type_name(found[name])
+        detail = type_name(found[name])
         if found[name].dtype != target.dtype:
             detail += f", as {str(target.dtype).removeprefix('torch.')}"
         items.append(Taking(kind="dense", name=name, fate=Fate.TAKEN, detail=detail, state=state))
     for name in found:
         if name not in targets:
-            detail = f"{_type_name(found[name])}; this job's model has none of this name"
+            detail = f"{type_name(found[name])}; this job's model has none of this name"
             items.append(Taking(kind="dense", name=name, fate=Fate.DROPPED, detail=detail))
     averages, more = _match_averages(theirs, ours, weights, without)
     plan = DensePlan(weights=frozenset(weights), states=frozenset(taken_states), averages=frozenset(averages))
@@ -115,7 +116,7 @@ def _match_averages(
     theirs: DenseState, ours: JobDense, weights: Collection[str], without: Sequence[str]
 ) -> tuple[set[str], list[Taking]]:
     """Averages of weights that are taken; one line for all."""
-    found = _named(theirs.tensors, _AVERAGE)
+    found = theirs.below(_AVERAGE)
     if not ours.has_averages:
         text = f"{len(found)} averages of weights; this job keeps none"
         return set(), [Taking(kind="job", name="average", fate=Fate.DROPPED, detail=text)] if found else []
@@ -138,15 +139,15 @@ def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_ra
     """
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
-    for name, target in _named(ours.initial.tensors, _MODEL).items():
-        source = theirs.tensors[_MODEL + name] if name in plan.weights else target
-        tensors[_MODEL + name] = source.to(target.dtype)
-    ours_states, theirs_states = _states(ours.initial), _states(theirs)
+    for name, target in ours.initial.below(MODEL).items():
+        source = theirs.tensors[MODEL + name] if name in plan.weights else target
+        tensors[MODEL + name] = source.to(target.dtype)
+    ours_states, theirs_states = ours.initial.optimizer_states(), theirs.optimizer_states()
     for name in ours.trainable:
-        weight = tensors[_MODEL + name]
+        weight = tensors[MODEL + name]
         state = theirs_states[name] if name in plan.states else ours_states.get(name, {})
         for key, value in state.items():
-            full_name = f"{_OPTIM}{name}.{key}"
+            full_name = f"{OPTIM}{name}.{key}"
             if not isinstance(value, Tensor):
                 values[full_name] = value
             else:  # a count of steps keeps its dtype
@@ -155,28 +156,10 @@ def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_ra
             average = theirs.tensors[_AVERAGE + name] if name in plan.averages else weight
             tensors[_AVERAGE + name] = average.to(weight.dtype).clone()
     if takes_random:
-        tensors.update({name: value for name, value in theirs.tensors.items() if name.startswith(_RNG)})
+        tensors.update({name: value for name, value in theirs.tensors.items() if name.startswith(RNG)})
     return DenseState(tensors=tensors, values=values)
-
-
-def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _states(state: DenseState) -> dict[str, dict[str, Any]]:
-    """Optimizer state by parameter and name."""
-    found: dict[str, dict[str, Any]] = {}
-    for full_name, value in (*state.tensors.items(), *state.values.items()):
-        if full_name.startswith(_OPTIM):
-            name, _, key = full_name.removeprefix(_OPTIM).rpartition(".")
-            found.setdefault(name, {})[key] = value
-    return found
 
 
 def _fits(theirs: Tensor, ours: Tensor) -> bool:
     is_convertible = theirs.dtype == ours.dtype or (theirs.dtype.is_floating_point and ours.dtype.is_floating_point)
     return theirs.shape == ours.shape and is_convertible
-
-
-def _type_name(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

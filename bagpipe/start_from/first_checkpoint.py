@@ -21,7 +21,7 @@ from bagpipe.start_from.counts import JobPlan, match_job, optimizer_name
 from bagpipe.start_from.dense import DensePlan, JobDense, first_state, match_dense
 from bagpipe.start_from.open_source import open_source
 from bagpipe.start_from.source import Source
-from bagpipe.start_from.tables import TablePlan, match_tables, write_rows
+from bagpipe.start_from.tables import TablePlan, hashed_tables, match_tables, write_rows
 from bagpipe.start_from.takings import Takings
 from bagpipe.types.schema import RowSchema
 
@@ -76,7 +76,7 @@ class FirstCheckpoint:
             InputError: there is no such source, something of one name does not fit, or nothing is taken.
         """
         job, source = self._job, open_source(self._where)
-        tables, table_items = match_tables(source.tables, job.rows, _hashed(job.settings), self._without)
+        tables, table_items = match_tables(source.tables, job.rows, hashed_tables(job.settings), self._without)
         name = optimizer_name(source.settings)
         dense, dense_items = match_dense(source.outline(job.dense.names), job.dense, name, self._without)
         counts, job_items = match_job(source, job.settings, job.rows.seed, job.world_size, self._without)
@@ -126,12 +126,6 @@ class FirstCheckpoint:
             "takings": plan.takings.to_json(),
         }
         return dataclasses.replace(manifest, world_size=job.world_size, parts=tuple(parts), base=base, origin=origin)
-
-
-def _hashed(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Tables whose ids the reader hashes, with their numbers of rows."""
-    columns = settings.get("data columns") or {}
-    return {table["name"]: table["rows"] for table in columns.get("tables", ()) if table.get("hash")}
 
 
 def _print(takings: Takings) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.checkpoint.manifest import RowFile
+from bagpipe.checkpoint.manifest import DATA_COLUMNS, RowFile
 from bagpipe.checkpoint.row_file import RecordFile, file_dtype, words_as
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -26,7 +26,7 @@ from bagpipe.start_from.source import RowChunk, SourceTable
 from bagpipe.start_from.takings import Fate, Taking, matches
 from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, base_optimizer
 
-__all__ = ["TablePlan", "match_tables", "write_rows"]
+__all__ = ["TablePlan", "hashed_tables", "match_tables", "write_rows"]
 
 #: Prefix of the label of an optimizer state.
 _STATE = "state."
@@ -47,6 +47,12 @@ class TablePlan:
     takes_state: bool
 
 
+def hashed_tables(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Tables whose ids the reader hashes, with their numbers of rows, by the settings of a job."""
+    columns = settings.get(DATA_COLUMNS) or {}
+    return {table["name"]: table["rows"] for table in columns.get("tables", ()) if table.get("hash")}
+
+
 def match_tables(
     tables: Mapping[str, SourceTable], schema: RowSchema, hashed: Mapping[str, int], without: Sequence[str]
 ) -> tuple[list[TablePlan], list[Taking]]:
@@ -55,7 +61,7 @@ def match_tables(
     Args:
         tables: of the source, by name.
         schema: of the new job's rows.
-        hashed: its tables whose ids are hashed, with their numbers of rows.
+        hashed: its `hashed_tables`.
         without: see `checkpoint.start_without`.
     """
     plans: list[TablePlan] = []
