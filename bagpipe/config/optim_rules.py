@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bagpipe.config.optim_section import ROW_CHOICES, OptimConfig, pairs
 from bagpipe.config.sections import Config
@@ -23,8 +23,8 @@ CHANGEABLE = (
     ),
 )
 
-#: Key -> the shapes that use it.
-_USERS: Mapping[str, tuple[str, ...]] = {
+#: Key -> the shapes of schedules that use it.
+_SHAPE_USERS: Mapping[str, tuple[str, ...]] = {
     "schedule_length": ("cosine", "polynomial"),
     "schedule_every": ("step", "exponential"),
     "schedule_milestones": ("step",),
@@ -36,6 +36,19 @@ _USERS: Mapping[str, tuple[str, ...]] = {
     "schedule_cooldown": ("plateau",),
     "schedule_unit": ("step", "exponential", "cosine", "polynomial"),
 }
+#: Key -> the row optimizer that uses it.
+_ROW_USERS: Mapping[str, str] = {
+    "rows_momentum": "momentum",
+    "ftrl_beta": "ftrl",
+    "ftrl_l1": "ftrl",
+    "ftrl_l2": "ftrl",
+}
+#: Key -> the dense optimizers that use it.
+_DENSE_USERS: Mapping[str, tuple[str, ...]] = {
+    "momentum": ("sgd",),
+    "beta1": ("adam", "adamw", "lamb"),
+    "beta2": ("adam", "adamw", "lamb"),
+}
 
 
 def _shape_problem(config: Config, shape: str) -> str | None:
@@ -43,7 +56,7 @@ def _shape_problem(config: Config, shape: str) -> str | None:
     optim = config.optim
     if shape == "plateau" and not config.eval.every:
         return "plateau needs eval.every, the steps or epochs between evaluations, got 0"
-    if shape in _USERS["schedule_length"] and not optim.schedule_length:
+    if shape in _SHAPE_USERS["schedule_length"] and not optim.schedule_length:
         return f"{shape} needs optim.schedule_length, the steps or epochs to its end, got 0"
     if shape == "exponential" and not optim.schedule_every:
         return "exponential needs optim.schedule_every above 0, got 0"
@@ -61,14 +74,25 @@ def _rows_schedule_problem(config: Config) -> str | None:
     return _shape_problem(config, config.optim.row_shape)
 
 
-def _unused_problem(name: str) -> Callable[[Config], str | None]:
+def _unused_problem(
+    name: str, choice: str, users: Collection[str], chosen: Callable[[OptimConfig], Collection[str]]
+) -> Callable[[Config], str | None]:
+    """The problem of a key that only some values of another key use.
+
+    Args:
+        name: of the key.
+        choice: name of the other key.
+        users: its values that use the key.
+        chosen: the values that a configuration has.
+    """
+
     def problem(config: Config) -> str | None:
-        optim = config.optim
-        value = getattr(optim, name)
-        if value == getattr(OptimConfig, name) or {optim.schedule, optim.row_shape} & set(_USERS[name]):
+        value = getattr(config.optim, name)
+        if value == getattr(OptimConfig, name) or not set(users).isdisjoint(chosen(config.optim)):
             return None
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-        return f"{shown} needs optim.schedule {' or '.join(_USERS[name])}, got {optim.schedule}"
+        shown = f"{shown:g}" if isinstance(shown, float) else shown
+        return f"{shown} needs optim.{choice} {' or '.join(users)}, got {getattr(config.optim, choice)}"
 
     return problem
 
@@ -85,16 +109,6 @@ def _rows_warmup_problem(config: Config) -> str | None:
     if not optim.rows_warmup_steps or optim.rows_schedule != "same":
         return None
     return f"{optim.rows_warmup_steps} needs optim.rows_schedule, a schedule of the rows' own, got same"
-
-
-def _row_problem(name: str, user: str) -> Callable[[Config], str | None]:
-    def problem(config: Config) -> str | None:
-        value = getattr(config.optim, name)
-        if value == getattr(OptimConfig, name) or user in config.optim.row_optimizers:
-            return None
-        return f"{value:g} needs optim.rows {user}, got {config.optim.rows}"
-
-    return problem
 
 
 def _twice(tables: list[str]) -> str | None:
@@ -151,7 +165,7 @@ def _row_decay_problem(config: Config) -> str | None:
     if "ftrl" in optim.row_optimizers:
         return f"{shown} is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2"
     if config.pipeline.is_staged:
-        return f"{shown} is not possible with stages or micro-batches, got pipeline.schedule {config.pipeline.schedule}"
+        return f"{shown} is not possible with {config.pipeline.stages_text}"
     dtype = config.run.dtype if config.cache.dtype == "run" else config.cache.dtype
     if dtype not in ("float32", "float64"):
         return f"{shown} needs rows of float32 or float64, got cache.dtype {dtype}"
@@ -164,28 +178,14 @@ def _average_problem(config: Config) -> str | None:
     return "needs optim.ema_decay above 0, got 0"
 
 
-def _dense_problem(name: str, users: tuple[str, ...]) -> Callable[[Config], str | None]:
-    def problem(config: Config) -> str | None:
-        value = getattr(config.optim, name)
-        if value == getattr(OptimConfig, name) or config.optim.dense in users:
-            return None
-        return f"{value:g} needs optim.dense {' or '.join(users)}, got {config.optim.dense}"
-
-    return problem
-
-
 def _nesterov_problem(config: Config) -> str | None:
     return "needs optim.momentum above 0, got 0" if config.optim.nesterov and not config.optim.momentum else None
 
 
 def _clip_norm_problem(config: Config) -> str | None:
-    optim, pipeline = config.optim, config.pipeline
-    if not optim.clip_norm or not pipeline.is_staged:
+    if not config.optim.clip_norm or not config.pipeline.is_staged:
         return None
-    return (
-        f"{optim.clip_norm:g} is not possible with stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
-        f"pipeline.microbatches {pipeline.microbatches}): use optim.clip_value"
-    )
+    return f"{config.optim.clip_norm:g} is not possible with {config.pipeline.stages_text}: use optim.clip_value"
 
 
 def _clip_scope_problem(config: Config) -> str | None:
@@ -207,18 +207,24 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.rows_by_table": _rows_by_table_problem,
     "optim.rows_lr_by_table": _rows_lr_by_table_problem,
     "optim.rows_weight_decay": _row_decay_problem,
-    "optim.rows_momentum": _row_problem("rows_momentum", "momentum"),
-    **{f"optim.{name}": _row_problem(name, "ftrl") for name in ("ftrl_beta", "ftrl_l1", "ftrl_l2")},
+    **{
+        f"optim.{name}": _unused_problem(name, "rows", (user,), lambda optim: optim.row_optimizers)
+        for name, user in _ROW_USERS.items()
+    },
     "optim.rows": _ftrl_problem,
     "optim.schedule": _schedule_problem,
     "optim.rows_schedule": _rows_schedule_problem,
-    **{f"optim.{name}": _unused_problem(name) for name in _USERS},
+    **{
+        f"optim.{name}": _unused_problem(name, "schedule", users, lambda optim: (optim.schedule, optim.row_shape))
+        for name, users in _SHAPE_USERS.items()
+    },
     "optim.warmup_start": _warmup_start_problem,
     "optim.rows_warmup_steps": _rows_warmup_problem,
-    "optim.momentum": _dense_problem("momentum", ("sgd",)),
+    **{
+        f"optim.{name}": _unused_problem(name, "dense", users, lambda optim: (optim.dense,))
+        for name, users in _DENSE_USERS.items()
+    },
     "optim.nesterov": _nesterov_problem,
-    "optim.beta1": _dense_problem("beta1", ("adam", "adamw", "lamb")),
-    "optim.beta2": _dense_problem("beta2", ("adam", "adamw", "lamb")),
     "optim.clip_norm": _clip_norm_problem,
     "optim.clip_scope": _clip_scope_problem,
     "optim.clip_value": _clip_value_problem,

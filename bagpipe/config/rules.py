@@ -160,7 +160,7 @@ def _chunks_problem(config: Config) -> str | None:
 def _nonfinite_problem(config: Config) -> str | None:
     if config.run.nonfinite == "stop" or not config.pipeline.is_staged:
         return None
-    return f"{config.run.nonfinite} is not possible with {_stages_words(config)}: use stop"
+    return f"{config.run.nonfinite} is not possible with {config.pipeline.stages_text}: use stop"
 
 
 def _autocast_problem(config: Config) -> str | None:
@@ -174,7 +174,7 @@ def _growth_problem(config: Config) -> str | None:
     if not steps:
         return None
     if config.pipeline.is_staged:
-        return f"{steps} is not possible with {_stages_words(config)}: use 0"
+        return f"{steps} is not possible with {config.pipeline.stages_text}: use 0"
     return None if config.run.nonfinite == "skip" else f"{steps} needs run.nonfinite skip, got {config.run.nonfinite}"
 
 
@@ -183,15 +183,7 @@ def _cuda_graph_problem(config: Config) -> str | None:
         return None
     if not config.run.device.startswith("cuda"):
         return f"needs run.device cuda, got {config.run.device}"
-    return f"is not possible with {_stages_words(config)}" if config.pipeline.is_staged else None
-
-
-def _stages_words(config: Config) -> str:
-    pipeline = config.pipeline
-    return (
-        f"stages or micro-batches (pipeline.schedule {pipeline.schedule}, "
-        f"pipeline.microbatches {pipeline.microbatches})"
-    )
+    return f"is not possible with {config.pipeline.stages_text}" if config.pipeline.is_staged else None
 
 
 def _schedule_problem(config: Config) -> str | None:

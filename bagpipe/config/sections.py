@@ -235,6 +235,11 @@ class PipelineConfig:
         """The model is trained in stages: micro-batches without a schedule are those of one stage."""
         return self.schedule != "none" or self.microbatches > 1
 
+    @property
+    def stages_text(self) -> str:
+        """The stages in words, for messages about what is not possible with them."""
+        return f"stages or micro-batches (pipeline.schedule {self.schedule}, pipeline.microbatches {self.microbatches})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
