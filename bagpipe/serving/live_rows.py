@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ class LiveRows:
         """Schema and number of buckets of the namespace. InputError if it has none, or others."""
         backends: tuple[Backend, ...] = self._servers if self._cluster is None else (self._cluster,)
         key = meta_key(self._namespace)
-        schema, num_buckets = expected, 0
+        record: SchemaRecord | None = None
         for number, backend in enumerate(backends):
             label = f"namespace {self._namespace!r} at {backend.endpoint}"
             with backend.session(self._timeout_s) as session:
@@ -121,14 +122,18 @@ class LiveRows:
             fields = {name.decode(): value.decode(errors="replace") for name, value in found.items()}
             if not fields:
                 raise InputError(f"{label} has no schema record: expected the namespace of a job")
-            stored = _schema_of(fields, label)
-            if schema is not None and stored.to_json() != schema.to_json():
-                raise InputError(f"{label} has rows of another model: {_difference(schema, stored)}")
-            schema, num_buckets = stored, SchemaRecord.num_buckets_of(fields, label)
-            place = SchemaRecord(schema=stored, num_buckets=num_buckets, num_servers=len(backends), server=number)
-            place.compare_place(fields, label)
-        assert schema is not None, "there is a server"
-        return schema, num_buckets
+            if record is None:
+                schema = _schema_of(fields, label) if expected is None else expected
+                num_buckets = SchemaRecord.num_buckets_of(fields, label)
+                record = SchemaRecord(schema=schema, num_buckets=num_buckets, num_servers=len(backends))
+            record = replace(record, server=number)
+            record.compare_place(fields, label)
+            difference = record.difference(fields, label)
+            if difference is not None:
+                name, theirs, ours = difference
+                raise InputError(f"{label} has rows of another model: expected {name} {ours!r}, got {theirs!r}")
+        assert record is not None, "there is a server"
+        return record.schema, record.num_buckets
 
 
 def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
@@ -136,18 +141,3 @@ def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
         return RowSchema.from_json(json.loads(fields.get("schema", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{label} has a schema record that this bagpipe does not read: {error}") from None
-
-
-def _difference(expected: RowSchema, found: RowSchema) -> str:
-    """The first field that differs, with both values."""
-    ours, theirs = expected.to_json(), found.to_json()
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name != "tables" and ours.get(name) != theirs.get(name):
-            return f"{name} is {theirs.get(name)!r} there, expected {ours.get(name)!r}"
-    names = [table.name for table in expected.tables], [table.name for table in found.tables]
-    if names[0] != names[1]:
-        return f"its tables are {names[1]}, expected {names[0]}"
-    for ours_table, theirs_table in zip(expected.tables, found.tables, strict=True):
-        if ours_table != theirs_table:
-            return f"table {ours_table.name!r} is {theirs_table.to_json()} there, expected {ours_table.to_json()}"
-    return "the order of their fields"

@@ -59,12 +59,21 @@ class SchemaRecord:
             InputError: names the first field that differs, with both values.
         """
         self.compare_place(stored, label)
-        for name, theirs, ours in self._pairs(stored, label):
-            if theirs != ours:
-                raise InputError(
-                    f"{label} was made with {name} {theirs!r}, this job has {ours!r}: use another store.namespace, or "
-                    "delete its rows with store.existing=reset"
-                )
+        found = self.difference(stored, label)
+        if found is not None:
+            name, theirs, ours = found
+            raise InputError(
+                f"{label} was made with {name} {theirs!r}, this job has {ours!r}: use another store.namespace, or "
+                "delete its rows with store.existing=reset"
+            )
+
+    def difference(self, stored: Mapping[str, str], label: str) -> tuple[str, Any, Any] | None:
+        """The first field of a stored record that differs, its value there and here. None: there is none.
+
+        Raises:
+            InputError: the stored schema is not one.
+        """
+        return next((pair for pair in self._pairs(stored, label) if pair[1] != pair[2]), None)
 
     def compare_place(self, stored: Mapping[str, str], label: str) -> None:
         """Refuse a stored record that puts rows elsewhere than this one does. The number of buckets can differ.

@@ -12,6 +12,7 @@ import pytest
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.serving import RowClient
+from bagpipe.store.keys import meta_key
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.docs.pages import ROOT
@@ -84,9 +85,9 @@ def test_a_namespace_of_another_model_is_refused(redis_server: EmbeddedServer, n
         RowClient.connect(redis_server.url, namespace=namespace)
     fill(redis_server.url, namespace)
     others = {
-        "seed is 7 there, expected 8": dataclasses.replace(SCHEMA, seed=8),
-        "its tables are": dataclasses.replace(SCHEMA, tables=SCHEMA.tables[:2]),
-        "table 'user' is": dataclasses.replace(
+        "expected seed 8, got 7": dataclasses.replace(SCHEMA, seed=8),
+        r"expected tables \['user', 'item'\], got": dataclasses.replace(SCHEMA, tables=SCHEMA.tables[:2]),
+        "expected table 'user' dim 9, got 3": dataclasses.replace(
             SCHEMA, tables=(dataclasses.replace(SCHEMA.tables[0], dim=9), *SCHEMA.tables[1:])
         ),
     }
@@ -95,6 +96,16 @@ def test_a_namespace_of_another_model_is_refused(redis_server: EmbeddedServer, n
             RowClient.connect(redis_server.url, namespace=namespace, expected=schema)
     with pytest.raises(InputError, match="timeout_s must be greater than 0"):
         RowClient.connect(redis_server.url, namespace=namespace, timeout_s=0)
+
+
+def test_servers_that_disagree_are_refused(redis_servers: tuple[str, ...], namespace: str) -> None:
+    """With another number of buckets rows are looked for in the wrong places, and taken for new ones."""
+    url = ",".join(redis_servers)
+    fill(url, namespace)
+    with client_of(redis_servers[-1]) as client:
+        client.hset(meta_key(namespace), "buckets", "16")
+    with pytest.raises(InputError, match="expected store.buckets '8', got '16'"):
+        RowClient.connect(url, namespace=namespace)
 
 
 def test_a_server_that_comes_back_is_read_again(tmp_path: Path) -> None:
