@@ -73,16 +73,16 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         try:
             num_bytes = path.stat().st_size
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length)) if 8 + length <= num_bytes < 1 << 62 else None
+                is_whole = length <= _MAX_HEADER_BYTES and 8 + length <= num_bytes
+                header = json.loads(file.read(length)) if is_whole else None
             self._data = np.memmap(path, np.uint8, "r", 8 + length) if num_bytes > 8 + length else np.empty(0, np.uint8)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-        if length > _MAX_HEADER_BYTES or not isinstance(header, dict):
+        if not isinstance(header, dict):
             raise InputError(f"{path}: expected a whole safetensors file, got {num_bytes} bytes of something else")
         self.metadata: Mapping[str, str] = header.pop(_METADATA, {})
         self.specs: dict[str, TensorSpec] = {}
