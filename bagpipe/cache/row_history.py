@@ -124,14 +124,10 @@ class RowHistory:
         """
         if not self.decaying:
             return {}
-        different: list[_Table] = []
-        numbers = []
-        for number in range(len(self._schema.tables)):
-            table = self._tables.get(number)
-            if table is not None and not any(table is each for each in different):
-                different.append(table)
-            numbers.append(-1 if table is None else [each is table for each in different].index(True))
-        found = {f"factors.{k}": torch.from_numpy(table.state(num_steps)) for k, table in enumerate(different)}
+        tables = [self._tables[number] for number in sorted(self._tables)]
+        places = {table: k for k, table in enumerate(dict.fromkeys(tables))}  # tables of a group share one
+        numbers = [places[self._tables[n]] if n in self._tables else -1 for n in range(len(self._schema.tables))]
+        found = {f"factors.{k}": torch.from_numpy(table.state(num_steps)) for table, k in places.items()}
         return {**found, _TABLES: torch.tensor(numbers, dtype=torch.int64)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
