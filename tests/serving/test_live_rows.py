@@ -104,7 +104,7 @@ def test_servers_that_disagree_are_refused(redis_servers: tuple[str, ...], names
     fill(url, namespace)
     with client_of(redis_servers[-1]) as client:
         client.hset(meta_key(namespace), "buckets", "16")
-    with pytest.raises(InputError, match="expected store.buckets '8', got '16'"):
+    with pytest.raises(InputError, match=r"expected store\.buckets '8', got '16'"):
         RowClient.connect(url, namespace=namespace)
 
 
