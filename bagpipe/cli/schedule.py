@@ -1,6 +1,6 @@
 """`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
 
-    flags ──SCHEDULES──> Program ──--lower──check──> csv
+    flags ──SCHEDULES──> Program ──--lower──check──> csv, --versions
                                               └─simulate(--cost, --latency)──> grid, svg, perfetto, json
 
 ``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
@@ -21,6 +21,7 @@ from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.formats import render
+from bagpipe.schedule.formats.version_text import version_text
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"lowering passes in this order, with each lane a process: {', '.join(PASSES)}",
         )  # fmt: skip
         child.add_argument("--format", choices=FORMATS, default="grid", help="default: grid")
+        child.add_argument("--versions", action="store_true", help="print the weight versions of the actions instead")
         child.add_argument(
             "--width", type=int, default=1200, metavar="PX", help="of --format svg, at least 300; default: 1200"
         )
@@ -96,6 +98,8 @@ def run(flags: argparse.Namespace) -> str:
     program = schedule.program({option.name: getattr(flags, option.name) for option in schedule.options})
     program = _lowered(program, flags.lower)
     check(program)
+    if flags.versions:
+        return version_text(program)
     costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)
     _check_stages(costs, program)
     latency = _amount("--latency", flags.latency)

@@ -16,7 +16,7 @@ from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
 from bagpipe.types.schema import ROW_TYPES
 
 __all__ = ["check_config"]
@@ -192,6 +192,8 @@ def _schedule_problem(config: Config) -> str | None:
         return None
     if pipeline.schedule not in DENSE_SCHEDULES:
         known = ", ".join(DENSE_SCHEDULES)
+        if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+            return f"must be a synchronous schedule, one of {known}, got {pipeline.schedule!r}, which is asynchronous"
         return f"must be one of none, {known}, or a .csv table of PyTorch's, got {pipeline.schedule!r}"
     try:
         DENSE_SCHEDULES[pipeline.schedule].build(chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None)

@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.asynchronous import (
+    pipedream,
+    pipedream_2bw,
+    pipedream_vertical,
+    pipeoptim,
+    spectrain,
+    spectrain_v2,
+)
 from bagpipe.schedule.builders.breadth_first import breadth_first
 from bagpipe.schedule.builders.chimera import chimera
 from bagpipe.schedule.builders.dualpipe_v import dualpipe_v
@@ -17,9 +25,9 @@ from bagpipe.schedule.builders.graphpipe import graphpipe
 from bagpipe.schedule.builders.interleaved import interleaved
 from bagpipe.schedule.builders.one_f_one_b import eager_one_f_one_b, one_f_one_b
 from bagpipe.schedule.builders.zero_bubble import zb_h1, zb_v
-from bagpipe.schedule.schedule import DenseSchedule, PrefetchSchedule, Schedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, PrefetchSchedule, Schedule
 
-__all__ = ["DENSE_SCHEDULES", "SCHEDULES", "dense_schedule"]
+__all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "dense_schedule"]
 
 SCHEDULES: Mapping[str, Schedule] = {
     schedule.name: schedule
@@ -75,21 +83,61 @@ SCHEDULES: Mapping[str, Schedule] = {
             builder=zb_v,
             chunks=2,
         ),
+        AsynchronousSchedule(
+            name="pipedream",
+            summary="asynchronous: 1F1B without a flush; a backward uses the weights of its forward",
+            builder=pipedream,
+        ),
+        AsynchronousSchedule(
+            name="pipedream-vertical",
+            summary="asynchronous: pipedream with vertical sync, one version of a batch on all ranks",
+            builder=pipedream_vertical,
+        ),
+        AsynchronousSchedule(
+            name="pipedream-2bw",
+            summary="asynchronous: 1F1B without a flush; all weights are one update behind",
+            builder=pipedream_2bw,
+        ),
+        AsynchronousSchedule(
+            name="spectrain",
+            summary="asynchronous: 1F1B without a flush; forwards and backwards predict their weights",
+            builder=spectrain,
+        ),
+        AsynchronousSchedule(
+            name="spectrain-v2",
+            summary="asynchronous: 1F1B without a flush; a forward predicts its weights and those of its backward",
+            builder=spectrain_v2,
+        ),
+        AsynchronousSchedule(
+            name="pipeoptim",
+            summary="asynchronous: 1F1B without a flush; forwards predict the weights of their backwards",
+            builder=pipeoptim,
+            with_offset=pipeoptim,
+        ),
     )
 }
 
-#: The schedules of dense stages.
+#: The asynchronous schedules of dense stages.
+ASYNCHRONOUS_SCHEDULES: Mapping[str, AsynchronousSchedule] = {
+    name: schedule for name, schedule in SCHEDULES.items() if isinstance(schedule, AsynchronousSchedule)
+}
+
+#: The synchronous schedules of dense stages: those that train.
 DENSE_SCHEDULES: Mapping[str, DenseSchedule] = {
-    name: schedule for name, schedule in SCHEDULES.items() if isinstance(schedule, DenseSchedule)
+    name: schedule
+    for name, schedule in SCHEDULES.items()
+    if isinstance(schedule, DenseSchedule) and name not in ASYNCHRONOUS_SCHEDULES
 }
 
 
 def dense_schedule(name: str) -> DenseSchedule:
-    """The dense schedule of that name.
+    """The synchronous schedule of that name.
 
     Raises:
-        ScheduleError: no such schedule; the message lists the names.
+        ScheduleError: no such schedule, or it is asynchronous; the message lists the names.
     """
+    if name in ASYNCHRONOUS_SCHEDULES:
+        raise ScheduleError(f"{name} is asynchronous; the synchronous ones are {', '.join(DENSE_SCHEDULES)}")
     if name not in DENSE_SCHEDULES:
         raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(DENSE_SCHEDULES)}")
     return DENSE_SCHEDULES[name]

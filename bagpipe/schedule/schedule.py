@@ -18,7 +18,7 @@ from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, parse_stage_graph
 
-__all__ = ["Builder", "DenseSchedule", "Option", "PrefetchSchedule", "Schedule"]
+__all__ = ["AsynchronousSchedule", "Builder", "DenseSchedule", "Option", "PrefetchSchedule", "Schedule"]
 
 #: Limit for the micro-batches of all stages together: a larger program would exhaust memory.
 MAX_MICROBATCHES = 1_000_000
@@ -170,6 +170,15 @@ class DenseSchedule(Schedule):
         Raises:
             ScheduleError: the schedule does not allow these stages, micro-batches or batches.
         """
+        built = self.builder(graph, self._allowed_chunks(graph, chunks))
+        if isinstance(built, Loop):
+            return built.unroll(num_batches)
+        if num_batches != 1:
+            raise ScheduleError(f"{self.name}: one batch at a time, got {num_batches} batches")
+        return built
+
+    def _allowed_chunks(self, graph: StageGraph, chunks: int | None) -> int:
+        """Stages per rank, after a check of the stages and of the number of micro-batches."""
         per_rank = self.chunks_or_default(chunks)
         self.num_ranks(graph.num_stages, per_rank)
         micro = sum(graph.micro_per_batch)
@@ -182,9 +191,44 @@ class DenseSchedule(Schedule):
             raise ScheduleError(
                 f"{self.name}: every edge must lead to a higher stage number, got {backward[0]}-{backward[1]}"
             )
-        built = self.builder(graph, per_rank)
-        if isinstance(built, Loop):
-            return built.unroll(num_batches)
-        if num_batches != 1:
-            raise ScheduleError(f"{self.name}: one batch at a time, got {num_batches} batches")
+        return per_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsynchronousSchedule(DenseSchedule):
+    """A schedule of dense stages that never drains between batches, and so trains with weights that are behind.
+
+    Attributes:
+        with_offset: its builder with a number that is added to the steps of every prediction; None: it has no such
+            number.
+    """
+
+    with_offset: Callable[[StageGraph, int, int], Loop] | None = None
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        batches = Option(name="batches", default=4, help="batches to show")
+        offset = Option(name="offset", default=0, help="steps added to every prediction")
+        return (*DenseSchedule.options.__get__(self), batches, *((offset,) if self.with_offset else ()))
+
+    def program(self, values: Values) -> Program:
+        graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
+        return self.loop(graph, values["chunks"], offset=values.get("offset", 0)).unroll(values["batches"])
+
+    def loop(self, graph: StageGraph, chunks: int | None = None, *, offset: int = 0) -> Loop:
+        """The steady state on lanes ``rank0``, ``rank1``, …
+
+        Args:
+            graph: the stages.
+            chunks: stages per rank; None: the schedule's default.
+            offset: steps added to every prediction.
+
+        Raises:
+            ScheduleError: the schedule does not allow these stages, micro-batches or an offset.
+        """
+        per_rank = self._allowed_chunks(graph, chunks)
+        if offset and self.with_offset is None:
+            raise ScheduleError(f"{self.name}: takes no offset of predictions, got {offset}")
+        built = self.with_offset(graph, per_rank, offset) if self.with_offset else self.builder(graph, per_rank)
+        assert isinstance(built, Loop), "the builder of an asynchronous schedule makes a loop"
         return built

@@ -14,7 +14,7 @@ import pytest
 
 from bagpipe.cli.main import main
 from bagpipe.cli.schedule import FORMATS
-from bagpipe.schedule.registry import SCHEDULES
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, SCHEDULES
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "schedules").glob("*.txt"))
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "schedules.md"
@@ -77,6 +77,9 @@ def test_there_are_golden_tables() -> None:
         ("schedule zb-v --chunks 3", "zb-v: chunks must be 2, got 3"),
         ("schedule dualpipe-v --stages 8 --microbatches 4", "must be at least 8, the number of stages, got 4"),
         ("schedule chimera --stages 3", "chimera: stages must be a multiple of 2, got 3"),
+        ("schedule pipedream-2bw --microbatches 2", "must be at least 3, one less than the stages, got 2"),
+        ("schedule pipedream --batches -1", "at least 0, got -1"),
+        ("schedule pipedream --offset 1", "unrecognized arguments: --offset 1"),
         ("schedule graph --edges 0-1,1-0", "the stage graph has a cycle: 0 -> 1 -> 0"),
         ("schedule 1f1b --cost no-such-file.json", "No such file"),
         ("schedule 1f1b --lower sends,reduce", "--lower: unknown pass 'reduce'; there are flatten-pipes, recompute,"),
@@ -199,11 +202,26 @@ def test_a_lowered_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "prefetch"])
+@pytest.mark.parametrize("name", DENSE_SCHEDULES)
 def test_every_schedule_can_be_lowered(name: str, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     passes = "flatten-pipes,recompute,merge-input-weight,unshard-reshard,reduce-grad,optimizer,sends,defer-receives"
     assert main(["schedule", name, "--format", form, "--lower", passes]) == 0
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS_SCHEDULES)
+def test_an_asynchronous_schedule_can_be_lowered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"schedule {name} --stages 2 --microbatches 2 --format csv --lower merge-input-weight,reduce-grad,sends"
+    assert main(shlex.split(command)) == 0
+    assert "0SENDX_F0:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_has_a_version_table(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", name, "--versions"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "stage 0 keeps 1 version" if name in DENSE_SCHEDULES else "stage 0 keeps "
+    )
 
 
 def test_a_subprocess_prints_a_schedule_without_torch_or_numpy() -> None:

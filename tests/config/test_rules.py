@@ -234,6 +234,14 @@ def test_an_unknown_schedule_error_lists_all_schedules():
     assert all(name in str(caught.value) for name in ("none", *DENSE_SCHEDULES))
 
 
+def test_an_asynchronous_schedule_is_shown_and_not_trained():
+    line = (
+        r"^pipeline\.schedule must be a synchronous schedule, one of 1f1b, .*, got 'pipedream', which is asynchronous$"
+    )
+    with pytest.raises(InputError, match=line):
+        check_config(with_value("pipeline.schedule", "pipedream"))
+
+
 def test_errors_show_the_value_as_given():
     with pytest.raises(InputError, match=r"^job.toml:7: oracle\.lookahead must be at least 1, got 0$"):
         check_config(with_value("oracle.lookahead", 0), subjects={"oracle.lookahead": "job.toml:7: oracle.lookahead"})

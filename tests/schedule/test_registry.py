@@ -11,7 +11,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.stage_graph import StageGraph
-from bagpipe.schedule.registry import DENSE_SCHEDULES, SCHEDULES, dense_schedule
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import Schedule
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "schedules"
@@ -19,6 +19,7 @@ ASKED_FOR = (
     "prefetch", "gpipe", "1f1b", "eager-1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v", "chimera",
     "graph",
 )  # fmt: skip
+ASYNCHRONOUS = ("pipedream", "pipedream-vertical", "pipedream-2bw", "spectrain", "spectrain-v2", "pipeoptim")
 
 #: Limit of a builder's length, so that a schedule is easy to add.
 MAX_BUILDER_LINES = 60
@@ -42,11 +43,14 @@ def test_schedules_are_found_by_name() -> None:
     assert dense_schedule("gpipe") is SCHEDULES["gpipe"]
     with pytest.raises(ScheduleError, match=r"no dense schedule 'prefetch'; there are 1f1b, .*zb-v"):
         dense_schedule("prefetch")
+    with pytest.raises(ScheduleError, match="pipedream is asynchronous; the synchronous ones are 1f1b, "):
+        dense_schedule("pipedream")
 
 
 def test_all_schedules_are_registered() -> None:
-    assert set(SCHEDULES) == set(ASKED_FOR)
+    assert set(SCHEDULES) == {*ASKED_FOR, *ASYNCHRONOUS}
     assert set(DENSE_SCHEDULES) == set(ASKED_FOR) - {"prefetch"}
+    assert set(ASYNCHRONOUS_SCHEDULES) == set(ASYNCHRONOUS)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -55,11 +59,13 @@ def test_every_schedule_has_a_golden_table(name: str) -> None:
     assert f"schedule {name} " in text
     assert "--format csv" in text, "its rows"
     assert "--format grid" in text, "its picture"
+    assert ("--versions" in text) == (name in ASYNCHRONOUS)
 
 
-@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+@pytest.mark.parametrize("name", {**DENSE_SCHEDULES, **ASYNCHRONOUS_SCHEDULES})
 def test_builders_are_short(name: str) -> None:
-    assert len(inspect.getsource(DENSE_SCHEDULES[name].builder).splitlines()) < MAX_BUILDER_LINES
+    schedule = ASYNCHRONOUS_SCHEDULES.get(name) or DENSE_SCHEDULES[name]
+    assert len(inspect.getsource(schedule.builder).splitlines()) < MAX_BUILDER_LINES
 
 
 @settings(max_examples=40)

@@ -6,7 +6,7 @@ import pytest
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.registry import DENSE_SCHEDULES, SCHEDULES
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, SCHEDULES
 
 
 def build(name: str, **values: object) -> None:
@@ -74,3 +74,16 @@ def test_ranks(name: str, stages: int, chunks: int | None, ranks: int) -> None:
 def test_stages_that_do_not_fit_are_refused(name: str, stages: int, chunks: int | None, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         DENSE_SCHEDULES[name].num_ranks(stages, chunks)
+
+
+def test_an_asynchronous_schedule_has_any_number_of_batches() -> None:
+    schedule = ASYNCHRONOUS_SCHEDULES["pipeoptim"]
+    values = {option.name: option.default for option in schedule.options} | {"stages": 2, "batches": 3, "offset": 1}
+    assert values.keys() == {"stages", "microbatches", "chunks", "edges", "batches", "offset"}
+    assert schedule.program(values) == schedule.loop(chain(2, 8), offset=1).unroll(3)
+    assert schedule.build(chain(2, 8), num_batches=3) == schedule.loop(chain(2, 8)).unroll(3)
+    assert "offset" not in {option.name for option in ASYNCHRONOUS_SCHEDULES["pipedream"].options}
+    with pytest.raises(ScheduleError, match="stages times micro-batches must be at most"):
+        schedule.loop(chain(1000, 1001))
+    with pytest.raises(ScheduleError, match="chunks must be 1, got 2"):
+        schedule.loop(chain(4, 4), 2)

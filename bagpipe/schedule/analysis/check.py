@@ -1,7 +1,7 @@
 """Validity of programs and loops: rules, deadlock, memory. Raises ScheduleError with the first complaint.
 
     check(program)     every rule of RULES, a topological order, the memory budget
-    check_loop(loop)   RULES on two unrolled batches; LOOP_RULES, which hold for any number of batches
+    check_loop(loop)   RULES on unrolled batches; LOOP_RULES, which hold for any number of batches
 
 A loop deadlocks exactly if a cycle of its dependencies carries no delay: an action then waits for itself. (Commoner et
 al. 1971, marked graphs: live iff every cycle holds a token.)
@@ -134,8 +134,8 @@ def check_loop(loop: Loop, rules: Sequence[Rule[Loop]] = LOOP_RULES) -> None:
     Raises:
         ScheduleError: the first complaint.
     """
-    # Two batches show every rule about units and order; `rules` are exact for delays and deadlock.
-    for complaint in problems(loop.unroll(2), _rules_but("pairs")):
+    # These batches show every rule about units, order and versions; `rules` are exact for delays and deadlock.
+    for complaint in problems(loop.unroll(loop.ramp()), _rules_but("pairs")):
         raise ScheduleError(complaint)
     for rule in rules:
         for complaint in rule.complaints(loop):

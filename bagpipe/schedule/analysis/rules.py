@@ -1,7 +1,7 @@
 """The rules of a valid program, as a table of functions that yield complaints.
 
-    edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7) · row-hazards (R8) ·
-    one-lane (R9) · gradients (R10)
+    edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7, in `versions`) ·
+    row-hazards (R8) · one-lane (R9) · gradients (R10)
 
 R3, no deadlock, is checked by `Graph.order`; R5, stages cover a model, in `cover`; R6, memory, in `memory`.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
+from bagpipe.schedule.analysis.versions import version_problems
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program, units_per_batch
@@ -118,18 +119,6 @@ def _one_lane(program: Program) -> Iterator[str]:
 _COMPUTE = ("F", "B", "I", "W", "REC")
 
 
-def _versions(program: Program) -> Iterator[str]:
-    """R7: a synchronous action uses the weights of its own batch and names no other version."""
-    if program.semantics != "sync":
-        return
-    micro = program.micro_per_batch
-    for atom in program.atoms():
-        if atom.version is not None and atom.index is not None:
-            batch = atom.index // units_per_batch(micro, (atom.stage, atom.op), atom.peer)
-            if atom.version != batch:
-                yield f"{atom.text} uses version {atom.version}; in a sync program batch {batch} uses version {batch}"
-
-
 #: (src, dst) of the row hazards: actions that touch the same rows, which the plan orders.
 _ROW_HAZARDS = (("X_WRITEBACK", "X_FETCH"), ("X_ACK", "X_FETCH"), ("X_UPDATE", "X_EVICT"), ("X_UPDATE_LATE", "X_EVICT"))
 
@@ -150,7 +139,7 @@ def _whole_gradients(program: Program) -> Iterator[str]:
 
     Row gradients come from the backwards of the rows' stage, or from X_EMBED_GRAD.
     """
-    if program.semantics != "sync":
+    if program.semantics == "partial":
         return
     micro = program.micro_per_batch
     gradients: dict[tuple[str, int, int], dict[str, tuple[int, Action]]] = defaultdict(dict)  # by lane, the last one
@@ -208,7 +197,7 @@ RULES: tuple[Rule[Program], ...] = (
     Rule("pairs", "sends and receives match one to one, in the same order between two lanes", unmatched_pairs),
     Rule("tags", "sends and receives along an edge are in the same order", unmatched_tags),
     Rule("messages", "a SEND follows the producer of its value, a RECV precedes the consumer", misplaced_messages),
-    Rule("versions", "sync programs use the weights of their own batch", _versions),
+    Rule("versions", "actions use the weight versions that the semantics allow, and that exist", version_problems),
     Rule("row-hazards", "row hazards have an edge", _row_hazards),
     Rule("gradients", "optimizers act after every backward of the batch", _whole_gradients),
 )

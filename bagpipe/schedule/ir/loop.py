@@ -40,6 +40,8 @@ class Template:
         unit: micro-batch within the batch; 0 for batch ops.
         offset: turn b of the lane does batch ``b + offset``.
         peer: stage at the other end of the edge, for ops that name one.
+        version_lag: of batch b it uses weight version ``max(0, b - version_lag)``; below 0 for a version that is
+            predicted. None: it names no version.
     """
 
     op: str
@@ -47,6 +49,7 @@ class Template:
     unit: int = 0
     offset: int = 0
     peer: int | None = None
+    version_lag: int | None = None
 
     @property
     def key(self) -> OpKey:
@@ -57,6 +60,10 @@ class Template:
         """``0F``, ``0SENDX_F:3``: the key of progress counters."""
         peer = "" if self.peer is None else f":{self.peer}"
         return f"{self.stage}{self.op}{peer}"
+
+    def version(self, batch: int) -> int | None:
+        """The weight version that it uses in a batch; None: it names none."""
+        return None if self.version_lag is None else max(0, batch - self.version_lag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,15 @@ class Loop:
         """The lane's resource; a lane without one is a cpu lane."""
         return next((resource for resource in self.resources if resource.name == lane), Resource(name=lane))
 
+    def ramp(self) -> int:
+        """Batches that show everything a loop does: the start, and the steady state until every version is dropped.
+
+        From turn ``max(version_lag - offset)`` on, the next turn is the same with all batches and versions one higher.
+        """
+        offsets = [template.offset for _, template in self.templates]
+        lags = [abs(template.version_lag or 0) for _, template in self.templates]
+        return 2 * (max(offsets, default=0) + max(lags, default=0) + 1)
+
     def first_turn(self) -> int:
         """The earliest turn in which some template has a batch >= 0."""
         return -max((template.offset for _, template in self.templates), default=0)
@@ -130,6 +146,7 @@ class Loop:
                 op=t.op,
                 index=(turn + t.offset) * self.units_per_batch(t.key, t.peer) + t.unit,
                 peer=t.peer,
+                version=t.version(turn + t.offset),
             )
             for turn in range(self.first_turn(), last_turn)
             for t in templates

@@ -199,10 +199,11 @@ def dense_loop(
     """
     split = sorted({template.stage for row in rows for template in row if template.op == "W"})
     first = graph.order[0]
+    predicts = any(template.key == (first, "PRED") for row in rows for template in row)
     return Loop(
         lanes={f"rank{number}": tuple(row) for number, row in enumerate(rows)},
         edges=(*dense_edges(graph, split=split), *edges),
-        source=(first, "F"),
+        source=(first, "PRED" if predicts else "F"),
         sink=(first, "W" if first in split else "B"),
         stages=_stages(graph, graph.micro_per_batch),
         resources=_resources(len(rows)),
