@@ -33,6 +33,9 @@ Phase = Literal["train", "eval"]
 #: Most batches made ahead. They bridge the gaps between blocks; the oracle keeps its own lookahead window.
 BATCHES_AHEAD = 16
 
+#: Segments that tell how far reading is. Those of text have 4 MiB.
+_MANY_SEGMENTS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStatistics:
@@ -144,6 +147,9 @@ class LookaheadLoader:
         self._queue: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
         self._thread: threading.Thread | None = None
         self._batcher: Batcher | None = None
+        self._first_share = None if state is None else state.get("share")
+        self._num_batches: int | None = None  # of the phase, if its rows are counted
+        self._num_segments: int | None = None  # of an epoch, if it reads all of many
 
     def __enter__(self) -> Self:
         segments = self.source.segments()
@@ -159,6 +165,10 @@ class LookaheadLoader:
             epochs=0 if row_range.high is not None and row_range.high <= row_range.low else self._epochs,
         )
         self._batcher = Batcher(order, self._readers, self._batch_size)
+        if index is not None and row_range.high is not None:
+            self._num_batches = -(-(row_range.high - row_range.low) // self._batch_size) * self._epochs
+        elif row_range.high is None and len(segments) >= _MANY_SEGMENTS:
+            self._num_segments = len(segments)
         self._readers.__enter__()
         self._thread = threading.Thread(
             target=self._run, args=(self._batcher,), name=f"bagpipe-loader-{self.phase}", daemon=True
@@ -201,8 +211,22 @@ class LookaheadLoader:
         return dataclasses.replace(batch, reader_state=self.state())
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch served, JSON-able. A loader resumed from it serves the rest bit for bit."""
-        return self._position.to_state(self._order)
+        """The position after the last batch served, JSON-able. A loader resumed from it serves the rest bit for bit.
+
+        ``share`` is the share of the phase's batches that has been served, if it is known; else None. By counted rows
+        (malformed ones included), or by segments, which have similar sizes.
+        """
+        return {**self._position.to_state(self._order), "share": self._share()}
+
+    def _share(self) -> float | None:
+        position = self._position
+        if self._thread is None:
+            return self._first_share
+        if self._num_batches:
+            return min(1.0, position.batch / self._num_batches)
+        if self._num_segments:
+            return (position.epoch + position.segment / self._num_segments) / self._epochs
+        return None
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped up to the last batch served (counted again in every epoch)."""

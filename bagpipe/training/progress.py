@@ -32,6 +32,7 @@ class Progress:
             wait more, or have work all the while; the trace tells.
         skipped_batches: batches that were left out because their loss or gradients were not finite.
         loss_scale: of the batch that comes next.
+        share: of all batches of the data, those that are done, as its reader estimates it; None: it does not.
         lanes: times of the lanes, by name.
 
     After a resume, steps, samples, loss_sum and skipped_batches are of the whole job, the rest of this process.
@@ -49,6 +50,7 @@ class Progress:
     skipped_batches: int = 0
     loss_scale: float = 1
     rows_found: int = 0
+    share: float | None = None
     lanes: Mapping[str, LaneReport] = field(default_factory=dict)
 
     @property

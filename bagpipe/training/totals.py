@@ -46,6 +46,7 @@ class Totals(LoopPart):
         self._samples: int = run.carried.get("samples", 0)
         self._skipped: int = run.carried.get("skipped_batches", 0)
         self._rows_unique = self._rows_inserted = self._rows_found = 0
+        self._share: float | None = None
         self._report: Report | None = None
 
     def finish_batch(self, b: int) -> None:
@@ -60,6 +61,8 @@ class Totals(LoopPart):
         self._rows_unique += len(planned.consumer.unique if planned.exchange is None else planned.exchange.owned)
         self._rows_inserted += len(planned.owner.fetch)
         self._rows_found += batch.rows_found
+        share = (planned.batch.reader_state or {}).get("share")
+        self._share = share if isinstance(share, float) else None
 
     def counters(self) -> Mapping[str, Any]:
         return {"samples": self._samples, "skipped_batches": self._skipped}
@@ -87,5 +90,6 @@ class Totals(LoopPart):
             exposed_s=sum(lane.waits_s.get(op, 0.0) for lane in lanes for op in self._waits),
             skipped_batches=self._skipped,
             loss_scale=self._loss_scale(),
+            share=self._share,
             lanes={} if report is None else report.lanes,
         )

@@ -29,7 +29,7 @@ class Batch:
         example_weights: float32 ``[num_examples]`` weights of the examples in loss and metrics, or None when they have
             none.
         reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
-            batch. None: unknown.
+            batch. None: unknown. Its ``share``, if it has one, is that of the phase's batches up to this one.
         rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
             the examples have no rank yet. It does not travel with a rank's part.
         parts: micro-batches that this batch is the concatenation of, in the order of its examples; they have its index.

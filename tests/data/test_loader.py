@@ -65,6 +65,23 @@ def test_epochs_do_not_share_batches(source: CriteoSource) -> None:
     assert [batch.index for batch in batches] == list(range(6))
 
 
+def test_the_share_that_is_served(tmp_path: Path) -> None:
+    """Exact where rows are counted; by segments otherwise; none of few segments."""
+
+    def shares(source: CriteoSource, **options: Any) -> list[float | None]:
+        batches = read_all(LookaheadLoader(source, batch_size=30, epochs=2, **options))
+        return [(batch.reader_state or {})["share"] for batch in batches]
+
+    source = numbered_source(tmp_path / "long.tsv", 200)
+    assert shares(source, eval_fraction=0.1) == [number / 12 for number in range(1, 13)]
+    for shuffle in (False, True):
+        estimated = np.array(shares(source, shuffle=shuffle))
+        np.testing.assert_allclose(estimated, np.arange(1, 15) / 14, atol=0.08)
+        assert (np.diff(estimated) > 0).all()
+    assert set(shares(numbered_source(tmp_path / "short.tsv", 60))) == {None}
+    assert set(shares(source, limit=100)) == {None}
+
+
 @pytest.mark.parametrize(
     ("eval_fraction", "rows", "message"),
     [(0.2, 80, r"day\.gz: expected 50 more rows, as first counted"),

@@ -113,18 +113,19 @@ class Meter:
             "rows_written": progress.rows_written,
             "skipped_batches": progress.skipped_batches,
             "loss_scale": progress.loss_scale,
-            "eta_s": self._eta_s(now_s, progress.steps),
+            "eta_s": self._eta_s(now_s, progress.steps, progress.share),
             "lanes": {
                 name: {"busy_s": lane.busy_s, "waits_s": dict(lane.waits_s)} for name, lane in progress.lanes.items()
             },
         }
 
-    def _eta_s(self, now_s: float, steps: int) -> float | None:
-        """Time to the last step at the mean pace of this process."""
+    def _eta_s(self, now_s: float, steps: int, share: float | None) -> float | None:
+        """Time to the last step at the mean pace of this process; without their number, by the share of the data."""
         done = steps - self._first.steps
-        if self._num_steps is None or done <= 0:
+        num_steps = self._num_steps or (steps / share if share else None)
+        if num_steps is None or done <= 0:
             return None
-        return max(0, self._num_steps - steps) * (now_s - self._first.at_s) / done
+        return max(0, num_steps - steps) * (now_s - self._first.at_s) / done
 
 
 def planned_steps(config: Config) -> int | None:

@@ -33,6 +33,13 @@ def test_an_interval_is_measured_from_the_one_before() -> None:
     assert values["eta_s"] is None
 
 
+def test_the_remaining_time_without_a_number_of_steps_is_by_the_share_of_the_data() -> None:
+    values = Meter(0.0).measure(2.0, progress(steps=4, share=0.25), None)
+    assert values["eta_s"] == 6.0, "four of sixteen steps in two seconds"
+    assert Meter(0.0, num_steps=5).measure(2.0, progress(steps=4, share=0.25), None)["eta_s"] == 0.5
+    assert Meter(0.0).measure(2.0, progress(steps=4, share=0.0), None)["eta_s"] is None
+
+
 def test_a_loss_that_has_not_come_has_no_interval() -> None:
     meter, loss = Meter(0.0), LossSoFar(loss_sum=5.0, samples=10)
     assert meter.measure(1.0, progress(), None)["loss"] is None
