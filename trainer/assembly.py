@@ -17,7 +17,6 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config
-from bagpipe.dense.clip import Clip
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.distributed.interface import Peers, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
@@ -34,7 +33,6 @@ from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
-from bagpipe.training.row_clip import RowClip
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.weight_average import WeightAverage
@@ -43,7 +41,7 @@ from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
 from trainer.model_check import check_loss_weights, check_model
-from trainer.optimizers import dense_clip, dense_optimizer, plateau_rule, rate_schedule, rows_rate_schedule
+from trainer.optimizers import clip_of, dense_optimizer, plateau_rule, rate_schedule, rows_rate_schedule
 from trainer.stages import StagedJob, stage_model
 
 __all__ = [
@@ -169,7 +167,7 @@ def build_dense(
             executor=built.dense,
             skips_nonfinite=config.run.nonfinite == "skip",
             replicas=replicas,
-            clip=dense_clip(config.optim),
+            clip=clip_of(config.optim),
         )
     pipeline = DensePipeline(
         staged=built.stages.staged,
@@ -186,7 +184,7 @@ def build_dense(
         pipeline=pipeline,
         optimizer=optimizer,
         precision=built.dense.precision,
-        clip=dense_clip(config.optim),
+        clip=clip_of(config.optim),
         loss=loss_of(config.model, built.data),
     )
 
@@ -195,8 +193,6 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     """The optional parts of the training loop; after the ranks' models have been made equal."""
     optim = built.config.optim
     parts: list[LoopPart] = []
-    if optim.clip_scope != "dense":
-        parts.append(RowClip(dense, Clip(norm=optim.clip_norm), with_dense=optim.clip_scope == "all"))
     rule = plateau_rule(optim, larger_is_better=bool(metric_of(built.config.eval.metric).higher_is_better))
     plateau = None if rule is None else PlateauFactor(rule)
     if plateau is not None:

@@ -20,7 +20,7 @@ from bagpipe.rates import Constant, Cosine, Exponential, Plateau, Polynomial, Sc
 __all__ = [
     "DENSE_OPTIMIZERS",
     "RATE_SHAPES",
-    "dense_clip",
+    "clip_of",
     "dense_optimizer",
     "plateau_rule",
     "rate_schedule",
@@ -60,9 +60,9 @@ def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     return DENSE_OPTIMIZERS[config.dense](list(parameters), config)
 
 
-def dense_clip(config: OptimConfig) -> Clip:
-    """Limits of the gradients of dense parameters alone."""
-    return Clip(norm=config.clip_norm if config.clip_scope == "dense" else 0.0, value=config.clip_value)
+def clip_of(config: OptimConfig) -> Clip:
+    """Limits of gradients."""
+    return Clip(norm=config.clip_norm, value=config.clip_value, scope=config.clip_scope)
 
 
 #: The shapes that are functions of the position; plateau is another one.

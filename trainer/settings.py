@@ -69,7 +69,7 @@ def config_of_rank(config: Config, membership: Membership | None) -> Config:
     """The configuration with this rank's device.
 
     Raises:
-        InputError: several ranks with an in-memory store, with one device for all, or with a limit of the norm of rows.
+        InputError: several ranks with an in-memory store or with one device for all.
     """
     if membership is None:
         return config
@@ -77,10 +77,6 @@ def config_of_rank(config: Config, membership: Membership | None) -> Config:
         raise InputError(
             f"store.url is {config.store.url}, which is private to one process; {membership.world_size} ranks need a "
             "server: leave store.url empty, or name a server"
-        )
-    if config.optim.clip_scope != "dense" and membership.world_size > 1:
-        raise InputError(
-            f"optim.clip_scope {config.optim.clip_scope} needs one rank, got {membership.world_size}: use dense"
         )
     device = config.run.device
     if device.startswith("cuda:"):

@@ -3,6 +3,7 @@
     lane pull     prepull(b) ─> rows unused by the previous batch      pull(b) ─> the others, after their update
     lane compute  begin(b) ─> forward, backward                      update(b) ─> rows with gradients from `push`
     lane push     push(b) ─> gradients the next batch waits for      push_late(b), update_late(b) ─> the rest
+                  squares(b), after both ─> their squared norm, of all ranks
 
 A gradient goes to the owner of its row, which sums the contributions of all ranks in rank order and updates the row
 once. All ranks make the same calls: a rank that uses no row of a group sends empty contributions. No gradient of a
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
+from bagpipe.cache.gradient_squares import limbs_of_gradients
 from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
 from bagpipe.cache.staging import Scratch
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import JobError
+from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import Gradients, RowSteps
 from bagpipe.pipeline.stream import keep_for_current_stream
 
@@ -97,9 +100,9 @@ class RowExchange:
         """Row gradients ``[n, dim]`` of each group from the last `push`."""
         return self._arrived[_NOW]
 
-    def update(self, context: BatchContext, settings: RowSteps) -> None:
-        """Update the owned rows with the gradients of the last `push`."""
-        self._update(context, _NOW, settings)
+    def update(self, context: BatchContext, settings: RowSteps, factor: Tensor | None = None) -> None:
+        """Update the owned rows with the gradients of the last `push`, times a factor; None: 1."""
+        self._update(context, _NOW, settings, factor)
 
     # ---- lane push -----------------------------------------------------------------------------------------------
 
@@ -140,9 +143,29 @@ class RowExchange:
         """Row gradients ``[n, dim]`` of each group from the last `push_late`."""
         return self._arrived[_LATE]
 
-    def update_late(self, context: BatchContext, settings: RowSteps) -> None:
-        """Update the owned rows with the gradients of the last `push_late`."""
-        self._update(context, _LATE, settings)
+    def update_late(self, context: BatchContext, settings: RowSteps, factor: Tensor | None = None) -> None:
+        """Update the owned rows with the gradients of the last `push_late`, times a factor; None: 1."""
+        self._update(context, _LATE, settings, factor)
+
+    def squares(self, context: BatchContext) -> Tensor:
+        """float64 scalar: squared norm of the gradients of the batch's rows, summed over the ranks; the same on each.
+
+        After `push_late`, before an update.
+
+        Raises:
+            PeerError: a rank is gone or silent.
+        """
+        gradients = [
+            [Gradients(vectors=received, segment_sum=_part(group, which).segment_sum)]
+            for which in (_NOW, _LATE)
+            for group, received in zip(context.groups, self._arrived[which], strict=True)
+            if not group.tables.is_frozen and len(_part(group, which).owned.rows)
+        ]
+        limbs = limbs_of_gradients(self._cache.kernels, gradients, self._cache.device)
+        once = (1,) * self._peers.world_size
+        of_ranks = limbs.new_empty(len(once), len(limbs))
+        self._peers.exchange("push", of_ranks, limbs.repeat(len(once), 1), once, once)
+        return total(of_ranks.sum(0))
 
     def _push(self, groups: Sequence[ActiveTableGroup], which: int) -> None:
         self._arrived[which] = []
@@ -165,10 +188,14 @@ class RowExchange:
             self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
             self._arrived[which].append(received)
 
-    def _update(self, context: BatchContext, which: int, settings: RowSteps) -> None:
+    def _update(self, context: BatchContext, which: int, settings: RowSteps, factor: Tensor | None) -> None:
+        if factor is not None:
+            keep_for_current_stream(factor)
         for group, received in zip(context.groups, self._arrived[which], strict=True):
             if not group.tables.is_frozen:
                 part = _part(group, which)
+                if factor is not None:
+                    received.mul_(factor)
                 gradients = [Gradients(vectors=received, segment_sum=part.segment_sum)]
                 self._cache.apply(group.tables, part.owned, gradients, settings)
 

@@ -64,7 +64,6 @@ class OptimConfig:
         rows_warmup_steps: warmup_steps of a schedule of its own.
         clip_norm: largest 2-norm of the gradients in clip_scope, of the global batch; 0: no limit.
         clip_scope: gradients whose norm is limited: of dense parameters (dense), of rows (rows), or all together (all).
-            rows and all need one rank.
         clip_value: largest magnitude of an element of a dense gradient; 0: no limit.
         ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
         ema_evaluate: evaluate with the averaged weights; needs ema_decay.

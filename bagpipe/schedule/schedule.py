@@ -82,6 +82,7 @@ class PrefetchSchedule(Schedule):
             Option(
                 name="direct", default=False, help="hazards of direct mode: no cache, each batch waits for the last"
             ),
+            Option(name="clips", default=False, help="the norm of row gradients is limited, over all ranks"),
         )
 
     def program(self, values: Values) -> Program:
@@ -93,6 +94,7 @@ class PrefetchSchedule(Schedule):
             train=not values["evaluate"],
             direct=values["direct"],
             ranks=values["ranks"],
+            clips=values["clips"],
         )
         return loop.unroll(values["batches"])
 

@@ -3,14 +3,14 @@
     reading         X_READ    next batch and plan, index tensors and model inputs      lane data
     rows            X_FETCH   rows from the store                                      lane net-in
                     X_EVICT, X_INSERT   rows that leave, rows that come                lane copy
-                    X_UPDATE  one row-optimizer step per row                           lane compute
+                    X_NORM, X_UPDATE   norm of row gradients, a step per row           lane compute
                     X_WRITEBACK   rows that left, to the store                         lane net-out
-    row_exchange    X_PREPULL, X_PULL, X_PUSH, X_PUSH_LATE, X_UPDATE_LATE, X_ACK       lanes pull, push, ack
+    row_exchange    X_PREPULL, X_PULL, X_PUSH, X_PUSH_LATE, X_NORM, X_UPDATE_LATE, X_ACK       lanes pull, push, ack
     dense           F, B, OPT of the whole model                                       lane compute
     accumulated_dense   the same, for several micro-batches a step                     lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
-    nonfinite, row_clip, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
+    nonfinite, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
                     actions
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest

@@ -24,10 +24,11 @@ from bagpipe.dense.loss_scale import LossScale, ScaleHolder
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.builders.prefetch_loop import declare_dense
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.training.part import InFlightBatch, LoopPart, LoopRun
 from bagpipe.types.model_inputs import device_of
 
 __all__ = ["DensePart", "GradientSum", "ModelChunk", "WholeDense"]
@@ -73,7 +74,9 @@ class DensePart(LoopPart):
         optimizer: of all its parameters. With stages it has the state of those held here after a run.
         precision: what is computed in which dtype, and the loss scale of the first batch.
         loss_scale: of the batch that is computed.
-        clip: limits of the gradients of parameters, applied before an optimizer's step.
+        clip: limits of gradients, applied before an optimizer's step.
+        gradient_norm: scalar, norm of the gradients in the scope of `clip` before it limited them, of the latest batch
+            that was not skipped; None: it has no limit of the norm.
         chunks: by name.
         parameters: all that are trained, on whatever rank, by their names in the whole model.
         gradient_points: where gradients of parameters are complete, for the check that they are finite.
@@ -100,6 +103,7 @@ class DensePart(LoopPart):
         self.precision = precision
         self.skips_nonfinite = skips_nonfinite
         self.clip = clip
+        self.gradient_norm: Tensor | None = None
         self.loss_scale: LossScale = precision.loss_scale
         self.chunks: Mapping[str, ModelChunk] = {}
         self.parameters: Mapping[str, nn.Parameter] = {}
@@ -243,7 +247,7 @@ class WholeDense(DensePart):
                     buffer.copy_(self._buffers[name])
         else:
             self.loss_scale.unscale_parameters(self.model.parameters())
-            self.clip.apply(self.model.parameters())
+            self._limit(batch)
             self.optimizer.step()
         self._buffers = {}
         if self.skips_nonfinite and not batch.is_skipped:
@@ -266,6 +270,13 @@ class WholeDense(DensePart):
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks["model"]
+
+    def _limit(self, batch: InFlightBatch) -> None:
+        if batch.row_squares is not None:
+            keep_for_current_stream(batch.row_squares)
+        limited = self.clip.apply(self.model.parameters(), batch.row_squares)
+        if limited is not None:
+            self.gradient_norm, batch.row_factor = limited.norm.detach(), limited.row_factor
 
     def _count(self, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -270,12 +270,12 @@ class Engine:
         settings, cache, peers = self.settings, self.cache, self.peers
         reading = self._reading()
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
-        known = list(self._known)
+        known, clips = list(self._known), self.dense.clip.limits_rows
         update: LoopPart
         if peers is None:
-            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged)
+            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips)
         else:
-            update = exchanged = ExchangedRows(cache, peers, row_steps=self.row_steps, guard=guard)
+            update = exchanged = ExchangedRows(cache, peers, row_steps=self.row_steps, guard=guard, clips=clips)
             if self.recorder is not None:
                 known.append(exchanged.was_written)
         rows = Rows(

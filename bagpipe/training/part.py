@@ -50,6 +50,8 @@ class InFlightBatch:
         epoch: of the logs that its write-back belongs to.
         groups: its table groups, from the first lookup on; with their gradients after the backward.
         row_steps: settings of its row updates, from the first lookup on.
+        row_squares: squared norm of its rows' gradients, float64 scalar, of all ranks; None: their norm has no limit.
+        row_factor: what that limit multiplies them by, from the dense step on; None: 1.
         dense_pass: between forward and backward of a whole model.
         stage_batch: as the stages of a model divide it; None for a whole model.
         loss: scalar without history, the mean over the global batch of these examples; None without examples.
@@ -67,6 +69,8 @@ class InFlightBatch:
     epoch: int = 0
     groups: tuple[ActiveTableGroup, ...] = ()
     row_steps: RowSteps = ()
+    row_squares: Tensor | None = None
+    row_factor: Tensor | None = None
     dense_pass: DensePass | None = None
     stage_batch: StageBatch | None = None
     loss: Tensor | None = None

@@ -2,6 +2,7 @@
 
 X_PREPULL, X_PULL                    rows from their owners               lane pull
 X_PUSH, X_PUSH_LATE, X_UPDATE_LATE   row gradients to their owners        lane push
+X_NORM                               squared norm of those of all ranks   lane push, if it is limited
 X_UPDATE                             rows that the next batch uses        lane compute
 X_ACK                                every rank has written back          lane ack
 """
@@ -73,12 +74,22 @@ class ExchangedRows(EvaluationExchange):
         peers: the other ranks.
         row_steps: settings of a batch's updates.
         guard: looks at the gradients that other ranks have sent.
+        clips: the norm of the gradients of rows is limited: the dense step needs it, and says by what factor.
     """
 
     row_waits = ("0X_PULL", "0X_PUSH")
 
-    def __init__(self, cache: RowCache, peers: Peers, *, row_steps: RowStepsOfBatch, guard: NonfiniteGuard) -> None:
+    def __init__(
+        self,
+        cache: RowCache,
+        peers: Peers,
+        *,
+        row_steps: RowStepsOfBatch,
+        guard: NonfiniteGuard,
+        clips: bool = False,
+    ) -> None:
         super().__init__(cache, peers)
+        self._clips = clips
         self._row_steps = row_steps
         self._guard = guard
         # For unbounded tables a planner keeps hashes of ids, or nothing: it can take a new row for an old one.
@@ -86,10 +97,11 @@ class ExchangedRows(EvaluationExchange):
         self._plan_is_exact = is_remembered and not guard.skips
 
     def declare(self, loop: LoopBuilder) -> None:
-        declare_exchange(loop, skips=self._guard.skips, decays=bool(self._cache.history.decaying))
+        declare_exchange(loop, skips=self._guard.skips, decays=bool(self._cache.history.decaying), clips=self._clips)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
+            **({"X_NORM": self.measure} if self._clips else {}),
             "X_PREPULL": lambda b: self._exchange.prepull(self._run.in_flight[b].context, b),
             "X_PULL": lambda b: self._exchange.pull(self._run.in_flight[b].context, b),
             "X_PUSH": self.push,
@@ -112,18 +124,22 @@ class ExchangedRows(EvaluationExchange):
         batch = self._run.in_flight[b]
         if not batch.is_skipped:
             self._guard.watch(b, self._exchange.arrived())
-            self._exchange.update(batch.context, batch.row_steps)
+            self._exchange.update(batch.context, batch.row_steps, batch.row_factor)
 
     def push_late(self, b: int) -> None:
         batch = self._run.in_flight[b]
         self._exchange.push_late(batch.groups)
         batch.groups = ()
 
+    def measure(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        batch.row_squares = self._exchange.squares(batch.context)
+
     def update_late(self, b: int) -> None:
         batch = self._run.in_flight[b]
         if not batch.is_skipped:
             self._guard.watch(b, self._exchange.arrived_late())
-            self._exchange.update_late(batch.context, batch.row_steps)
+            self._exchange.update_late(batch.context, batch.row_steps, batch.row_factor)
 
     def was_written(self, batch: InFlightBatch, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each row was written, maybe by another rank: the plan tells, where it knows exactly what came before.

@@ -3,6 +3,7 @@
 X_FETCH   read the batch's missing rows from the store              lane net-in
 X_EVICT   copy the leaving rows out of their slots                  lane copy
 X_INSERT  put the fetched rows into their slots                     lane copy
+X_NORM    squared norm of the rows' gradients, if it is limited     lane compute
 X_UPDATE  one row-optimizer step per row of the batch               lane compute
 X_WRITEBACK  write the rows that left                               lane net-out
 """
@@ -14,11 +15,14 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from bagpipe.cache.lookup import ActiveTableGroup
+from bagpipe.cache.gradient_squares import limbs_of_gradients
+from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
 from bagpipe.errors import LostRowError
+from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import RowSteps
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.schedule.builders.prefetch_loop import (
@@ -222,21 +226,30 @@ class LocalRows(LoopPart):
     Args:
         cache: the rows.
         row_steps: settings of a batch's updates; None: evaluation, nothing is updated.
-        after_steps: see `declare_update`.
+        after_steps, clips: see `declare_update`.
     """
 
-    def __init__(self, cache: RowCache, row_steps: RowStepsOfBatch | None = None, *, after_steps: bool = False) -> None:
+    def __init__(
+        self,
+        cache: RowCache,
+        row_steps: RowStepsOfBatch | None = None,
+        *,
+        after_steps: bool = False,
+        clips: bool = False,
+    ) -> None:
         self._cache = cache
+        self._clips = clips
         self._after_steps = after_steps
         self._row_steps = row_steps
         self._run: LoopRun
 
     def declare(self, loop: LoopBuilder) -> None:
         if self._row_steps is not None:
-            declare_update(loop, after_steps=self._after_steps)
+            declare_update(loop, after_steps=self._after_steps, clips=self._clips)
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {} if self._row_steps is None else {"X_UPDATE": self.update}
+        measure = {"X_NORM": self.measure} if self._clips else {}
+        return {} if self._row_steps is None else {**measure, "X_UPDATE": self.update}
 
     def hooks(self) -> Iterable[Hook]:
         yield Hook(at=Point.LOOKUP, when="before", call=self._begin)
@@ -244,11 +257,18 @@ class LocalRows(LoopPart):
     def start(self, run: LoopRun) -> None:
         self._run = run
 
+    def measure(self, b: int) -> None:
+        batch = self._run.in_flight[b]
+        gradients = [gradients_of(group, 0) for group in batch.groups if group.gradients]
+        batch.row_squares = total(limbs_of_gradients(self._cache.kernels, gradients, self._cache.device))
+
     def update(self, b: int) -> None:
         batch = self._run.in_flight[b]
         if batch.is_skipped:
             drop_gradients(self._cache.end(batch.context))
         else:
+            if batch.row_factor is not None:
+                scale_gradients(batch.groups, batch.row_factor)
             self._cache.update(batch.context, batch.row_steps)
         batch.groups = ()  # they hold the gradients, and records that the cache may have outgrown
 
@@ -259,6 +279,13 @@ class LocalRows(LoopPart):
         else:
             batch.groups = self._cache.begin(batch.context, step=b)
             batch.row_steps = self._row_steps(b)
+
+
+def scale_gradients(groups: Sequence[ActiveTableGroup], factor: Tensor) -> None:
+    """Multiply the gradients of a batch's rows by a scalar."""
+    for group in groups:
+        # Not in place: two groups may hold the same tensor.
+        group.gradients[:] = [(vectors * factor, weights) for vectors, weights in group.gradients]
 
 
 def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:

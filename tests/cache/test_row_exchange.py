@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
-from bagpipe.cache.lookup import lookup
+from bagpipe.cache.lookup import gradients_of, lookup
 from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange import RowExchange
@@ -99,12 +99,15 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
     assert alone.cache.current is not None
     loss = loss_of([lookup(group) for group in alone.cache.current.groups])
     loss.backward()
+    gradients = [gradients_of(group, 0) for group in alone.cache.current.groups]
+    expected_squares = sum(float(alone.cache.kernels.sum(each).square().sum()) for each in gradients)
     alone.cache.update(context, STEP)
 
     plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=world_size)
     peers = local_peers(world_size)
     caches = [cache_of(plan, num_slots=sum(NUM_IDS) + 9) for plan in plans]
     losses = [0.0] * world_size
+    squares = [0.0] * world_size
 
     def work(rank: int) -> None:
         exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
@@ -117,11 +120,14 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
         loss.backward()
         losses[rank] = loss.item()
         groups = exchange.push(context)
-        exchange.update(context, STEP)
         exchange.push_late(groups)
+        squares[rank] = exchange.squares(context).item()
+        exchange.update(context, STEP)
         exchange.update_late(context, STEP)
 
     assert on_all_ranks(peers, work) == [None] * world_size
+    assert set(squares) == {squares[0]}
+    assert squares[0] == pytest.approx(expected_squares, rel=1e-12)
     assert sum(losses) == pytest.approx(loss.item(), rel=1e-12, abs=1e-12)
     expected = records(alone.cache)
     got = {row: record for cache in caches for row, record in records(cache).items()}

@@ -1,4 +1,4 @@
-"""Limits of gradients equal torch's. In whole jobs: `tests/system/test_optim_settings.py`."""
+"""Limits of gradients equal torch's. In whole jobs: `tests/system/test_gradient_limits.py`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,34 @@ def test_the_norm_is_torchs(norm: float) -> None:
     torch.nn.utils.clip_grad_norm_(theirs, norm)
     expected = [parameter.grad.tolist() for parameter in theirs if parameter.grad is not None]
     assert gradients_after(Clip(norm=norm)) == expected
-    factor = Clip(norm=norm).coefficient([p.grad for p in parameters() if p.grad is not None])
-    ours = [(factor * p.grad).tolist() for p in parameters() if p.grad is not None]
-    for found, plain in zip(ours, expected, strict=True):
-        assert found == pytest.approx(plain, rel=1e-12)
+
+
+@pytest.mark.parametrize("norm", [0.01, 1.0, 100.0])
+def test_rows_are_limited_with_parameters_or_alone(norm: float) -> None:
+    row = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    unlimited = torch.tensor([0.5, -2.0, 0.0, 1.0], dtype=torch.float64)
+    squares = torch.tensor(5.25, dtype=torch.float64)
+    row.grad = unlimited.clone()
+    theirs = [*parameters(), row]
+    total = torch.nn.utils.clip_grad_norm_(theirs, norm)
+    ours = parameters()
+    together = Clip(norm=norm, scope="all").apply(ours, squares)
+    assert together is not None
+    assert together.row_factor is not None
+    torch.testing.assert_close(together.norm, total, rtol=1e-12, atol=0)
+    for found, plain in zip(ours, theirs[:-1], strict=True):
+        torch.testing.assert_close(found.grad, plain.grad, rtol=1e-12, atol=0)
+    torch.testing.assert_close(unlimited * together.row_factor, row.grad, rtol=1e-12, atol=0)
+
+    row.grad = unlimited.clone()
+    total = torch.nn.utils.clip_grad_norm_([row], norm)
+    ours = parameters()
+    alone = Clip(norm=norm, scope="rows").apply(ours, squares)
+    assert alone is not None
+    assert alone.row_factor is not None
+    torch.testing.assert_close(alone.norm, total, rtol=1e-12, atol=0)
+    torch.testing.assert_close(unlimited * alone.row_factor, row.grad, rtol=1e-12, atol=0)
+    assert [p.grad.tolist() for p in ours if p.grad is not None] == gradients_after(NO_CLIP)
 
 
 def test_the_value_is_torchs() -> None:

@@ -256,41 +256,6 @@ def test_a_table_that_the_model_lacks_is_refused(clicks: MakeConfig) -> None:
         run_job(change(clicks("sum"), optim__rows_by_table=("users=sgd",)))
 
 
-# ---- limits of gradients ---------------------------------------------------------------------------------------------
-
-Clipped = Callable[[list[torch.nn.Parameter], list[torch.nn.Parameter]], object]
-norm_, value_ = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
-#: Keys, and the plain loop's call between backward and steps. Limits that some batches reach.
-CLIPS: dict[str, tuple[dict[str, object], Clipped]] = {
-    "dense": ({"clip_norm": 0.05}, lambda rows, dense: norm_(dense, 0.05)),
-    "value": ({"clip_value": 0.003}, lambda rows, dense: value_(dense, 0.003)),
-    "rows": ({"clip_norm": 0.005, "clip_scope": "rows"}, lambda rows, dense: norm_(rows, 0.005)),
-    "all": ({"clip_norm": 0.05, "clip_scope": "all"}, lambda rows, dense: norm_([*rows, *dense], 0.05)),
-}
-
-
-@pytest.mark.parametrize("schema", ["sum", "weighted and mean"])
-@pytest.mark.parametrize("name", CLIPS)
-def test_limits_of_gradients_equal_torch_in_a_plain_loop(name: str, schema: str, clicks: MakeConfig) -> None:
-    keys, clip = CLIPS[name]
-    whole = change(clicks(schema, "dlrm", "rowwise_adagrad", limit=120), run__dtype="float64", optim__dense="sgd")
-    config = change(whole, **{f"optim__{key}": value for key, value in keys.items()})
-    limited = check(config, ranks=name not in ("rows", "all"), before_steps=clip)
-    assert limited.digests != run_job(whole).digests
-
-
-def test_a_loss_scale_changes_no_limit(clicks: MakeConfig) -> None:
-    config = change(clicks(limit=100), optim__clip_norm=0.05, optim__clip_scope="all")
-    scaled = change(config, run__loss_scale=1024, run__nonfinite="skip")
-    assert run_job(scaled).digests == run_job(config).digests
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_limits_of_elements_in_stages(world_size: int, clicks: MakeConfig) -> None:
-    config = change(clicks(limit=100), run__dtype="float64", optim__clip_value=0.003)
-    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
-
-
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 

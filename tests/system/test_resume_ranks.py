@@ -77,6 +77,17 @@ def test_torchrun_restarts_a_job_that_lost_a_rank(
     assert (job.resumed_from() or 0) > 0
 
 
+@pytest.mark.slow
+def test_ranks_that_limit_the_norm_of_rows_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Resumed, they end as direct mode does, whose rows have other owners."""
+    limit = ["--optim.clip_norm", "0.01", "--optim.clip_scope", "all"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *limit])
+    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    results = run_to_the_end(config_of(job.settings()), 2)
+    assert numbers(results) == uninterrupted(*limit, "--cache.rows", "0")
+    assert (results[0]["resumed_from"] or 0) > 0
+
+
 def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) -> None:
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url])
     two_ranks_that_die(job.settings(), "after-checkpoint-data:3")

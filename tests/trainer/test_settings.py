@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bagpipe.config.sections import Config, DataConfig, OptimConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import Config, DataConfig, RunConfig, StoreConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
@@ -30,10 +30,6 @@ def test_every_rank_gets_the_device_of_its_local_rank() -> None:
         (
             Config(store=StoreConfig(url="memory://x")),
             "store.url is memory://x, which is private to one process; 4 ranks",
-        ),
-        (
-            Config(optim=OptimConfig(clip_norm=1.0, clip_scope="rows")),
-            "optim.clip_scope rows needs one rank, got 4: use dense",
         ),
     ],
 )

@@ -24,6 +24,7 @@ _WORKERS: Mapping[str, tuple[str, str]] = {
     "X_PULL": ("pull", "other ranks"),
     "X_PUSH": ("push", "other ranks"),
     "X_PUSH_LATE": ("push", "other ranks"),
+    "X_NORM": ("push", "other ranks"),
     "X_UPDATE_LATE": ("push", "row updates"),
 }
 

@@ -24,6 +24,12 @@ With several ranks a row is in the cache of its owner only, and lanes of their o
 Only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK instead of X_WRITEBACK, as
 another rank may have written the row; evictions wait for X_UPDATE_LATE too.
 
+Where the norm of row gradients is limited (*clips*), no row is updated before the norm of all of them is known:
+
+    push      X_NORM         sum over all rows         X_PUSH_LATE(b); on one rank in lane compute, after every B of b
+    compute   OPT            finds the factor          X_NORM(b)
+              X_UPDATE, X_UPDATE_LATE                  OPT(b)
+
 With the dense part in stages, the lanes of a `StepProgram` replace F, B and OPT: the first forward that reads rows is
 X_EMBED, row gradients are complete after X_EMBED_GRAD.
 
@@ -91,14 +97,20 @@ def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, di
     loop.edge("X_EVICT", "X_WRITEBACK")
 
 
-def declare_update(loop: LoopBuilder, *, after_steps: bool = False) -> None:
+def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool = False) -> None:
     """One update per row and batch, where all rows are in this rank's cache.
 
     Args:
         loop: the loop.
         after_steps: rows wait for the dense steps of their lane, before which gradients of stages are examined.
+        clips: the norm of row gradients is limited; see the module.
     """
-    if after_steps:
+    if clips:
+        loop.insert("X_NORM", after=Point.GRADIENTS)
+        loop.edge(Point.GRADIENTS, "X_NORM")
+        loop.edge("X_NORM", Point.STEP)
+        loop.edge(Point.STEP, "X_UPDATE")
+    if after_steps or clips:
         loop.append("X_UPDATE")
     else:
         loop.insert("X_UPDATE", after=Point.GRADIENTS)
@@ -106,16 +118,17 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False) -> None:
     loop.edge(Point.GRADIENTS, "X_UPDATE")
 
 
-def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = False) -> None:
+def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = False, clips: bool = False) -> None:
     """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
 
     Args:
         loop: the loop.
         skips: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
         decays: rows are sent as they are after the decay of the batch before, whose rate is known at its lookup.
+        clips: the norm of row gradients is limited; see the module.
     """
     loop.lane("pull", "X_PREPULL", "X_PULL")
-    loop.lane("push", "X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE")
+    loop.lane("push", "X_PUSH", "X_PUSH_LATE", *(["X_NORM"] if clips else []), "X_UPDATE_LATE")
     loop.lane("ack", "X_ACK")
     # The dense step fills the time in which the gradients travel.
     loop.append("X_UPDATE")
@@ -131,7 +144,11 @@ def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = F
     loop.edge("X_PUSH", "X_PUSH_LATE")
     loop.edge(Point.GRADIENTS, "X_UPDATE_LATE")
     loop.edge("X_PUSH_LATE", "X_UPDATE_LATE")
-    if skips:
+    if clips:
+        loop.edge("X_PUSH_LATE", "X_NORM")
+        loop.edge("X_NORM", Point.STEP)
+        loop.edge(Point.STEP, "X_UPDATE")
+    if skips or clips:
         loop.edge(Point.STEP, "X_UPDATE_LATE")
     if decays:
         loop.edge(Point.LOOKUP, "X_PREPULL", delay=1)
@@ -231,6 +248,7 @@ def prefetch_loop(
     direct: bool = False,
     ranks: int = 1,
     skips: bool = False,
+    clips: bool = False,
     step: StepProgram | None = None,
     process: int = 0,
 ) -> Loop:
@@ -246,6 +264,7 @@ def prefetch_loop(
             that checks and simulation see them. The runner asks the plan in any case.
         ranks: ranks of the job. With more than one, rows travel between them.
         skips: see `declare_exchange`.
+        clips: the norm of row gradients is limited; see the module.
         step: the dense part in stages, trained by this process; None: the model is trained whole.
         process: see `declare_stages`.
 
@@ -272,9 +291,9 @@ def prefetch_loop(
         return loop.build().loop
     declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct)
     if ranks > 1:
-        declare_exchange(loop, skips=skips)
+        declare_exchange(loop, skips=skips, clips=clips)
     else:
-        declare_update(loop, after_steps=step is not None)
+        declare_update(loop, after_steps=step is not None, clips=clips)
     if step is None:
         declare_dense(loop, microbatches=microbatches)
     else:

@@ -25,6 +25,7 @@ _FILLS: Mapping[str, str] = {
     "REDUCE_GRAD": "#dadaeb",
     "X_EMBED": "#fdd0a2",
     "X_EMBED_GRAD": "#fcbba1",
+    "X_NORM": "#efedf5",
     "X_UPDATE": "#bcbddc",
     "X_UPDATE_LATE": "#dadaeb",
     "X_PREPULL": "#fee391",

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.staging import HostCopies
+from bagpipe.dense.clip import Clip
 from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.stream import NullStreams, Streams
 from bagpipe.testing.plain_job import PlainJob
+from bagpipe.training.engine import Engine
 from tests.gpu.jobs import recorded
 from tests.harness.races.jobs import batches, settings
 from tests.harness.races.ranks import run_two_ranks
@@ -46,6 +48,24 @@ def test_two_ranks(cache_rows: int) -> None:
     with watch() as found:
         assert run_two_ranks(settings(cache_rows=cache_rows), 7, scores=cache_rows > 0) == expected
     check_that_nothing_waits(found)
+    found.check()
+
+
+def test_limits_of_row_gradients_are_race_free() -> None:
+    """The norm is made in the lane of the exchange, the factor in that of the dense step; both lanes use it."""
+
+    def limit(engine: Engine) -> None:
+        engine.dense.clip = Clip(norm=0.01, scope="all")
+
+    expected = run_two_ranks(settings(), 7, change=limit)
+    with watch() as found:
+        assert run_two_ranks(settings(), 7, change=limit) == expected
+    check_that_nothing_waits(found)
+    found.check()
+    with watch() as found, PlainJob(settings()) as job:
+        limit(job.engine)
+        job.train(batches(11))
+        check_that_nothing_waits(found)
     found.check()
 
 

@@ -12,9 +12,16 @@ from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 DEPTHS = st.integers(1, 6)
 
 
-@given(DEPTHS, DEPTHS, DEPTHS, st.integers(1, 4), st.integers(1, 2), st.booleans(), st.booleans())
+@given(DEPTHS, DEPTHS, DEPTHS, st.integers(1, 4), st.integers(1, 2), st.booleans(), st.booleans(), st.booleans())
 def test_every_combination_is_valid(
-    prefetch_depth: int, read_ahead: int, write_depth: int, microbatches: int, ranks: int, train: bool, direct: bool
+    prefetch_depth: int,
+    read_ahead: int,
+    write_depth: int,
+    microbatches: int,
+    ranks: int,
+    train: bool,
+    direct: bool,
+    clips: bool,
 ) -> None:
     loop = prefetch_loop(
         prefetch_depth=prefetch_depth,
@@ -24,6 +31,7 @@ def test_every_combination_is_valid(
         train=train,
         direct=direct,
         ranks=ranks,
+        clips=clips,
     )
     check_loop(loop)
     check(loop.unroll(3))
@@ -57,6 +65,18 @@ def test_exchange_overlaps_with_the_compute_of_the_batches_around_it() -> None:
             assert finish <= step[1], text
     # Between two batches' compute: gradients of the shared rows, their update, and the transfer of the rows.
     assert span(simulation, "0F4")[0] - span(simulation, "0B3")[1] == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_parameter_or_row_changes_before_the_norm_is_known(ranks: int) -> None:
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=4, ranks=ranks, clips=True)
+    simulation = simulate(loop.unroll(4), {"X_PUSH_LATE": 30, "X_NORM": 7})
+    pushes, updates = (["X_PUSH_LATE"], ["X_UPDATE_LATE"]) if ranks > 1 else ([], [])
+    for b in range(4):
+        start, finish = span(simulation, f"0X_NORM{b}")
+        assert start >= max(span(simulation, f"0{op}{b}")[1] for op in ["B", *pushes])
+        assert finish <= span(simulation, f"0OPT{b}")[0]
+        assert span(simulation, f"0OPT{b}")[1] <= min(span(simulation, f"0{op}{b}")[0] for op in ["X_UPDATE", *updates])
 
 
 def test_all_ranks_wait_for_write_backs() -> None:

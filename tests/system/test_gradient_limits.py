@@ -1,0 +1,58 @@
+"""Jobs with limits of gradients: equal to a plain loop with torch's, to direct mode, on ranks, in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.system.jobs import change, largest_batch, run_job
+from tests.system.rank_threads import run_ranks
+from tests.system.staging import assert_equal_numbers, run_staged, staged
+from tests.system.test_exactness import MakeConfig
+from tests.system.test_optim_settings import check
+
+Clipped = Callable[[list[torch.nn.Parameter], list[torch.nn.Parameter]], object]
+norm_, value_ = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+#: Keys, and the plain loop's call between backward and steps. Limits that some batches reach.
+CLIPS: dict[str, tuple[dict[str, object], Clipped]] = {
+    "dense": ({"clip_norm": 0.05}, lambda rows, dense: norm_(dense, 0.05)),
+    "value": ({"clip_value": 0.003}, lambda rows, dense: value_(dense, 0.003)),
+    "rows": ({"clip_norm": 0.005, "clip_scope": "rows"}, lambda rows, dense: norm_(rows, 0.005)),
+    "all": ({"clip_norm": 0.05, "clip_scope": "all"}, lambda rows, dense: norm_([*rows, *dense], 0.05)),
+}
+
+
+@pytest.mark.parametrize("schema", ["sum", "weighted and mean"])
+@pytest.mark.parametrize("name", CLIPS)
+def test_limits_of_gradients_equal_torch_in_a_plain_loop(name: str, schema: str, clicks: MakeConfig) -> None:
+    keys, clip = CLIPS[name]
+    whole = change(clicks(schema, "dlrm", "rowwise_adagrad", limit=120), run__dtype="float64", optim__dense="sgd")
+    config = change(whole, **{f"optim__{key}": value for key, value in keys.items()})
+    limited = check(config, before_steps=clip)
+    assert limited.digests != run_job(whole).digests
+
+
+@pytest.mark.parametrize(("world_size", "scope"), [(2, "all"), (2, "rows"), (3, "all")])
+def test_owners_of_rows_change_no_bit_of_a_limit(world_size: int, scope: str, clicks: MakeConfig) -> None:
+    """Without a cache and with each lookahead other ranks own the rows, and gradients travel at other times."""
+    config = change(clicks("mixed", limit=120), optim__clip_norm=0.01, optim__clip_scope=scope)
+    direct = run_ranks(change(config, cache__rows=0), world_size)
+    for lookahead in (1, 6):
+        cached = run_ranks(change(config, cache__rows=largest_batch(config), oracle__lookahead=lookahead), world_size)
+        assert cached.digests == direct.digests
+    whole = run_ranks(change(config, optim__clip_norm=0.0, optim__clip_scope="dense"), world_size)
+    assert whole.digests != direct.digests
+
+
+def test_a_loss_scale_changes_no_limit(clicks: MakeConfig) -> None:
+    config = change(clicks(limit=100), optim__clip_norm=0.05, optim__clip_scope="all")
+    scaled = change(config, run__loss_scale=1024, run__nonfinite="skip")
+    assert run_job(scaled).digests == run_job(config).digests
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_limits_of_elements_in_stages(world_size: int, clicks: MakeConfig) -> None:
+    config = change(clicks(limit=100), run__dtype="float64", optim__clip_value=0.003)
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
