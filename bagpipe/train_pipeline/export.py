@@ -19,7 +19,7 @@ from bagpipe.checkpoint.dense_state import capture
 from bagpipe.checkpoint.export import FORMATS, Exported, ExportTable, add_dense, add_rows, check_size, write_dcp
 from bagpipe.checkpoint.stored_rows import StoredRows
 from bagpipe.embedding.torchrec_collections import CachedEmbeddingBagCollection, CachedEmbeddingCollection
-from bagpipe.errors import InputError, StoreError
+from bagpipe.errors import InputError
 from bagpipe.jobs.open_job import OpenJob
 from bagpipe.serving.export_folder import ExportSource, write_export
 from bagpipe.serving.manifest import ExportManifest
@@ -46,6 +46,7 @@ def export(job: OpenJob, model: ModelParts, folder: Path, *, file_format: str, m
     Raises:
         InputError: the folder cannot be written, the format is unknown, or the tables are larger than `max_bytes`.
         StoreError: the store failed.
+        JobError: the disk is full.
     """
     if file_format not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
@@ -55,7 +56,7 @@ def export(job: OpenJob, model: ModelParts, folder: Path, *, file_format: str, m
     if ranks.is_first:
         try:
             _write(job, model, folder, file_format, max_bytes, step)
-        except (InputError, StoreError) as caught:
+        except Exception as caught:  # any: the other ranks wait
             error = caught
     text = ranks.share(None if error is None else str(error))
     if error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import bagpipe
 from bagpipe.checkpoint.checkpoint_rows import check_row_sums
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.distributed.membership import Membership
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError
 from bagpipe.optim import SGD, Adagrad, Frozen, RowWiseAdagrad
 from tests.distributed.processes import run_ranks
 from tests.train_pipeline.rank_jobs import join
@@ -231,6 +232,9 @@ def one_rank(membership: Membership, settings: dict[str, Any]) -> dict[str, Any]
         trained.export(out)
         with pytest.raises(InputError, match="out is not empty"):  # on every rank
             trained.export(out)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # as on a full disk
+        with pytest.raises(JobError if membership.rank == 0 else InputError, match=r"cannot write .*File too large"):
+            trained.export(out.with_name("large"))
         progress_all(trained, iterator)
         return {"scores": first, "rows": {table: trained.rows(table)[torch.arange(ROWS)].numpy() for table in TABLES}}
 
