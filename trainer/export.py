@@ -24,6 +24,7 @@ from bagpipe.serving.export_folder import write_export
 from bagpipe.serving.manifest import MODEL_FILE, ExportManifest, Precision
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.outputs import new_folder
+from bagpipe.util.program import note
 from bagpipe.util.programs import command_of
 from trainer.export_source import SourceOptions, built_model, names_of, source_of
 
@@ -69,7 +70,7 @@ def _write(checkpoint: Checkpoint, options: argparse.Namespace, work: Path, fold
     """Write an export or a delta. Returns what was written, in words."""
     earlier = None if options.since is None or _is_step(options.since) else FolderBase(Path(options.since))
     source_options = _source_options(options, None if earlier is None else earlier.manifest)
-    source = source_of(checkpoint, source_options, work, on_note=_warn)
+    source = source_of(checkpoint, source_options, work, on_note=note)
     if options.since is None:
         return _summary(write_export(source, folder))
     base: Base
@@ -77,7 +78,7 @@ def _write(checkpoint: Checkpoint, options: argparse.Namespace, work: Path, fold
         base = earlier
     else:
         before = _chosen(options.checkpoint_dir, options.since)
-        base = SourceBase(source_of(before, replace(source_options, with_program=False), work, on_note=_warn))
+        base = SourceBase(source_of(before, replace(source_options, with_program=False), work, on_note=note))
     delta = write_delta(source, base, folder)
     size = delta.file.num_bytes / 1e6
     return (
@@ -104,7 +105,7 @@ def _export_dcp(checkpoint: Checkpoint, options: argparse.Namespace) -> int:
 
 
 def _chosen(folder: str, step: str) -> Checkpoint:
-    checkpoint = CheckpointFolder(Path(folder)).chosen(step, _warn)
+    checkpoint = CheckpointFolder(Path(folder)).chosen(step, note)
     if checkpoint is None:
         raise InputError(f"checkpoint.dir {folder} has no checkpoint")
     return checkpoint
@@ -169,7 +170,3 @@ def _step(text: str) -> str:
 
 def _is_step(text: str) -> bool:
     return text == "best" or text.isdecimal()
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"note: {text}\n")

@@ -27,6 +27,7 @@ from bagpipe.training.engine import OnBatch
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.progress import RunResult
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
+from bagpipe.util.program import note
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
 from trainer.metrics import Quality
@@ -143,7 +144,7 @@ def _finish(
         try:
             engine.trace.write(path, process=f"rank {ranks.rank}", lanes=lanes)
         except OSError as error:  # what watches a job does not end it
-            sys.stderr.write(f"note: run.trace: {cannot_write(path, error)}\n")
+            note(f"run.trace: {cannot_write(path, error)}")
     reporter.phase("computing digests")
     digest = dense_digest(engine.dense.model, engine.dense.optimizer)
     samples_before = checkpoints.carried().get("samples", 0)

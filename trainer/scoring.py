@@ -29,13 +29,13 @@ from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import CacherConfig, CheckpointConfig, Config
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
-from bagpipe.jobs.job_facts import note
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.training.engine import Engine
 from bagpipe.training.evaluation import OnScores
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
+from bagpipe.util.program import note
 from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 from trainer.groups import GroupColumn, feature_number

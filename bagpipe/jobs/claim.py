@@ -26,7 +26,6 @@ from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.recovery import Recovered, recover, take_over
 from bagpipe.config.sections import StoreConfig
 from bagpipe.errors import ChangedRowError, CorruptRowError, FencedError, InputError, LostRowError, StoreError
-from bagpipe.jobs.job_facts import note
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.resume_point import ResumePoint, namespace_label
 from bagpipe.jobs.row_check import RowCheck, sums_of_checkpoint
@@ -35,6 +34,7 @@ from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.row_sums import RowSums
+from bagpipe.util.program import note
 
 __all__ = ["Claim"]
 

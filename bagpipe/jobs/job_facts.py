@@ -6,7 +6,6 @@ settings, row schema, batch identity, ranks, arithmetic ──> JobFacts <──
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,9 @@ from bagpipe.jobs.arithmetic import first_unlike
 from bagpipe.store.redis.urls import redact
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.program import note
 
-__all__ = ["JobFacts", "changes", "compare", "note"]
+__all__ = ["JobFacts", "changes", "compare"]
 
 #: The end of a refusal.
 _WAY_OUT = "use another checkpoint.dir, or checkpoint.resume=never"
@@ -151,8 +151,3 @@ def _json_round_trip(value: Mapping[str, Any]) -> dict[str, Any]:
     """The value after a JSON round trip: tuples become lists."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
-
-
-def note(line: str) -> None:
-    """Print a note to stderr."""
-    sys.stderr.write(f"note: {line}\n")

@@ -18,13 +18,14 @@ from bagpipe.errors import InputError
 from bagpipe.jobs.arithmetic import arithmetic_of, unlike_ranks
 from bagpipe.jobs.checkpoints import Checkpoints
 from bagpipe.jobs.job import Job
-from bagpipe.jobs.job_facts import JobFacts, note
+from bagpipe.jobs.job_facts import JobFacts
 from bagpipe.jobs.ranks import Ranks, check_same, state_shapes
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.engine import Engine
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_decay import with_decay
+from bagpipe.util.program import note
 
 __all__ = ["OpenJob", "open_job"]
 

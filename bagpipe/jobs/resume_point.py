@@ -25,10 +25,11 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
-from bagpipe.jobs.job_facts import JobFacts, compare, note
+from bagpipe.jobs.job_facts import JobFacts, compare
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.start_from.first_checkpoint import FirstCheckpoint
 from bagpipe.store.interface import Store
+from bagpipe.util.program import note
 
 __all__ = ["ResumePoint", "namespace_label", "start_generation"]
 

@@ -9,7 +9,6 @@ One rank makes it. The job then begins as one that resumes checkpoint 0.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from bagpipe.start_from.source import Source
 from bagpipe.start_from.tables import TablePlan, hashed_tables, match_tables, write_rows
 from bagpipe.start_from.takings import Takings
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.program import note
 
 __all__ = ["FirstCheckpoint", "NewJob"]
 
@@ -81,7 +81,7 @@ class FirstCheckpoint:
         dense, dense_items = match_dense(source.outline(job.dense.names), job.dense, name, self._without)
         counts, job_items = match_job(source, job.settings, job.rows.seed, job.world_size, self._without)
         takings = Takings(source=source.label, items=(*table_items, *dense_items, *job_items))
-        _print(takings)
+        note("\n  ".join([f"this job starts from {takings.source} and takes:", *takings.lines()]))
         if takings.clashes:
             first = takings.clashes[0]
             raise InputError(
@@ -126,8 +126,3 @@ class FirstCheckpoint:
             "takings": plan.takings.to_json(),
         }
         return dataclasses.replace(manifest, world_size=job.world_size, parts=tuple(parts), base=base, origin=origin)
-
-
-def _print(takings: Takings) -> None:
-    lines = [f"note: this job starts from {takings.source} and takes:", *(f"  {line}" for line in takings.lines())]
-    sys.stderr.write("\n".join(lines) + "\n")

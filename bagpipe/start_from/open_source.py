@@ -9,7 +9,6 @@ a folder with .metadata             ──> torch.distributed.checkpoint
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from bagpipe.checkpoint.folder import CheckpointFolder
@@ -19,6 +18,7 @@ from bagpipe.start_from.dcp_files import DcpFiles
 from bagpipe.start_from.safetensor_files import SafetensorFiles
 from bagpipe.start_from.source import Source
 from bagpipe.start_from.tensor_source import TensorSource
+from bagpipe.util.program import note
 
 __all__ = ["open_source"]
 
@@ -58,7 +58,7 @@ def open_source(where: str) -> Source:
 
 def _checkpoint(path: Path, chosen: str) -> CheckpointSource:
     try:
-        checkpoint = CheckpointFolder(path).chosen(chosen, _warn)
+        checkpoint = CheckpointFolder(path).chosen(chosen, note)
     except InputError as error:
         raise InputError(f"checkpoint.start_from{str(error).removeprefix('checkpoint.dir')}") from None
     if checkpoint is None or not checkpoint.manifest.parts:
@@ -76,7 +76,3 @@ def _pickle_problem(path: Path) -> str:
         f"checkpoint.start_from {path} is a file of torch.save, which is a pickle and is not read: convert its state "
         f'dict with python -c "{convert}"'
     )
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"note: {text}\n")

@@ -14,11 +14,11 @@ import dataclasses
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.errors import InputError
 from bagpipe.jobs.checkpoints import Checkpoints
-from bagpipe.jobs.job_facts import note
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.interface import Store
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.row_sources import RowChunks, TensorRows
+from bagpipe.util.program import note
 
 __all__ = ["InitialRows"]
 

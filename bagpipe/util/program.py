@@ -1,4 +1,7 @@
-"""`exiting`, `run_program`: the outermost frame of every program. Errors become one line on stderr and an exit code."""
+"""`exiting`, `run_program`: the outermost frame of every program. Errors become one line on stderr and an exit code.
+
+`note`: lines on stderr that are no errors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, StoreError, exit_code
 from bagpipe.util.environment import explain_import
 
-__all__ = ["PrintError", "exiting", "run_program"]
+__all__ = ["PrintError", "exiting", "note", "run_program"]
 
 #: Prints an error with the given function, or leaves it to another process.
 PrintError = Callable[[BaseException, Callable[[BaseException], None]], None]
@@ -25,6 +28,11 @@ _INSTALLED_FOLDERS = tuple(
 
 #: Errors that say all in one line. Any other exception is a defect.
 _EXPECTED = (InputError, StoreError, JobError)
+
+
+def note(text: str) -> None:
+    """Print a note to stderr."""
+    sys.stderr.write(f"note: {text}\n")
 
 
 def _print_always(error: BaseException, write: Callable[[BaseException], None]) -> None:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.pipeline.stream import Streams
 from bagpipe.training.engine import OnBatch
 from bagpipe.training.progress import Progress
+from bagpipe.util.program import note
 from trainer.metrics import Quality
 from trainer.observe.events import Event, Kind, Sink
 from trainer.observe.meter import LossSoFar, Meter
@@ -190,4 +190,4 @@ class _TrainingRun:
 
 def _note_failure(sink: Sink, error: Exception) -> None:
     text = " ".join(str(error).split())
-    sys.stderr.write(f"note: {type(sink).__name__} ends, training goes on: {type(error).__name__}: {text}\n")
+    note(f"{type(sink).__name__} ends, training goes on: {type(error).__name__}: {text}")
