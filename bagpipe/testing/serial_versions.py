@@ -1,0 +1,241 @@
+"""`SerialVersions`: training by a program's table of weight versions, in one thread, with plain torch operations.
+
+    version_table(program) ──> weights of every F and B
+    batch b:   for every micro-batch   F of stages 0, 1, …, then the loss, then B of stages …, 1, 0
+               for every stage         a step with the sum of the gradients; the new version, and predictions from it
+
+The reference of asynchronous schedules. It shares the table and the rules of prediction with them, nothing else: no
+lanes, no order of a pipeline, no buffers that are used again. A synchronous program gives plain training.
+
+A backward that has other weights than its forward: activations are those of the forward, and where a derivative needs
+weights, they are those of the backward. (What a framework computes that exchanges the weights between the two.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from bagpipe.dense.prediction import WeightPredictor
+from bagpipe.schedule.analysis.versions import Weights, version_table
+from bagpipe.schedule.ir.program import Program
+
+__all__ = ["SerialStage", "SerialVersions", "TrainedBatch"]
+
+#: Values of a micro-batch by name.
+Values = Mapping[str, Tensor]
+#: Parameters of a stage by name.
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialStage:
+    """A stage of the model.
+
+    Attributes:
+        module: called with the inputs; returns a tensor, or a tuple of them.
+        inputs: names of values that the micro-batch gives, or an earlier stage.
+        outputs: names of its results.
+    """
+
+    module: nn.Module
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedBatch:
+    """What a batch gave.
+
+    Attributes:
+        loss: sum of the micro-batches' losses.
+        gradients: per micro-batch, the gradients of the given values that ask for one.
+    """
+
+    loss: float
+    gradients: tuple[Mapping[str, Tensor], ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Forward:
+    """A forward of a stage: what its backward needs.
+
+    Attributes:
+        inputs, outputs: values by name, ends of a graph of its own.
+        parameters: of the forward.
+        backward: of the backward.
+    """
+
+    inputs: dict[str, Tensor]
+    parameters: Parameters
+    backward: Parameters
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+
+class SerialVersions:
+    """See the module.
+
+    Args:
+        stages: stage s of the program is number s. Its module has the initial weights, and later the newest ones.
+        make_optimizer: (number of a stage, its parameters) -> its optimizer.
+        loss: loss of a micro-batch, of its values by name. What is minimized is the sum over a batch's micro-batches.
+        program: of at least as many batches as are trained. A synchronous one can be of one batch.
+
+    Raises:
+        InputError: the program predicts weights of an optimizer that has no rule for it.
+        ScheduleError: the program's versions are not valid.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[SerialStage],
+        make_optimizer: Callable[[int, list[nn.Parameter]], torch.optim.Optimizer],
+        loss: Callable[[Values], Tensor],
+        program: Program,
+    ) -> None:
+        self._stages = tuple(stages)
+        self._loss = loss
+        self._optimizers = [make_optimizer(n, list(s.module.parameters())) for n, s in enumerate(self._stages)]
+        self._weights: dict[tuple[int, str, int, int], Weights] = {}
+        self._last_use: dict[tuple[int, Weights], int] = {}
+        for use in () if program.semantics == "sync" else version_table(program):
+            if use.of in ("forward", "backward"):
+                unit = (use.action.index or 0) % program.units_per_batch((use.action.stage, use.action.op))
+                self._weights[use.stage, use.of, use.batch, unit] = use.weights
+                self._last_use[use.stage, use.weights] = max(use.batch, self._last_use.get((use.stage, use.weights), 0))
+        self._is_sync = program.semantics == "sync"
+        predicted = sorted({stage for stage, weights in self._last_use if weights.steps})
+        self._predictors = {stage: WeightPredictor(self._optimizers[stage]) for stage in predicted}
+        self._kept: dict[tuple[int, Weights], Parameters] = {}
+        self._batch = 0
+        self._keep()
+
+    def parameters(self, stage: int) -> Mapping[str, Tensor]:
+        """Copies of the newest weights of a stage, by name."""
+        return {name: p.detach().clone() for name, p in self._stages[stage].module.named_parameters()}
+
+    def train(self, micro_batches: Sequence[Values]) -> TrainedBatch:
+        """Train the next batch.
+
+        Args:
+            micro_batches: of each the given values by name; the same number in every batch.
+        """
+        sums: list[dict[str, Tensor]] = [{} for _ in self._stages]
+        loss, given = 0.0, []
+        for unit, values in enumerate(micro_batches):
+            forwards, ends = self._forwards(unit, values)
+            total = self._loss(ends)
+            loss += float(total.detach())
+            gradients = _gradients({"loss": total}, {"loss": torch.ones_like(total)}, ends)
+            for number in reversed(range(len(self._stages))):
+                forward = forwards[number]
+                found = _gradients(forward.outputs, gradients, {**forward.inputs, **_marked(forward.parameters)})
+                for name, gradient in found.items():
+                    into = gradients if name in forward.inputs else sums[number]
+                    key = name if name in forward.inputs else name.removeprefix(_PARAMETER)
+                    into[key] = into[key] + gradient if key in into else gradient
+            given.append({name: gradients[name] for name in values if name in gradients})
+        for number, optimizer in enumerate(self._optimizers):
+            for name, parameter in self._stages[number].module.named_parameters():
+                parameter.grad = sums[number].get(name)
+            optimizer.step()
+            if number in self._predictors:
+                self._predictors[number].stepped()
+            optimizer.zero_grad(set_to_none=True)
+        self._batch += 1
+        self._keep()
+        return TrainedBatch(loss=loss, gradients=tuple(given))
+
+    def _forwards(self, unit: int, given: Values) -> tuple[list[_Forward], dict[str, Tensor]]:
+        """F of every stage, and all values as the loss sees them."""
+        values = dict(given)
+        forwards: list[_Forward] = []
+        for number, stage in enumerate(self._stages):
+            forward = _Forward(
+                inputs={name: _leaf(values[name]) for name in stage.inputs},
+                parameters=self._of(number, "forward", unit),
+                backward=self._of(number, "backward", unit),
+            )
+            with saved_tensors_hooks(*_exchange(forward)):
+                results = functional_call(stage.module, forward.parameters, tuple(forward.inputs.values()))
+            results = results if isinstance(results, tuple) else (results,)
+            forward.outputs = dict(zip(stage.outputs, results, strict=True))
+            values |= forward.outputs
+            forwards.append(forward)
+        return forwards, {name: _leaf(tensor) for name, tensor in values.items()}
+
+    def _of(self, stage: int, of: str, unit: int) -> Parameters:
+        weights = Weights(self._batch) if self._is_sync else self._weights[stage, of, self._batch, unit]
+        return self._kept[stage, weights]
+
+    def _keep(self) -> None:
+        """Keep the newest versions and what is predicted from them; drop what no later batch uses."""
+        for number, stage in enumerate(self._stages):
+            names = {parameter: name for name, parameter in stage.module.named_parameters()}
+            self._kept[number, Weights(self._batch)] = {name: _leaf(p, copy=True) for p, name in names.items()}
+            for weights in (w for at, w in self._last_use if at == number and w.base == self._batch and w.steps):
+                predicted = {name: torch.empty_like(parameter) for parameter, name in names.items()}
+                groups = self._optimizers[number].param_groups
+                ordered = [predicted[names[parameter]] for group in groups for parameter in group["params"]]
+                self._predictors[number].predict(weights.steps, ordered)
+                wants = {name: parameter.requires_grad for parameter, name in names.items()}
+                self._kept[number, weights] = {n: t.detach().requires_grad_(wants[n]) for n, t in predicted.items()}
+        is_needed = self._is_newest if self._is_sync else self._is_used_later
+        self._kept = {key: kept for key, kept in self._kept.items() if is_needed(*key)}
+
+    def _is_newest(self, stage: int, weights: Weights) -> bool:
+        return weights.base == self._batch
+
+    def _is_used_later(self, stage: int, weights: Weights) -> bool:
+        return self._last_use.get((stage, weights), -1) >= self._batch
+
+
+#: Before the names of parameters beside those of values.
+_PARAMETER = "parameter "
+
+
+def _marked(parameters: Parameters) -> Parameters:
+    return {f"{_PARAMETER}{name}": tensor for name, tensor in parameters.items()}
+
+
+def _leaf(tensor: Tensor, *, copy: bool = False) -> Tensor:
+    own = tensor.detach().clone() if copy else tensor.detach()
+    return own.requires_grad_(tensor.requires_grad)
+
+
+def _gradients(outputs: Values, gradients: Values, inputs: Values) -> dict[str, Tensor]:
+    """Gradients of the inputs that ask for one and get one; outputs without a gradient do not count."""
+    roots = [name for name, tensor in outputs.items() if tensor.requires_grad and name in gradients]
+    wanted = [name for name, tensor in inputs.items() if tensor.requires_grad]
+    if not roots or not wanted:
+        return {}
+    found = torch.autograd.grad(
+        [outputs[name] for name in roots],
+        [inputs[name] for name in wanted],
+        [gradients[name] for name in roots],
+        allow_unused=True,
+    )
+    return {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+
+
+def _exchange(forward: _Forward) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Hooks that keep a view of a parameter by name, and read it from the parameters of the backward."""
+    names = {tensor.untyped_storage().data_ptr(): name for name, tensor in forward.parameters.items()}
+
+    def pack(tensor: Tensor) -> Any:
+        name = names.get(tensor.untyped_storage().data_ptr())
+        return tensor if name is None else (name, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        name, shape, stride, offset = packed
+        return forward.backward[name].detach().as_strided(shape, stride, offset)
+
+    return pack, unpack
