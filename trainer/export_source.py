@@ -8,6 +8,7 @@ checkpoint ──settings──> build_model ──names_of──> tables, dense
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from bagpipe.serving.program import DensePart, NoProgram, as_dense_part, save_pr
 from bagpipe.serving.table_tensors import decay_of
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
+from trainer.settings import with_recorded
 
 __all__ = ["SourceOptions", "built_model", "names_of", "source_of"]
 
@@ -133,7 +135,7 @@ def built_model(checkpoint: Checkpoint) -> tuple[nn.Module, DataSchema]:
     """
     settings = checkpoint.manifest.settings
     data = DataSchema.from_json(settings[DATA_COLUMNS])
-    return build_model(data, _model_config(settings)), data
+    return build_model(data, with_recorded(ModelConfig(), "model", settings)), data
 
 
 def names_of(model: nn.Module, schema: RowSchema) -> tuple[list[ExportTable], list[str]]:
@@ -169,7 +171,7 @@ def _program(
     data: DataSchema,
     settings: Mapping[str, Any],
     work: Path,
-) -> Callable[[Path], None]:
+) -> Callable[[Path], object]:
     """Export the program now, so that a model without one is known; the result moves the file to its place."""
     dtype = TORCH_DTYPE[settings["run.dtype"]]
     materialise(part.model, torch.device("cpu"), dtype)
@@ -180,12 +182,7 @@ def _program(
             weights[name].copy_(average)
     path = work / "dense.pt2"
     save_program(part, path, num_dense=num_dense_inputs(data), dtype=dtype)
-    return partial(_move, path)
-
-
-def _move(source: Path, target: Path) -> None:
-    target.write_bytes(source.read_bytes())
-    source.unlink()
+    return partial(shutil.move, path)
 
 
 def _averages(state: DenseState, step: int) -> dict[str, Tensor]:
@@ -193,12 +190,3 @@ def _averages(state: DenseState, step: int) -> dict[str, Tensor]:
     if not found:
         raise InputError(f"--averages: the checkpoint of step {step} has none: its job had optim.ema_decay = 0")
     return found
-
-
-def _model_config(settings: Mapping[str, Any]) -> ModelConfig:
-    values: dict[str, Any] = {
-        key.removeprefix("model."): tuple(value) if isinstance(value, list) else value
-        for key, value in settings.items()
-        if key.startswith("model.")
-    }
-    return ModelConfig(**values)

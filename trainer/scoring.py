@@ -42,7 +42,7 @@ from trainer.groups import GroupColumn, feature_number
 from trainer.metrics import METRICS, BinaryMetrics, Quality, by_label, left_out_lines
 from trainer.score_file import ScoreFile
 from trainer.services import open_cacher
-from trainer.settings import check_labelled
+from trainer.settings import check_labelled, with_recorded
 from trainer.tasks import Tasks
 
 __all__ = ["evaluate", "predict", "test_metrics"]
@@ -215,10 +215,8 @@ def _as_trained(config: Config, checkpoint: Checkpoint) -> Config:
     """The configuration with the model, the number types and the seed that the checkpoint was trained with."""
     recorded = checkpoint.manifest.settings
     changed: dict[str, Any] = {"pipeline": type(config.pipeline)()}
-    for section, names in (("model", None), ("optim", None), ("run", ("dtype", "seed", "autocast"))):
-        before = getattr(config, section)
-        values = _recorded(recorded, section, before, names)
-        changed[section] = dataclasses.replace(before, **values)
+    for section, keys in (("model", None), ("optim", None), ("run", ("dtype", "seed", "autocast"))):
+        changed[section] = with_recorded(getattr(config, section), section, recorded, keys)
     rows = RowSchema.from_json(_rows(checkpoint))
     cache: dict[str, Any] = {
         "dtype": "run" if rows.dtype == changed["run"].dtype else rows.dtype,
@@ -226,19 +224,6 @@ def _as_trained(config: Config, checkpoint: Checkpoint) -> Config:
     }
     changed["cache"] = dataclasses.replace(config.cache, **cache)
     return dataclasses.replace(config, **changed)
-
-
-def _recorded(
-    settings: Mapping[str, Any], section: str, before: object, names: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Values of a section that a checkpoint records."""
-    known = {field.name for field in dataclasses.fields(before)} if dataclasses.is_dataclass(before) else set()
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for key, value in settings.items()
-        for part, _, name in [key.partition(".")]
-        if part == section and name in known and (names is None or name in names)
-    }
 
 
 def _check_columns(schema: DataSchema, checkpoint: Checkpoint) -> None:

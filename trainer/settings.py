@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bagpipe.checkpoint.manifest import DATA_COLUMNS
-from bagpipe.config.sections import CheckpointConfig, Config
+from bagpipe.config.sections import CheckpointConfig, Config, ModelConfig, OptimConfig, RunConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
@@ -27,7 +28,10 @@ __all__ = [
     "default_settings",
     "path_of_rank",
     "result_settings",
+    "with_recorded",
 ]
+
+_Section = TypeVar("_Section", ModelConfig, OptimConfig, RunConfig)
 
 #: Keys that can differ between ranks: what a rank says and where, and secret files of a host.
 _KEYS_OF_ONE_RANK = frozenset(
@@ -59,7 +63,6 @@ _FREE = frozenset(
 )
 #: Keys of other sections that affect results.
 _EXTRA_KEYS = ("cacher.assign",)
-
 
 #: Name of the setting that says which evaluations decide the learning rates.
 _PLATEAU = "evaluations of a plateau schedule"
@@ -131,6 +134,26 @@ def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:
     # Tuples become lists, as in the manifest of a checkpoint.
     settings: dict[str, Any] = json.loads(json.dumps({**chosen, DATA_COLUMNS: data.to_json()}))
     return settings
+
+
+def with_recorded(
+    section: _Section, name: str, settings: Mapping[str, Any], keys: Collection[str] | None = None
+) -> _Section:
+    """A section of the configuration with the values that a checkpoint records.
+
+    Args:
+        section: has the values of the other keys.
+        name: of the section.
+        settings: of `result_settings`, maybe of another version: keys that the section does not have are left out.
+        keys: names of the keys that are taken; None: all.
+    """
+    recorded: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        path = f"{name}.{field.name}"
+        if path in settings and (keys is None or field.name in keys):
+            value = settings[path]
+            recorded[field.name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(section, **recorded)
 
 
 def _plateau_evaluations(config: Config) -> str:

@@ -50,7 +50,7 @@ class ExportSource:
     tables: tuple[ExportTable, ...]
     weights: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
-    save_program: Callable[[Path], None] | None
+    save_program: Callable[[Path], object] | None
 
     def dense(self) -> FileTensors:
         """The tensors of the dense part, by file."""

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from bagpipe.config.sections import Config, DataConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import Config, DataConfig, ModelConfig, RunConfig, StoreConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
-from trainer.settings import common_settings, config_of_rank, path_of_rank, result_settings
+from trainer.settings import common_settings, config_of_rank, path_of_rank, result_settings, with_recorded
 
 DATA = DataSchema(
     label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
@@ -68,3 +68,10 @@ def test_settings_of_results_are_those_of_a_manifest() -> None:
     settings = result_settings(Config(), DATA)
     assert settings == json.loads(json.dumps(settings))
     assert result_settings(Config(data=DataConfig(identity="full")), DATA) == settings
+
+
+def test_recorded_settings_replace_those_of_a_section() -> None:
+    recorded = result_settings(Config(model=ModelConfig(name="mmoe", top_mlp=(7, 5)), run=RunConfig(seed=3)), DATA)
+    recorded |= {"model.of_another_version": 1}
+    assert with_recorded(ModelConfig(embedding_dim=9), "model", recorded) == ModelConfig(name="mmoe", top_mlp=(7, 5))
+    assert with_recorded(RunConfig(threads=2), "run", recorded, ("seed",)) == RunConfig(threads=2, seed=3)
