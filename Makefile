@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full check format suite browser search chaos fuzz soak gpu docs setup clean
+.PHONY: help train test test-full check format suite browser search chaos fuzz soak gpu docs docs-commands setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -70,6 +70,9 @@ format: setup ## format and fix what ruff can
 
 docs: setup ## build the documentation site with the API reference into site/; warnings are errors
 	@$(PY) -m tools.make_docs $(ARGS)
+
+docs-commands: setup ## run the commands of README, docs and examples, in a checkout and from the wheel
+	$(PYTEST) -m "slow or not slow" tests/docs/test_commands_run.py $(ARGS)
 
 bench-%: setup ## run benchmarks/<name>, for example make bench-planner
 	$(PY) -m benchmarks.$*.main $(ARGS)

@@ -6,13 +6,10 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
-import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -22,6 +19,7 @@ import pytest
 import bagpipe
 from bagpipe.config.keys import config_keys
 from bagpipe.util.programs import COMMANDS, PROGRAMS
+from tests.harness.wheels import build, copy_sources, install
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bagpipe", *PROGRAMS)
@@ -29,29 +27,14 @@ PACKAGES = ("bagpipe", *PROGRAMS)
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources, since building writes next to them."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in (*PACKAGES, "tests", "tools", "benchmarks"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_sources(copy)
     return copy
 
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built("wheel", checkout, tmp_path_factory.mktemp("wheel"))
-
-
-def built(kind: str, checkout: Path, out: Path) -> Path:
-    """A wheel or an sdist of the checkout, made as pip makes it."""
-    code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(out)], cwd=checkout, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    (path,) = out.iterdir()
-    return path
+    return build("wheel", checkout, tmp_path_factory.mktemp("wheel"))
 
 
 def sources(folder: Path) -> set[str]:
@@ -104,11 +87,11 @@ def test_no_text_names_a_module_of_a_program():
 
 def test_a_source_distribution_builds_the_same_wheel(checkout, wheel, tmp_path):
     (tmp_path / "sdist").mkdir()
-    with tarfile.open(built("sdist", checkout, tmp_path / "sdist")) as archive:
+    with tarfile.open(build("sdist", checkout, tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (folder,) = (tmp_path / "unpacked").iterdir()
     (tmp_path / "wheel").mkdir()
-    with zipfile.ZipFile(built("wheel", folder, tmp_path / "wheel")) as again, zipfile.ZipFile(wheel) as first:
+    with zipfile.ZipFile(build("wheel", folder, tmp_path / "wheel")) as again, zipfile.ZipFile(wheel) as first:
         contents = [{item.filename: item.CRC for item in archive.infolist()} for archive in (again, first)]
         assert contents[0] == contents[1]
 
@@ -120,12 +103,7 @@ def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     A user works there, on a model: with a package and modules that have the programs' names.
     """
     folder = tmp_path_factory.mktemp("outside")
-    venv.create(folder / "venv", with_pip=False, symlinks=True)
-    paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
-    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "venv/bin/python"), "install", "--quiet"]
-    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True, timeout=100)
+    install(wheel, folder / "venv")
     (folder / "data").mkdir()
     (folder / "data" / "__init__.py").write_text("")
     (folder / "data" / "widths.py").write_text("TOP = (16,)\n")

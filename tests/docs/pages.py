@@ -1,4 +1,4 @@
-"""The pages under test: Markdown files, their code spans, code blocks and links."""
+"""The pages under test: Markdown files, their code spans, code blocks, command lines and links."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ PAGES = sorted(
 )
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+#: How a block of commands begins.
+_COMMAND = re.compile(
+    r"\$ |[A-Z]\w*=|\(|examples/|(?:\.venv/bin/)?(?:python|torchrun) |"
+    r"(?:bagpipe|cp|docker|export|kubectl|ln|make|mkdir|pip|redis-cli|timeout) "
+)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -25,6 +30,18 @@ def blocks(page: str, language: str = "") -> list[str]:
     """Bodies of the fenced code blocks, of one language or of all."""
     found = [fence.split("\n", 1) for fence in _FENCE.findall(read(page))]
     return [body.removesuffix("```") for head, body in found if head[3:].startswith(language)]
+
+
+def command_blocks(page: str) -> list[list[str]]:
+    """The command lines of each block that has some, in the page's order: each whole, without prompt and comment."""
+    found = []
+    for head, body in (fence.split("\n", 1) for fence in _FENCE.findall(read(page))):
+        if head[3:] in ("", "sh") and _COMMAND.match(body):
+            lines = re.sub(r"\\\n\s*", " ", body.removesuffix("```")).splitlines()
+            if body.startswith("$ "):  # a session: the other lines are its output
+                lines = [line[2:] for line in lines if line.startswith("$ ")]
+            found.append([text for line in lines if (text := re.split(r"\s#", line)[0].rstrip())])
+    return found
 
 
 def prose(page: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from bagpipe.cli.main import main as bagpipe_main
 from bagpipe.schedule.registry import SCHEDULES
 from bagpipe.util.programs import COMMANDS, import_program
-from tests.docs.pages import PAGES, blocks, read
+from tests.docs.pages import PAGES, blocks, command_blocks, read
 
 PROGRAM = re.compile(
     r"(?:^|[\s|(])(?:-m (trainer|cacher|data|bagpipe(?:\.train)?)|(bagpipe) (?=[a-z]))(?= |$|[a-z])(.*)"
@@ -32,11 +32,9 @@ PLACEHOLDER = re.compile(r"…|\.\.\.|\$|[\[\]|<>]|\.json\b|\bFILE\b")
 
 def commands(page: str) -> Iterator[tuple[str, ...]]:
     """Words of the page's commands, from the program's name on: ``("trainer", "eval", "--config", …)``."""
-    for block in blocks(page, "sh") + [block for block in blocks(page) if block]:
-        lines = re.sub(r"\\\n\s*", " ", block).splitlines()
-        for line in lines:
-            match = PROGRAM.search(re.split(r"\s#", line)[0])
-            if match and not line.startswith("error: "):
+    for block in command_blocks(page):
+        for line in block:
+            if match := PROGRAM.search(line):
                 program = (match[1] or match[2]).removesuffix(".train")
                 program = "trainer" if match[1] == "bagpipe.train" else program
                 yield (program, *shlex.split(match[3].replace("'", "").replace('"', "")))
