@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bagpipe.config.optim_section import pairs
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
@@ -109,15 +110,20 @@ def _training_facts(job: TrainerJob, ranks: Ranks) -> TrainingFacts:
         num_steps=planned_steps(job.built.config),
         published=lambda: checkpoints.published_step,
         rates=partial(_rates, job),
+        gradient_norm=lambda: job.open.engine.dense.gradient_norm,
     )
 
 
-def _rates(job: TrainerJob) -> dict[str, float]:
-    """Learning rates of the latest batch."""
-    engine = job.open.engine
+def _rates(job: TrainerJob) -> dict[str, Any]:
+    """Learning rates of the latest batch; of the tables that differ from the others by table."""
+    engine, optim = job.open.engine, job.built.config.optim
     schedule = next((part for part in engine.parts if isinstance(part, LearningRates)), None)
     optimizers = [chunk.optimizer for chunk in engine.dense.chunks.values() if chunk.optimizer is not None]
-    rates = {"rows_lr": job.built.config.optim.rows_lr * (1.0 if schedule is None else schedule.row_factor)}
+    factor = 1.0 if schedule is None else schedule.row_factor
+    rates: dict[str, Any] = {"rows_lr": optim.rows_lr * factor}
+    by_table = {table: float(rate) for table, rate in pairs(optim.rows_lr_by_table)}
+    if differing := {table: rate * factor for table, rate in by_table.items() if rate != optim.rows_lr}:
+        rates["rows_lr_by_table"] = differing
     if optimizers:
         rates["dense_lr"] = float(optimizers[0].param_groups[0]["lr"])
         if schedule is not None:

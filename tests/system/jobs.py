@@ -17,6 +17,7 @@ from bagpipe.config.sections import Config
 from bagpipe.oracle.rank_batch import BatchSource
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.progress import Progress, RunResult
 from cacher.embedded import EmbeddedCacher
@@ -34,6 +35,7 @@ class JobOutcome:
 
     Attributes:
         losses: mean loss of every batch.
+        norms: of every batch's gradients before their limit; empty without one.
         rows: per table name, ids in ascending order and their records.
         dense, state: parameters by name; dense optimizer state by parameter number and name.
         auc: on the held-out examples.
@@ -42,6 +44,7 @@ class JobOutcome:
     dense_digest: str
     embedding_digest: str
     losses: tuple[float, ...]
+    norms: tuple[float, ...]
     rows: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
     dense: dict[str, torch.Tensor]
     state: dict[int, dict[str, Any]]
@@ -57,15 +60,19 @@ class JobOutcome:
 
 @dataclass(slots=True)
 class _Losses:
-    """`Engine.on_batch` that records every batch's mean loss."""
+    """`Engine.on_batch` that records every batch's mean loss, and the norm of its gradients where it is limited."""
 
+    dense: DensePart
     sums: list[float] = field(default_factory=lambda: [0.0])
     samples: list[int] = field(default_factory=lambda: [0])
+    norms: list[float] = field(default_factory=list)
 
     def __call__(self, totals: Callable[[], Progress]) -> None:
         progress = totals()
         self.sums.append(float(progress.loss_sum))
         self.samples.append(progress.samples)
+        if self.dense.gradient_norm is not None:
+            self.norms.append(float(self.dense.gradient_norm))
 
     def means(self) -> tuple[float, ...]:
         return tuple((np.diff(self.sums) / np.diff(self.samples)).tolist())
@@ -112,7 +119,7 @@ def run_job(
         )
         store.check()
         engine = build_engine(built, store if wrap is None else wrap(store))
-        losses = _Losses()
+        losses = _Losses(engine.dense)
         # The caller closes the batches: a job that fails leaves them half read.
         with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as batches:  # type: ignore[type-var] # both sources' are generators
             trained = engine.train(batches, on_batch=losses)
@@ -124,6 +131,7 @@ def run_job(
             dense_digest=dense_digest(engine.dense.model, engine.dense.optimizer),
             embedding_digest=embedding_digest(store),
             losses=losses.means(),
+            norms=tuple(losses.norms),
             rows=dict(_rows(store)),
             dense={name: value.detach().clone() for name, value in engine.dense.model.state_dict().items()},
             state=engine.dense.optimizer.state_dict()["state"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def test_limits_of_gradients_equal_torch_in_a_plain_loop(name: str, schema: str,
     keys, clip = CLIPS[name]
     whole = change(clicks(schema, "dlrm", "rowwise_adagrad", limit=120), run__dtype="float64", optim__dense="sgd")
     config = change(whole, **{f"optim__{key}": value for key, value in keys.items()})
-    limited = check(config, before_steps=clip)
+    norms: list[Any] = []
+    limited = check(config, before_steps=lambda rows, dense: norms.append(clip(rows, dense)))
+    assert limited.norms == pytest.approx([float(norm) for norm in norms if norm is not None], rel=1e-12)
     assert limited.digests != run_job(whole).digests
 
 

@@ -61,10 +61,21 @@ def test_stdout_is_json_if_asked(tmp_path: Path) -> None:
     # One interval: the one at the end, when the lanes have stopped.
     arguments = ["--run.log_format", "json", "--run.log_every_s", "1000"]
     arguments += ["--checkpoint.dir", str(folder), "--checkpoint.every", "5"]
+    arguments += [
+        "--optim.clip_norm",
+        "0.01",
+        "--optim.clip_scope",
+        "all",
+        "--optim.rows_lr_by_table",
+        "C1=0.5,C2=0.02",
+    ]
     done = run_forked([*SMALL, *arguments, "--result", str(result)], tmp_path)
     assert (done.code, done.err) == (0, ""), done.err
     events = events_of(done.out)
     check_events(events, json.loads(result.read_text()))
+    (interval,) = (event for event in events if event["event"] == "interval")
+    assert interval["grad_norm"] > 0
+    assert (interval["rows_lr"], interval["rows_lr_by_table"]) == (0.02, {"C1": 0.5})
     steps = [event["checkpoint_step"] for event in events if event["event"] == "checkpoint"]
     assert steps == sorted(set(steps))
     assert steps[-1] == json.loads(result.read_text())["steps"]
@@ -73,13 +84,15 @@ def test_stdout_is_json_if_asked(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_rank_of_two_reports(tmp_path: Path) -> None:
     log, result = tmp_path / "log.jsonl", tmp_path / "result.json"
-    with torchrun([*SMALL, "--run.log", str(log), "--result", str(result)], forked=tmp_path) as program:
+    limit = ["--optim.clip_norm", "0.01", "--optim.clip_scope", "rows"]
+    with torchrun([*SMALL, *limit, "--run.log", str(log), "--result", str(result)], forked=tmp_path) as program:
         done = program.finish()
     await_gone(done.mark)
     assert done.code == 0, done.err
     events = events_of(log.read_text())
     assert [event["event"] for event in events].count("end") == 1
     assert [event["phase"] for event in events if event["event"] == "phase"] == PHASES
+    assert min(event["grad_norm"] for event in events if event["event"] == "interval" and event["loss"]) > 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="the package is there")

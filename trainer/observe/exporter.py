@@ -39,6 +39,7 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
     "loss": ("loss", "Mean training loss of the whole job"),
     "interval_loss": ("interval_loss", "Mean training loss of the latest interval"),
     "loss_scale": ("loss_scale", "Factor of the loss"),
+    "grad_norm": ("gradient_norm", "Norm of the gradients in optim.clip_scope before the limit, of a late batch"),
     "dense_lr": ("dense_learning_rate", "Learning rate of the dense part in the latest batch"),
     "rows_lr": ("rows_learning_rate", "Learning rate optim.rows_lr of rows in the latest batch"),
     "eta_s": ("eta_seconds", "Time to the last step, where it is known"),
@@ -111,6 +112,14 @@ class Exporter(Collector):
             for key, (name, text) in table.items():
                 if interval.get(key) is not None:
                     yield self._metric(family, name, text, interval[key])
+        rates = GaugeMetricFamily(
+            "bagpipe_trainer_table_rows_learning_rate",
+            "Learning rate of rows of a table of optim.rows_lr_by_table in the latest batch",
+            labels=["rank", "table"],
+        )
+        for table, rate in interval.get("rows_lr_by_table", {}).items():
+            rates.add_metric([self._rank, table], rate)
+        yield rates
         yield from self._lanes(interval.get("lanes", {}))
         found = by_label(quality)
         labels = ["rank", "metric"] if "" in found else ["rank", "metric", "task"]

@@ -92,6 +92,8 @@ def interval_words(values: Mapping[str, Any]) -> list[str]:
     loss = values["loss"] if values["interval_loss"] is None else values["interval_loss"]
     if loss is not None:
         words.append(f"loss {loss:.5f}")
+    if values.get("grad_norm") is not None:
+        words.append(f"grad norm {values['grad_norm']:.4g}")
     words.append(f"{values['samples_per_s']:,.0f} samples/s")
     if values["interval_hit_rate"] is not None:
         words.append(f"hits {values['interval_hit_rate']:.1%}")

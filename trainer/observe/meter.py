@@ -24,10 +24,11 @@ _WORTH_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSoFar:
-    """A loss sum that has come to the host, and its examples."""
+    """A loss sum that has come to the host, its examples, and the norm of the last ones' gradients; None: not known."""
 
     loss_sum: float
     samples: int
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class Meter:
             "samples_per_s": (progress.samples - mark.samples) / max(now_s - mark.at_s, 1e-9),
             "loss": None if loss is None else _finite(loss.loss_sum / loss.samples),
             "interval_loss": _interval_loss(mark.loss, loss),
+            **({} if loss is None or loss.gradient_norm is None else {"grad_norm": _finite(loss.gradient_norm)}),
             "hit_rate": progress.hit_rate,
             "interval_hit_rate": 1 - missing / unique if unique else None,
             "exposed_s": progress.exposed_s,

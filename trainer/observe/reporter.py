@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+
 from bagpipe.cache.staging import PendingTensor, to_host
 from bagpipe.pipeline.stream import Streams
 from bagpipe.training.engine import OnBatch
@@ -40,6 +43,8 @@ class TrainingFacts:
         num_steps: steps of the whole job, at most; None: unknown.
         published: step of the newest checkpoint that this process published; None: none.
         rates: learning rates of the latest batch, by name, for the values of an interval.
+        gradient_norm: norm of the gradients of the latest batch before its limit, a scalar on the device; None: no
+            limit. It is copied with the loss.
     """
 
     streams: Streams
@@ -48,7 +53,8 @@ class TrainingFacts:
     samples: int = 0
     num_steps: int | None = None
     published: Callable[[], int | None] = lambda: None
-    rates: Callable[[], Mapping[str, float]] = dict
+    rates: Callable[[], Mapping[str, Any]] = dict
+    gradient_norm: Callable[[], Tensor | None] = lambda: None
 
 
 class Reporter:
@@ -179,13 +185,17 @@ class _TrainingRun:
     def _request_loss(self, progress: Progress) -> None:
         """Start copying the loss to the host, unless a copy is in progress."""
         if self._facts.shows_loss and self._pending is None and progress.samples:
-            self._pending = to_host(self._facts.streams, progress.loss_sum), progress.samples
+            norm = self._facts.gradient_norm()
+            numbers = [progress.loss_sum] if norm is None else [progress.loss_sum, norm]
+            self._pending = to_host(self._facts.streams, torch.stack([n.double() for n in numbers])), progress.samples
 
     def _read_loss(self, *, waits: bool = False) -> None:
         """Read the pending loss if the copy is done; with `waits`, wait for it."""
         if self._pending is not None and (waits or self._pending[0].is_ready()):
             pending, samples = self._pending
-            self._loss, self._pending = LossSoFar(loss_sum=float(pending.get()), samples=samples), None
+            loss_sum, *norms = pending.get().tolist()
+            self._loss = LossSoFar(loss_sum=loss_sum, samples=samples, gradient_norm=norms[0] if norms else None)
+            self._pending = None
 
 
 def _note_failure(sink: Sink, error: Exception) -> None:

@@ -28,6 +28,7 @@ _SCALARS: Mapping[str, str] = {
     "interval_loss": "train/interval_loss",
     "skipped_batches": "train/skipped_batches",
     "loss_scale": "train/loss_scale",
+    "grad_norm": "train/grad_norm",
     "dense_lr": "train/dense_lr",
     "rows_lr": "train/rows_lr",
     "hit_rate": "cache/hit_rate",
@@ -69,6 +70,7 @@ class TrackerSink:
         values = event.values
         if event.kind == "interval":
             named = {name: values[key] for key, name in _SCALARS.items() if values.get(key) is not None}
+            named |= {f"train/rows_lr/{table}": rate for table, rate in values.get("rows_lr_by_table", {}).items()}
         elif event.kind == "evaluation":
             named = {f"eval/{name}": values[name] for name in METRICS if name in values}
             for label, found in by_label(values).items():

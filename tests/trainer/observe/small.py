@@ -53,6 +53,7 @@ def progress(**values: Any) -> Progress:
 
 def interval(**values: Any) -> Event:
     """The event of `progress`, 2 seconds after the start of a job of 9 steps."""
-    measured = Meter(0.0, num_steps=9).measure(2.0, progress(), LossSoFar(loss_sum=5.0, samples=10))
-    rates = {"dense_lr": 0.5, "rows_lr": 0.25}
+    loss = LossSoFar(loss_sum=5.0, samples=10, gradient_norm=1.5)
+    measured = Meter(0.0, num_steps=9).measure(2.0, progress(), loss)
+    rates = {"dense_lr": 0.5, "rows_lr": 0.25, "rows_lr_by_table": {"user": 0.125}}
     return Event(kind="interval", elapsed_s=12.04, step=3, values={**measured, **rates, **values})

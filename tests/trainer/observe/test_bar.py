@@ -19,5 +19,5 @@ def test_the_bar_shows_phases_and_intervals(capsys: pytest.CaptureFixture[str]) 
     assert "rank 0 of 2: building the model" in shown
     assert "rank 0 of 2: training: 4.00 samples" in shown
     assert "10.0 samples" in shown
-    assert "step 3, loss 0.50000, hits 75.0%, exposed 25.0%, 2 batches skipped, ETA 0:00:04" in shown
+    assert "step 3, loss 0.50000, grad norm 1.5, hits 75.0%, exposed 25.0%, 2 batches skipped, ETA 0:00:04" in shown
     assert "[     3.0 s] evaluation at step 3  AUC 0.75000\n" in shown

@@ -17,7 +17,7 @@ from trainer.observe.exporter import Exporter
 DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "trainer.json"
 
 #: Functions, keywords and labels of PromQL expressions.
-_WORDS = {"sum", "max", "avg", "rate", "by", "lane", "op", "label_values", "job"}
+_WORDS = {"sum", "max", "avg", "rate", "by", "lane", "op", "table", "label_values", "job"}
 
 
 @pytest.fixture(scope="module")

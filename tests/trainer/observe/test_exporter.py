@@ -71,6 +71,8 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_loss_scale": 512.0,
         "bagpipe_trainer_dense_learning_rate": 0.5,
         "bagpipe_trainer_rows_learning_rate": 0.25,
+        "bagpipe_trainer_table_rows_learning_rate user": 0.125,
+        "bagpipe_trainer_gradient_norm": 1.5,
         "bagpipe_trainer_eta_seconds": 4.0,
         "bagpipe_trainer_rows_unique_total": 4.0,
         "bagpipe_trainer_rows_missed_total": 1.0,

@@ -12,10 +12,13 @@ from trainer.observe.lines import LogFile, StreamLines, json_line, text_line
 
 def test_an_interval_as_text() -> None:
     assert text_line(interval()) == (
-        "[    12.0 s] step 3  loss 0.50000  5 samples/s  hits 75.0%  exposed 25.0%  2 batches skipped  ETA 0:00:04"
+        "[    12.0 s] step 3  loss 0.50000  grad norm 1.5  5 samples/s  hits 75.0%  exposed 25.0%  2 batches skipped  "
+        "ETA 0:00:04"
     )
     wait = {"on": "store reads", "lane": "net-in", "op": "X_FETCH"}
-    line = text_line(interval(waited_for=wait, eta_s=None, interval_loss=None, loss=None, skipped_batches=0))
+    line = text_line(
+        interval(waited_for=wait, eta_s=None, interval_loss=None, loss=None, grad_norm=None, skipped_batches=0)
+    )
     assert line == "[    12.0 s] step 3  5 samples/s  hits 75.0%  exposed 25.0% (store reads)"
 
 

@@ -45,6 +45,16 @@ def test_the_last_interval_has_the_final_loss() -> None:
     assert kept.events[1].values["loss"] == 0.5
 
 
+def test_the_norm_of_gradients_comes_with_the_loss() -> None:
+    kept, norms = Kept(), iter([torch.tensor(0.25), torch.tensor(torch.nan, dtype=torch.float64), None])
+    with Reporter([kept]) as reporter, reporter.training(facts(gradient_norm=lambda: next(norms, None))) as on_batch:
+        assert on_batch is not None
+        for samples in (10, 20, 30):
+            on_batch(lambda samples=samples: progress(samples=samples))
+    assert [event.values.get("grad_norm", "missing") for event in kept.events[1:]] == [0.25, None, "missing"]
+    assert kept.events[1].values["loss"] == 0.5
+
+
 def test_a_rank_without_losses_shows_none() -> None:
     kept = Kept()
     with Reporter([kept]) as reporter, reporter.training(facts(shows_loss=False)) as on_batch:

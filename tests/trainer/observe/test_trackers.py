@@ -66,6 +66,8 @@ EXPECTED = {
     "train/loss_scale": 512.0,
     "train/dense_lr": 0.5,
     "train/rows_lr": 0.25,
+    "train/rows_lr/user": 0.125,
+    "train/grad_norm": 1.5,
     "cache/hit_rate": 0.75,
     "cache/interval_hit_rate": 0.75,
     "cache/exposed_share": 0.25,
