@@ -33,63 +33,74 @@ _FILES = {
 }
 
 
+class _Recorded:
+    """A training step whose rows can be lazy, and a record of evaluations, mixed into a model of FuxiCTR.
+
+    Attributes:
+        task: of the run.
+        history: AUC of each evaluation.
+        tables: embedding weights by name, if the rows have an optimizer of their own.
+    """
+
+    task: Mapping[str, Any]
+    history: list[float]
+    tables: dict[str, Tensor]
+
+    def compile(self: Any, optimizer: str, loss: str, lr: float) -> None:
+        parent: Any = super()
+        parent.compile(optimizer, loss, lr)
+        self.history, self.tables = [], {}
+        if self.task["sparse_adam"]:
+            self._make_sparse(lr)
+
+    def _make_sparse(self: Any, lr: float) -> None:
+        self.tables = {name: module.weight for name, module in self.named_modules() if _is_table(module)}
+        ours = {id(weight) for weight in self.tables.values()}
+        self.optimizer = torch.optim.Adam([value for value in self.parameters() if id(value) not in ours], lr=lr)
+        self.rows_optimizer = torch.optim.SparseAdam(self.tables.values(), lr=lr)
+
+    def train_step(self: Any, batch: Mapping[str, Any]) -> Any:
+        parent: Any = super()
+        if not self.tables:
+            return parent.train_step(batch)
+        for weight in self.tables.values():
+            weight.grad = None
+        self.optimizer.zero_grad()
+        loss = self.compute_loss(self.forward(batch), self.get_labels(batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters(), self._max_gradient_norm)
+        for name, weight in self.tables.items():
+            rows = torch.arange(len(weight))
+            if self.task["sparse_adam"] == "batch":
+                rows = batch[name.rpartition(".")[2]].long().unique()
+            weight.grad = torch.sparse_coo_tensor(
+                rows[None], weight.grad[rows], weight.shape, is_coalesced=True, check_invariants=False
+            )
+        self.optimizer.step()
+        self.rows_optimizer.step()
+        return loss
+
+    def checkpoint_and_earlystop(self: Any, logs: Mapping[str, float], min_delta: float = 1e-6) -> None:
+        parent: Any = super()
+        self.history.append(float(logs["AUC"]))
+        parent.checkpoint_and_earlystop(logs, min_delta)
+
+    def lr_decay(self: Any, factor: float = 0.1, min_lr: float = 1e-6) -> Any:
+        parent: Any = super()
+        if self.tables:
+            for group in self.rows_optimizer.param_groups:
+                group["lr"] = max(group["lr"] * factor, min_lr)
+        return parent.lr_decay(factor, min_lr)
+
+
 def _model_class(task: Mapping[str, Any]) -> Any:
-    """The model's class, with a training step whose rows can be lazy, and a record of its evaluations."""
+    """The model's class, with `_Recorded` mixed in."""
     spec = importlib.util.spec_from_file_location(task["model"], Path(task["zoo"]) / _FILES[task["model"]])
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    base: Any = getattr(module, task["model"])
-
-    class Recorded(base):  # type: ignore[misc] # the base is Any
-        def compile(self, optimizer: str, loss: str, lr: float) -> None:
-            super().compile(optimizer, loss, lr)
-            self.history: list[float] = []
-            self.tables: dict[str, Tensor] = {}
-            if task["sparse_adam"]:
-                self._make_sparse(lr)
-
-        def _make_sparse(self, lr: float) -> None:
-            self.tables = {name: module.weight for name, module in self.named_modules() if _is_table(module)}
-            ours = {id(weight) for weight in self.tables.values()}
-            self.optimizer = torch.optim.Adam([value for value in self.parameters() if id(value) not in ours], lr=lr)
-            self.rows_optimizer = torch.optim.SparseAdam(self.tables.values(), lr=lr)
-
-        def train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
-            if not self.tables:
-                loss: Tensor = super().train_step(batch)
-                return loss
-            for weight in self.tables.values():
-                weight.grad = None
-            self.optimizer.zero_grad()
-            loss = self.compute_loss(self.forward(batch), self.get_labels(batch))
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self.parameters(), self._max_gradient_norm)
-            for name, weight in self.tables.items():
-                rows = torch.arange(len(weight))
-                if task["sparse_adam"] == "batch":
-                    rows = batch[name.rpartition(".")[2]].long().unique()  # type: ignore[no-untyped-call]
-                assert weight.grad is not None
-                weight.grad = torch.sparse_coo_tensor(
-                    rows[None], weight.grad[rows], weight.shape, is_coalesced=True, check_invariants=False
-                )
-            self.optimizer.step()
-            self.rows_optimizer.step()  # type: ignore[no-untyped-call]
-            return loss
-
-        def checkpoint_and_earlystop(self, logs: Mapping[str, float], min_delta: float = 1e-6) -> None:
-            self.history.append(float(logs["AUC"]))
-            super().checkpoint_and_earlystop(logs, min_delta)
-
-        def lr_decay(self, factor: float = 0.1, min_lr: float = 1e-6) -> float:
-            if self.tables:
-                for group in self.rows_optimizer.param_groups:
-                    group["lr"] = max(group["lr"] * factor, min_lr)
-            rate: float = super().lr_decay(factor, min_lr)
-            return rate
-
-    return Recorded
+    return type("Recorded", (_Recorded, getattr(module, task["model"])), {"task": task})
 
 
 def _is_table(module: torch.nn.Module) -> bool:
@@ -125,7 +136,8 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(task["threads"])
     if task["batches"]:
         torch.set_default_dtype(torch.float64)
-        torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign] # the models call it on their inputs
+        tensor: Any = torch.Tensor
+        tensor.float = tensor.double  # the models call it on their inputs
     folder = Path(task["data"])
     feature_map = features.FeatureMap(folder.name, str(folder))
     feature_map.load(str(folder / "feature_map.json"), {"embedding_dim": task["arguments"]["embedding_dim"]})

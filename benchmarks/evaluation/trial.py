@@ -40,28 +40,30 @@ class Clock:
 
 
 def main() -> None:
+    """Measure the job of the command line, and write the outcome."""
     outcome, folder, num_turns, *flags = sys.argv[1:]
     configure_process()
     flags += ["--checkpoint.dir", f"{folder}/checkpoints", "--store.namespace", "trial"]
     forwards = Clock(Scoring, "forward")
     evaluations: list[dict[str, float]] = []
+    patched: Any = Evaluator
     evaluate_once = Evaluator.evaluate
 
     def measured(self: Evaluator, step: int) -> bool:
         forwards.calls.clear()
-        wall, process = time.perf_counter(), time.process_time()
+        wall_s, process_s = time.perf_counter(), time.process_time()
         is_over = evaluate_once(self, step)
         evaluations.append(
             {
-                "wall_s": time.perf_counter() - wall,
-                "processor_s": time.process_time() - process,
+                "wall_s": time.perf_counter() - wall_s,
+                "processor_s": time.process_time() - process_s,
                 "forward_wall_s": sum(call[0] for call in forwards.calls),
                 "forward_processor_s": sum(call[2] for call in forwards.calls),
             }
         )
         return is_over
 
-    Evaluator.evaluate = measured  # type: ignore[method-assign]
+    patched.evaluate = measured
     config = parse_config(flags, "trial", ()).config
     result = run_job(config)
     turns: dict[str, list[float]] = {"eval": [], "predict": []}
@@ -72,9 +74,9 @@ def main() -> None:
             ("eval", evaluate, []),
             ("predict", predict, ["--out", f"{folder}/scores.parquet"]),
         ):
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             assert command([*scored, *more]) == 0
-            turns[name].append(time.perf_counter() - start)
+            turns[name].append(time.perf_counter() - start_s)
     found = {"evaluations": evaluations, "samples": result.samples, "seconds": result.seconds, "turns": turns}
     Path(outcome).write_text(json.dumps(found))
 
