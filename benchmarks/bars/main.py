@@ -30,6 +30,7 @@ from benchmarks.bars.same_start import JobOfOurs
 from benchmarks.bars.settings import BATCH_SIZE, DROPOUT, MODELS, Outcome, Run
 from benchmarks.bars.theirs import Fuxictr
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
+from benchmarks.harness.machine import TRAINING_PACKAGES
 
 _MIN_COUNT = 10
 _SHARES = (0.7, 0.1, 0.2)
@@ -57,20 +58,17 @@ class Bench:
         return self.journal.get(run, self._measure)
 
     def _measure(self, run: Run) -> Outcome:
-        steps = math.ceil(self.prepared.num_examples["train"] / BATCH_SIZE)
-        job = (
-            JobOfOurs.of(run.model, flags_of(run, self.data))
-            if run.system in ("ours", "all-rows") or run.same_start
-            else None
-        )
         if run.system in ("ours", "all-rows"):
-            assert job is not None
-            return measure_ours(run, self.data, job.parameters)
-        if job is None:
+            return measure_ours(run, self.data, self._job(run).parameters)
+        steps = math.ceil(self.prepared.num_examples["train"] / BATCH_SIZE)
+        if not run.same_start:
             return self.fuxictr.measure(run, steps)
         with tempfile.TemporaryDirectory() as folder:
-            job.write(Path(folder))
+            self._job(run).write(Path(folder))
             return self.fuxictr.measure(run, steps, Path(folder))
+
+    def _job(self, run: Run) -> JobOfOurs:
+        return JobOfOurs.of(run.model, flags_of(run, self.data))
 
 
 def runs_of(part: str, models: Sequence[str], seeds: int) -> Iterator[Run]:
@@ -140,7 +138,7 @@ BENCHMARK = Benchmark(
     parts=_parts,
     tables=tables,
     rehearsal={"seeds": 2, "models": ["DeepFM"], "names": ["adagrad"]},
-    packages=("torch", "torchrec", "fbgemm-gpu-cpu", "numpy"),
+    packages=TRAINING_PACKAGES,
     machine=_machine,
     facts=_facts,
 )

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,9 @@ LABEL = "label"
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 STRINGS = tuple(f"C{number}" for number in range(1, 27))
 PARTS = ("train", "valid", "test")
+
+#: Arrays of the examples of a part, by column.
+_Columns: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,12 @@ def prepare(path: Path, folder: Path, *, min_count: int, shares: Sequence[float]
     table_rows = {}
     for name in STRINGS:
         arrays[name], table_rows[name] = _ids(columns[name], bounds["train"][1], min_count)
-    _write_ours(folder / "ours", arrays, bounds, table_rows)
-    _write_fuxictr(folder / "fuxictr", arrays, bounds, table_rows)
+    parts = {
+        part: {name: array[first:last] for name, array in arrays.items()} for part, (first, last) in bounds.items()
+    }
+    for system, write in (("ours", _write_ours), ("fuxictr", _write_fuxictr)):
+        (folder / system).mkdir(parents=True, exist_ok=True)
+        write(folder / system, parts, table_rows)
     return Prepared(num_examples={part: last - first for part, (first, last) in bounds.items()}, table_rows=table_rows)
 
 
@@ -107,31 +114,16 @@ def _ids(column: pa.ChunkedArray, num_train: int, min_count: int) -> tuple[NDArr
     return pc.add(pc.fill_null(numbers, -1), 1).to_numpy().astype(np.int64), len(texts) + 1
 
 
-def _write_ours(
-    folder: Path,
-    arrays: Mapping[str, NDArray[np.generic]],
-    bounds: Mapping[str, tuple[int, int]],
-    table_rows: Mapping[str, int],
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, (first, last) in bounds.items():
-        pq.write_table(
-            pa.table({name: array[first:last] for name, array in arrays.items()}), folder / f"{part}.parquet"
-        )
+def _write_ours(folder: Path, parts: Mapping[str, _Columns], table_rows: Mapping[str, int]) -> None:
+    for part, columns in parts.items():
+        pq.write_table(pa.table(columns), folder / f"{part}.parquet")
     lines = [f'label = "{LABEL}"', f"dense = {json.dumps(NUMBERS)}", f"sparse = {json.dumps(STRINGS)}"]
     lines += [f"\n[tables.{name}]\nrows = {rows}" for name, rows in table_rows.items()]
     (folder / "schema.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _write_fuxictr(
-    folder: Path,
-    arrays: Mapping[str, NDArray[np.generic]],
-    bounds: Mapping[str, tuple[int, int]],
-    table_rows: Mapping[str, int],
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, (first, last) in bounds.items():
-        columns: dict[str, Any] = {name: array[first:last] for name, array in arrays.items()}
+def _write_fuxictr(folder: Path, parts: Mapping[str, _Columns], table_rows: Mapping[str, int]) -> None:
+    for part, columns in parts.items():
         np.savez(folder / f"{part}.npz", **columns)
     # Without `padding_idx` id 0 is a row like any other.
     features = [{name: {"source": "", "type": "numeric"}} for name in NUMBERS] + [

@@ -26,7 +26,7 @@ from bagpipe.errors import InputError, JobError
 from bagpipe.util.environment import check_environment
 from benchmarks.door.contenders import BASELINE, CONTENDERS, Outcome, Task
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
-from benchmarks.harness.machine import server_version
+from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.processor_use import MAX_OTHER_CORES
 from benchmarks.harness.report import table, verdict
 from benchmarks.harness.rounds import paired_ratios, turns
@@ -165,8 +165,8 @@ BENCHMARK = Benchmark(
     parts=_parts,
     tables=tables,
     rehearsal={"path": "", "examples": 40_000, "setting": "narrow", "repeats": 1, "tries": 1},
-    packages=("torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "redis", "hiredis"),
-    machine=lambda options: {"server": server_version()},
+    packages=(*TRAINING_PACKAGES, "redis", "hiredis"),
+    machine=store_server,
     facts=_facts,
 )
 

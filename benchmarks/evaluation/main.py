@@ -19,7 +19,7 @@ from typing import Any
 from bagpipe.errors import JobError
 from bagpipe.util.environment import check_environment
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
-from benchmarks.harness.machine import server_version
+from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.report import table, verdict
 
 _CONFIG = "trainer/configs/synthetic.toml"
@@ -105,8 +105,8 @@ BENCHMARK = Benchmark(
     parts=_parts,
     tables=tables,
     rehearsal={"examples": 30_000, "every": 5, "repeats": 1, "turns": 1},
-    packages=("torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "redis"),
-    machine=lambda options: {"server": server_version()},
+    packages=(*TRAINING_PACKAGES, "redis"),
+    machine=store_server,
     facts=_facts,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import os
@@ -13,7 +14,10 @@ from pathlib import Path
 from bagpipe.store.server.embedded import find_server
 from bagpipe.util.machine import processor_name
 
-__all__ = ["code_digest", "describe_machine", "load_average", "server_version"]
+__all__ = ["TRAINING_PACKAGES", "code_digest", "describe_machine", "load_average", "store_server"]
+
+#: Packages of a training job without its store.
+TRAINING_PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "numpy")
 
 _ROOT = Path(__file__).parents[2]
 _CODE = ("bagpipe", "cacher", "data", "trainer", "benchmarks")
@@ -39,10 +43,14 @@ def load_average() -> str:
     return " ".join(f"{value:.2f}" for value in os.getloadavg())
 
 
-def server_version() -> str:
-    """First line that the store server's binary prints for --version. InputError: there is no binary."""
+def store_server(options: argparse.Namespace) -> Mapping[str, str]:
+    """The first line that the store server's binary prints for --version: `Benchmark.machine` of one with a store.
+
+    Raises:
+        InputError: there is no binary.
+    """
     done = subprocess.run([str(find_server()), "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return {"server": done.stdout.strip()}
 
 
 def code_digest() -> str:

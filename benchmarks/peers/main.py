@@ -20,7 +20,7 @@ from typing import Any
 from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
-from benchmarks.harness.machine import server_version
+from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.shaped_link import check_privileges
 from benchmarks.peers.contenders import CONTENDERS, Outcome
 from benchmarks.peers.launcher import line_of, run_setting
@@ -81,8 +81,8 @@ BENCHMARK = Benchmark(
         "repeats": 1,
         "tries": 1,
     },
-    packages=("torch", "torchrec", "fbgemm-gpu-cpu", "numpy", "redis", "hiredis"),
-    machine=lambda options: {"server": server_version()},
+    packages=(*TRAINING_PACKAGES, "redis", "hiredis"),
+    machine=store_server,
     facts=_facts,
 )
 
