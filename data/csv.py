@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -63,16 +64,14 @@ class CsvSource(ArrowSource, TextSource):
     block_bytes: int = BLOCK_BYTES
 
     @classmethod
-    def at(
-        cls,
-        path: str,
-        *,
-        schema_path: str,
-        bad_rows: str = "stop",
-        block_bytes: int = BLOCK_BYTES,
-        unlabelled: bool = False,
-    ) -> CsvSource:
-        """The source of a file or folder; `unlabelled`: files may lack labels and weights.
+    def at(cls, path: str, *, schema_path: str, unlabelled: bool = False, **options: Any) -> CsvSource:
+        """The source of a file or folder.
+
+        Args:
+            path: of the data.
+            schema_path: of the TOML file.
+            unlabelled: files may lack labels and weights.
+            options: further attributes.
 
         Raises:
             InputError: no file, no schema, or a header without a column of the schema.
@@ -91,8 +90,7 @@ class CsvSource(ArrowSource, TextSource):
             rules=ColumnRules.of(paths[0], found, pa.schema(types), unlabelled=unlabelled),
             types=types,
             form=form,
-            bad_rows=bad_rows,
-            block_bytes=block_bytes,
+            **options,
         )
 
     @property

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -54,16 +54,14 @@ class TfRecordSource(ArrowSource):
     block_bytes: int = BLOCK_BYTES
 
     @classmethod
-    def at(
-        cls,
-        path: str,
-        *,
-        schema_path: str,
-        bad_rows: str = "stop",
-        block_bytes: int = BLOCK_BYTES,
-        unlabelled: bool = False,
-    ) -> TfRecordSource:
-        """The source of a file or folder; `unlabelled`: records may lack labels and weights.
+    def at(cls, path: str, *, schema_path: str, unlabelled: bool = False, **options: Any) -> TfRecordSource:
+        """The source of a file or folder.
+
+        Args:
+            path: of the data.
+            schema_path: of the TOML file.
+            unlabelled: records may lack labels and weights.
+            options: further attributes.
 
         Raises:
             InputError: no file, no schema, or no package for the checksums.
@@ -75,7 +73,7 @@ class TfRecordSource(ArrowSource):
         paths = list_files(path)
         columns = _columns(schema_path, found)
         rules = ColumnRules.of(paths[0], found, columns, unlabelled=unlabelled)
-        return cls(paths=paths, rules=rules, columns=columns, bad_rows=bad_rows, block_bytes=block_bytes)
+        return cls(paths=paths, rules=rules, columns=columns, **options)
 
     @property
     def files(self) -> tuple[str, ...]:
