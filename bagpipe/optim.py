@@ -138,10 +138,17 @@ class _Rated(RowOptimizer):
 class _Adaptive(_Rated):
     """An optimizer that divides by a root."""
 
+    _: KW_ONLY
+    eps: float
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.epsilon) and self.epsilon >= 0):
-            raise InputError(f"{type(self).__name__}: eps must be a finite number of at least 0, got {self.epsilon!r}")
+        if not (_is_number(self.eps) and self.eps >= 0):
+            raise InputError(f"{type(self).__name__}: eps must be a finite number of at least 0, got {self.eps!r}")
+
+    @property
+    def epsilon(self) -> float:
+        return self.eps
 
 
 @dataclass(frozen=True)
@@ -205,10 +212,6 @@ class Adagrad(_Adaptive):
     _: KW_ONLY
     eps: float = 1e-10
 
-    @property
-    def epsilon(self) -> float:
-        return self.eps
-
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(_Adaptive):
@@ -225,10 +228,6 @@ class RowWiseAdagrad(_Adaptive):
     name: ClassVar[str] = "rowwise_adagrad"
     _: KW_ONLY
     eps: float = 1e-8
-
-    @property
-    def epsilon(self) -> float:
-        return self.eps
 
 
 @dataclass(frozen=True)
@@ -250,10 +249,6 @@ class Adam(_Adaptive):
     name: ClassVar[str] = "adam"
     _: KW_ONLY
     eps: float = 1e-8
-
-    @property
-    def epsilon(self) -> float:
-        return self.eps
 
 
 @dataclass(frozen=True)
