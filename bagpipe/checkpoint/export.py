@@ -277,7 +277,7 @@ def _collect_unbounded(rows: RowSource, table: int, name: str, found: Exported, 
 def _split(schema: RowSchema, request: WriteRequest, dim: int, history: RowHistory) -> tuple[Tensor, Tensor]:
     """Weights and optimizer state of stored records."""
     records = torch.from_numpy(request.rows).view(TORCH_DTYPE[schema.dtype_of(request.table)])
-    if history.decaying:
+    if request.table in history.decaying:
         records = records.clone()  # files are mapped
         history.catch_up(request.table, records)
     return split_record(records, schema, dim, schema.tables[request.table].optimizer)
