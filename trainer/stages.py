@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.parallel.broadcast import HeldStage
@@ -147,7 +148,7 @@ def _check_independent_examples(mixing: tuple[str, ...], microbatches: int) -> N
 
 def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
     if not pipeline.schedule.endswith(".csv"):
-        return dense_schedule(_ONE_STAGE if pipeline.schedule == "none" else pipeline.schedule)
+        return dense_schedule(_ONE_STAGE) if pipeline.schedule == "none" else configured_schedule(pipeline)
     try:
         text = Path(pipeline.schedule).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

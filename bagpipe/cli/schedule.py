@@ -4,26 +4,22 @@
                                               └─simulate(--cost, --latency)──> grid, svg, perfetto, json
 
 ``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
-measurement without them belongs to another model.
+measurement without them belongs to another model. zb-auto chooses its order by ``--cost`` and ``--latency``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bagpipe.errors import InputError, ScheduleError
+from bagpipe.errors import InputError
 from bagpipe.schedule.analysis.check import check
-from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.formats import render
+from bagpipe.schedule.formats.cost_text import amount, check_complete, check_stages, costs_of_json, costs_of_text
 from bagpipe.schedule.formats.version_text import version_text
-from bagpipe.schedule.ir.actions import parse
-from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
@@ -41,11 +37,6 @@ def _json(simulation: Simulation) -> str:
 _DRAWN: Mapping[str, Callable[[Simulation], str]] = {"json": _json, **render.RENDERERS}
 
 FORMATS = ("csv", *_DRAWN)
-
-_STAGE = re.compile(r"\d+")
-
-#: Roles for which a cost file needs costs.
-_COMPUTE: frozenset[Role] = frozenset({"forward", "backward", "input_grad", "weight_grad"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +74,7 @@ def _option_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> No
         default = f"; default: {option.default}" if option.default != "" else ""
         parser.add_argument(
             flag, dest=option.name, type=type(option.default), default=option.default,
-            metavar="N" if isinstance(option.default, int) else "N,…", help=option.help + default,
+            metavar="N" if isinstance(option.default, int | float) else "N,…", help=option.help + default,
         )  # fmt: skip
 
 
@@ -95,14 +86,18 @@ def run(flags: argparse.Namespace) -> str:
             latency is not a number of at least 0.
     """
     schedule = SCHEDULES[flags.schedule]
-    program = schedule.program({option.name: getattr(flags, option.name) for option in schedule.options})
-    program = _lowered(program, flags.lower)
+    is_file = flags.cost.endswith(".json")
+    where = f"--cost {flags.cost}" if is_file else "--cost"
+    costs = costs_of_json(_text_of(flags.cost), where) if is_file else costs_of_text(flags.cost, where)
+    latency = amount("--latency", flags.latency)
+    values = {option.name: getattr(flags, option.name) for option in schedule.options}
+    program = _lowered(schedule.program({**values, "costs": costs, "latency": latency}), flags.lower)
     check(program)
     if flags.versions:
         return version_text(program)
-    costs = _cost_file(Path(flags.cost), program) if flags.cost.endswith(".json") else _costs(flags.cost)
-    _check_stages(costs, program)
-    latency = _amount("--latency", flags.latency)
+    if is_file:
+        check_complete(costs, program, where)
+    check_stages(costs, program, "--cost")
     if flags.width < 300:
         raise InputError(f"--width: expected at least 300 pixels, got {flags.width}")
     if flags.format == "csv":
@@ -110,6 +105,13 @@ def run(flags: argparse.Namespace) -> str:
     if flags.format == "svg":
         return render.svg(simulate(program, costs, latency=latency), width_px=flags.width)
     return _DRAWN[flags.format](simulate(program, costs, latency=latency))
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--cost {path}: {error}") from None
 
 
 def _lowered(program: Program, names: str) -> Program:
@@ -121,67 +123,3 @@ def _lowered(program: Program, names: str) -> Program:
             raise InputError(f"--lower: unknown pass {name!r}; there are {', '.join(PASSES)}")
         program = PASSES[name](program, home)
     return program
-
-
-def _costs(text: str) -> dict[str, float]:
-    """``X_FETCH=2,0F=3`` -> costs."""
-    costs: dict[str, float] = {}
-    for item in filter(None, text.split(",")):
-        key, equals, value = item.partition("=")
-        _check_key("--cost", key)
-        if not equals:
-            raise InputError(f"--cost: expected {key}=NUMBER, got {item!r}")
-        costs[key] = _amount(f"--cost: {key}", value)
-    return costs
-
-
-def _cost_file(path: Path, program: Program) -> dict[str, float]:
-    """Keys as in `_costs`; values are durations, or lists of measured durations, whose median counts."""
-    where = f"--cost {path}"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{where}: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: expected an object of durations by action, stage and op, or op")
-    durations: dict[str, list[float]] = {}
-    for key, value in values.items():
-        _check_key(where, key)
-        numbers = value if isinstance(value, list) else [value]
-        durations[key] = [_amount(f"{where}: {key}", json.dumps(number)) for number in numbers]
-    costs = measured_costs(durations)
-    for action in (action for actions in program.lanes.values() for action in actions):
-        for atom in () if {action.text, action.op} & costs.keys() else action.atoms:
-            key = f"{atom.stage}{atom.op}"
-            if OPS[atom.op].role in _COMPUTE and not {atom.text, key, atom.op} & costs.keys():
-                raise InputError(f"{where}: no duration for stage {atom.stage}: expected {key} or {atom.op}")
-    return costs
-
-
-def _check_stages(costs: Mapping[str, float], program: Program) -> None:
-    """Refuse costs of stages that the program does not have."""
-    known = {atom.stage for atom in program.atoms()}
-    for key in costs:
-        stage = _STAGE.match(key)
-        if stage is not None and (stage[0] != str(int(stage[0])) or int(stage[0]) not in known):
-            raise InputError(f"--cost: {key} names stage {stage[0]}, expected one of 0 to {max(known, default=0)}")
-
-
-def _check_key(where: str, key: str) -> None:
-    """A key is an op (``F``), stage and op (``0F``), or an action (``0F3``)."""
-    if key in OPS or key.lstrip("0123456789") in OPS:
-        return
-    try:
-        parse(key)
-    except ScheduleError:
-        raise InputError(f"{where}: unknown op {key!r}; known ops: {', '.join(OPS)}") from None
-
-
-def _amount(what: str, text: str) -> float:
-    try:
-        value = int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        raise InputError(f"{what}: expected a number, got {text!r}") from None
-    if not 0 <= value < math.inf:
-        raise InputError(f"{what}: expected a number of at least 0, got {text}")
-    return value

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from bagpipe.config.keys import config_keys
 from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
+from bagpipe.config.pipeline_rules import PIPELINE_PROBLEMS
 from bagpipe.config.sections import CheckpointConfig, Config
-from bagpipe.errors import InputError, ScheduleError
-from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
+from bagpipe.errors import InputError
 from bagpipe.types.schema import ROW_TYPES
 
 __all__ = ["check_config"]
@@ -145,18 +144,6 @@ def _best_problem(config: Config) -> str | None:
     return "true needs eval.every, the steps or epochs between evaluations, and checkpoint.dir, a folder"
 
 
-def _stages_problem(config: Config) -> str | None:
-    if config.pipeline.schedule != "none" or config.pipeline.stages == 1:
-        return None
-    return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
-
-
-def _chunks_problem(config: Config) -> str | None:
-    if config.pipeline.schedule != "none" or config.pipeline.chunks == 0:
-        return None
-    return f"{config.pipeline.chunks} needs pipeline.schedule, the name of a schedule, got none"
-
-
 def _nonfinite_problem(config: Config) -> str | None:
     if config.run.nonfinite == "stop" or not config.pipeline.is_staged:
         return None
@@ -184,22 +171,6 @@ def _cuda_graph_problem(config: Config) -> str | None:
     if not config.run.device.startswith("cuda"):
         return f"needs run.device cuda, got {config.run.device}"
     return f"is not possible with {config.pipeline.stages_text}" if config.pipeline.is_staged else None
-
-
-def _schedule_problem(config: Config) -> str | None:
-    pipeline = config.pipeline
-    if pipeline.schedule == "none" or pipeline.schedule.endswith(".csv"):
-        return None
-    if pipeline.schedule not in DENSE_SCHEDULES:
-        known = ", ".join(DENSE_SCHEDULES)
-        if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-            return f"must be a synchronous schedule, one of {known}, got {pipeline.schedule!r}, which is asynchronous"
-        return f"must be one of none, {known}, or a .csv table of PyTorch's, got {pipeline.schedule!r}"
-    try:
-        DENSE_SCHEDULES[pipeline.schedule].build(chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None)
-    except ScheduleError as error:
-        return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {error}"
-    return None
 
 
 def _peer_problem(config: Config) -> str | None:
@@ -234,9 +205,7 @@ RULES: tuple[Rule, ...] = (
     Rule("eval.patience", _patience_problem),
     Rule("eval.keep_best", _best_problem),
     *(Rule(path, problem) for path, problem in MODEL_PROBLEMS.items()),
-    Rule("pipeline.stages", _stages_problem),
-    Rule("pipeline.chunks", _chunks_problem),
-    Rule("pipeline.schedule", _schedule_problem),
+    *(Rule(path, problem) for path, problem in PIPELINE_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in OPTIM_PROBLEMS.items()),
     Rule("run.nonfinite", _nonfinite_problem),
     Rule("run.autocast", _autocast_problem),

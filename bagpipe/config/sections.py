@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
-from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, Range, at_least, each_of, matching
+from bagpipe.config.ranges import ABOVE_0, FROM_0_TO_1, POWER_OF_TWO, Range, at_least, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
 __all__ = [
@@ -221,6 +221,10 @@ class PipelineConfig:
         chunks: stages per pipeline rank; 0: the schedule's own number.
         partition: assignment of operators to stages: auto, or "module=stage,…" with names of modules of the model.
         recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
+        recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
+            recompute fewer.
+        costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
+        memory: of zb-auto: most micro-batches in flight: one number, or one per pipeline rank; empty: no limit.
     """
 
     schedule: str = "none"  # its range is a rule of bagpipe.config.rules, which knows the schedules
@@ -229,6 +233,9 @@ class PipelineConfig:
     chunks: Annotated[int, at_least(0)] = 0
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
+    recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
+    costs: str = ""  # its range is a rule
+    memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
 
     @property
     def is_staged(self) -> bool:

@@ -18,14 +18,17 @@ from bagpipe.schedule.builders.asynchronous import (
     spectrain_v2,
 )
 from bagpipe.schedule.builders.breadth_first import breadth_first
-from bagpipe.schedule.builders.chimera import chimera
+from bagpipe.schedule.builders.chimera import chimera, chimera_doubling, chimera_halving
 from bagpipe.schedule.builders.dualpipe_v import dualpipe_v
 from bagpipe.schedule.builders.gpipe import gpipe
 from bagpipe.schedule.builders.graphpipe import graphpipe
 from bagpipe.schedule.builders.interleaved import interleaved
 from bagpipe.schedule.builders.one_f_one_b import eager_one_f_one_b, one_f_one_b
-from bagpipe.schedule.builders.zero_bubble import zb_h1, zb_v
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, PrefetchSchedule, Schedule
+from bagpipe.schedule.builders.shifted import one_f_one_b_shifted
+from bagpipe.schedule.builders.v_shape import v_half, v_min
+from bagpipe.schedule.builders.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2, zb_v
+from bagpipe.schedule.builders.zero_bubble_auto import zb_auto
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, Option, PrefetchSchedule, Schedule
 
 __all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "dense_schedule"]
 
@@ -34,6 +37,18 @@ SCHEDULES: Mapping[str, Schedule] = {
     for schedule in (
         PrefetchSchedule(name="prefetch", summary="rows prefetched ahead of training and written back behind it"),
         DenseSchedule(name="1f1b", summary="one forward and one backward in turn", builder=one_f_one_b),
+        DenseSchedule(
+            name="1f1b-shifted",
+            summary="1F1B that recomputes activations while it waits for gradients, none on the last stage",
+            builder=one_f_one_b_shifted,
+            settings=(
+                Option(
+                    name="recompute_share",
+                    default=1.0,
+                    help="share of the micro-batches that the first stage recomputes; later stages recompute fewer",
+                ),
+            ),
+        ),
         DenseSchedule(
             name="breadth-first",
             summary="all micro-batches through one stage after the other",
@@ -45,6 +60,18 @@ SCHEDULES: Mapping[str, Schedule] = {
             name="chimera",
             summary="two pipes in opposite directions; every rank holds a stage of each",
             builder=chimera,
+            num_pipes=2,
+        ),
+        DenseSchedule(
+            name="chimera-doubling",
+            summary="chimera with two forwards per slot: no bubbles between units if B = 2F, twice the activations",
+            builder=chimera_doubling,
+            num_pipes=2,
+        ),
+        DenseSchedule(
+            name="chimera-halving",
+            summary="chimera-doubling on halves of the micro-batches",
+            builder=chimera_halving,
             num_pipes=2,
         ),
         DenseSchedule(
@@ -73,9 +100,46 @@ SCHEDULES: Mapping[str, Schedule] = {
             fixed_chunks=False,
         ),
         DenseSchedule(
+            name="interleaved-zero-bubble",
+            summary="interleaved, with weight gradients filling the drain",
+            builder=interleaved_zero_bubble,
+            chunks=2,
+            fixed_chunks=False,
+        ),
+        DenseSchedule(
+            name="v-half",
+            summary="two stages per rank in a V, half of 1F1B's activation memory",
+            builder=v_half,
+            chunks=2,
+        ),
+        DenseSchedule(
+            name="v-min",
+            summary="two stages per rank in a V, a third of 1F1B's activation memory",
+            builder=v_min,
+            chunks=2,
+        ),
+        DenseSchedule(
+            name="zb-auto",
+            summary="the shortest zero-bubble schedule found for the given costs, latency and memory",
+            builder=zb_auto,
+            settings=(
+                Option(
+                    name="memory",
+                    default="",
+                    help="most micro-batches in flight: 4, or one number per rank, such as 4,4,3,2; default: no limit",
+                ),
+            ),
+            uses_costs=True,
+        ),
+        DenseSchedule(
             name="zb-h1",
             summary="1F1B with weight gradients filling the drain, at most P micro-batches in flight",
             builder=zb_h1,
+        ),
+        DenseSchedule(
+            name="zb-h2",
+            summary="zb-h1 with 2P - 1 micro-batches in flight: no rank waits if F = I = W",
+            builder=zb_h2,
         ),
         DenseSchedule(
             name="zb-v",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from bagpipe.errors import ScheduleError
@@ -24,7 +25,8 @@ __all__ = ["AsynchronousSchedule", "Builder", "DenseSchedule", "Option", "Prefet
 MAX_MICROBATCHES = 1_000_000
 
 #: (stages, stages per rank) -> compute actions: the Program of one batch, or a Loop for an asynchronous schedule.
-Builder = Callable[[StageGraph, int], Program | Loop]
+#: A schedule with settings takes them as keyword arguments.
+Builder = Callable[..., Program | Loop]
 
 #: Option name -> value, of the type of the option's default.
 Values = Mapping[str, Any]
@@ -35,7 +37,7 @@ class Option:
     """One command-line option of a schedule. A default of False makes it a switch."""
 
     name: str
-    default: int | str | bool
+    default: int | float | str | bool
     help: str
 
 
@@ -110,6 +112,9 @@ class DenseSchedule(Schedule):
         num_pipes: directions in which micro-batches travel; every rank holds that many stages.
         linear: every edge must lead to a higher stage number.
         ranks: fixed number of ranks, whatever the stages per rank; None: stages / chunks.
+        settings: options of the schedule's own: keyword arguments of the builder, and keys of the same names of a job's
+            ``pipeline`` section.
+        uses_costs: the builder also takes ``costs`` and ``latency``, as `simulate` does, and chooses the order by them.
     """
 
     builder: Builder
@@ -118,6 +123,8 @@ class DenseSchedule(Schedule):
     num_pipes: int = 1
     linear: bool = True
     ranks: int | None = None
+    settings: tuple[Option, ...] = ()
+    uses_costs: bool = False
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -126,11 +133,17 @@ class DenseSchedule(Schedule):
             Option(name="microbatches", default="8", help="micro-batches per batch: one number, or one per stage"),
             Option(name="chunks", default=self.chunks, help="stages per rank"),
             Option(name="edges", default="", help="which stage feeds which, such as 0-2,1-2,2-3; default: a chain"),
+            *self.settings,
         )
 
     def program(self, values: Values) -> Program:
         graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
-        return self.build(graph, values["chunks"])
+        own = [setting.name for setting in self.settings] + (["costs", "latency"] if self.uses_costs else [])
+        return self.configured({name: values[name] for name in own if name in values}).build(graph, values["chunks"])
+
+    def configured(self, settings: Values) -> DenseSchedule:
+        """The schedule with values for its settings, and costs if it uses them; the others keep their defaults."""
+        return replace(self, builder=partial(self.builder, **settings)) if settings else self
 
     def num_ranks(self, num_stages: int, chunks: int | None = None) -> int:
         """Ranks that hold `num_stages` stages.

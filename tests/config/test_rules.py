@@ -218,7 +218,8 @@ def test_values_that_do_not_fit_together_get_one_line(run, pipeline, line):
 
 @pytest.mark.parametrize("name", DENSE_SCHEDULES)
 def test_a_schedule_says_which_stages_and_microbatches_it_takes(name):
-    good = PipelineConfig(schedule=name, stages=4, microbatches=8)
+    costs = "F=1,I=1,W=1" if DENSE_SCHEDULES[name].uses_costs else ""
+    good = PipelineConfig(schedule=name, stages=4, microbatches=8, costs=costs)
     check_config(Config(pipeline=good))
     with pytest.raises(InputError) as caught:
         check_config(Config(pipeline=dataclasses.replace(good, chunks=3)))

@@ -59,6 +59,8 @@ def staged(config: Config, schedule: str, num_ranks: int, **values: object) -> C
     """`config` on that many pipeline ranks; `values` are changes as in `change` and take precedence."""
     stages = num_ranks * DENSE_SCHEDULES[schedule].chunks
     given = {"pipeline__stages": stages, "pipeline__microbatches": MICROBATCHES, **values}
+    if DENSE_SCHEDULES[schedule].uses_costs:
+        given = {"pipeline__costs": "F=1,1F=2,I=1.5,W=1", **given}
     return change(config, pipeline__schedule=schedule, **given)
 
 

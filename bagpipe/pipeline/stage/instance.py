@@ -72,7 +72,7 @@ class StageRunner:
         units: micro-batches per batch.
         needs_grad: numbers of the values that need a gradient.
         labels: value number of the labels.
-        keeps_inputs_only: a REC follows each forward.
+        recomputed: micro-batches of a batch whose forwards keep only their inputs; a REC follows each.
         batches: batches of the process.
         loss: loss of a head.
         device, seed: device and seed of the random numbers.
@@ -93,7 +93,7 @@ class StageRunner:
         units: int,
         needs_grad: frozenset[int],
         labels: int,
-        keeps_inputs_only: bool,
+        recomputed: frozenset[int],
         batches: Batches,
         loss: LossSum,
         device: torch.device,
@@ -109,7 +109,7 @@ class StageRunner:
         self._units = units
         self._needs_grad = needs_grad
         self._labels = labels
-        self._keeps_inputs_only = keeps_inputs_only
+        self._recomputed = recomputed
         self._batches = batches
         self._loss = loss
         self._device = device
@@ -131,9 +131,9 @@ class StageRunner:
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
         live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
         self.peak_live = max(self.peak_live, len(self._live))
-        with torch.set_grad_enabled(not self._keeps_inputs_only):
+        with torch.set_grad_enabled(unit not in self._recomputed):
             outputs, total = self._run(live, given, division, batch, unit)
-        if not self._keeps_inputs_only:
+        if unit not in self._recomputed:
             live.graph = self._graph(live, outputs, total, given)
         if total is not None:
             self.loss_sum += total.detach()

@@ -105,7 +105,7 @@ class StageRuntime:
             units={number: (instance.pipe, self._micro[number]) for number, instance in self._instances.items()},
             channels=list(self._channels.values()),
         )
-        recomputed = {atom.stage for atom in step.program.atoms() if atom.op == "REC"}
+        recomputed = {(atom.stage, atom.index) for atom in step.program.atoms() if atom.op == "REC"}
         self._runners: dict[int, StageRunner] = {}
         self._parameters: dict[int, list[tuple[Parameter, ...]]] = {}
         for instance in step.instances:
@@ -118,7 +118,9 @@ class StageRuntime:
                     units=self._micro[instance.number],
                     needs_grad=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
                     labels=self._labels,
-                    keeps_inputs_only=instance.number in recomputed,
+                    recomputed=frozenset(
+                        unit for unit in range(self._micro[instance.number]) if (instance.number, unit) in recomputed
+                    ),
                     batches=self._batches,
                     loss=loss,
                     device=self._device,

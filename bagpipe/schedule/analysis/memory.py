@@ -1,6 +1,6 @@
 """R6: peak memory of the lanes. It follows from each lane's row, since a lane runs its actions in order.
 
-F  + activations          F of a stage that recomputes  + inputs
+F  + activations          F of a micro-batch with REC   + inputs
 B  - activations          REC                           + activations - inputs
 W  - activations          weights                       once per stage and pipe, from the first action to the last
 """
@@ -42,7 +42,7 @@ def peak_bytes(actions: tuple[Action, ...], memory: Memory) -> float:
 def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[Action, float]]:
     """(action, bytes held before it frees any), per action."""
     atoms = [atom for action in actions for atom in action.atoms]
-    recomputed = {atom.stage for atom in atoms if atom.op == "REC"}
+    recomputed = {(atom.stage, atom.index, atom.pipe) for atom in atoms if atom.op == "REC"}
     trained = any(OPS[atom.op].role in ("backward", "weight_grad") for atom in atoms)
     live = sum(memory.param_bytes.get(stage, 0) for stage, _ in {(atom.stage, atom.pipe) for atom in atoms})
     for action in actions:
@@ -52,7 +52,7 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
             whole = memory.activation_bytes.get(atom.stage, 0)
             inputs = memory.input_bytes.get(atom.stage, 0)
             if role == "forward":
-                kept = inputs if atom.stage in recomputed else whole
+                kept = inputs if (atom.stage, atom.index, atom.pipe) in recomputed else whole
                 live += whole  # all activations exist while the forward runs, even if recomputed later
                 freed += whole - (kept if trained else 0)
             elif atom.op == "REC":

@@ -48,7 +48,10 @@ def _edges_connect(program: Program) -> Iterator[str]:
 
 
 def _complete(program: Program) -> Iterator[str]:
-    """R1: per stage and pipe, every op covers 0 … n-1 once; F once per micro-batch; B, or I and W, once per F."""
+    """R1: per stage and pipe, every op covers 0 … n-1 once; F once per micro-batch; B, or I and W, once per F.
+
+    REC appears at most once per micro-batch: those without it keep their activations.
+    """
     indices: dict[tuple[int, int, str, int | None], Counter[int]] = defaultdict(Counter)
     num_batches, micro = program.num_batches(), program.micro_per_batch
     for atom in program.atoms():
@@ -59,7 +62,7 @@ def _complete(program: Program) -> Iterator[str]:
         twice = next((index for index, count in sorted(counts.items()) if count > 1), None)
         if twice is not None:
             yield f"{replace(first, index=twice).text} appears {counts[twice]} times"
-        if op not in ("B", "I", "W"):  # either form of backward is valid; they are counted together below
+        if op not in ("B", "I", "W", "REC"):  # either form of backward is valid; they are counted together below
             yield from _gap(first, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
     if program.semantics == "partial":
         return

@@ -1,6 +1,6 @@
 """Schedules as text, CSV, SVG and traces.
 
 Program ──render.csv──> CSV            PyTorch's CSV <──torch_csv──> Program
-Program ──version_text──> table of weight versions
+Program ──version_text──> table of weight versions          text ──cost_text──> costs of the simulator
 Simulation ──render──> grid, SVG (drawing, legend), JSON, Perfetto trace (spans)
 """

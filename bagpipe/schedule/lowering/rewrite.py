@@ -1,7 +1,7 @@
 """Passes over compute actions: pipes, recomputation, merged backwards, sharded parameters. Program -> Program.
 
 flatten_pipes          stage s of pipe p becomes stage p * S + s
-add_recompute          REC before every backward
+add_recompute          REC before every backward that has none
 merge_input_weight     adjacent I and W become B
 add_unshard_reshard    UNSHARD and RESHARD around the actions of a stage
 """
@@ -62,12 +62,14 @@ def _rebuilt(action: Action, atoms: Sequence[Action]) -> Action:
 
 
 def add_recompute(program: Program, stages: Collection[int]) -> Program:
-    """A REC right before every B or I of the stages: their forwards keep only inputs."""
+    """A REC right before every B or I of the stages that has none yet: their forwards keep only inputs."""
+    recomputed = {(atom.stage, atom.index, atom.pipe) for atom in program.atoms() if atom.op == "REC"}
 
     def lowered(actions: Iterable[Action]) -> Iterable[Action]:
         for action in actions:
             for atom in action.atoms:
-                if atom.stage in stages and OPS[atom.op].role in ("backward", "input_grad"):
+                is_backward = OPS[atom.op].role in ("backward", "input_grad")
+                if is_backward and atom.stage in stages and (atom.stage, atom.index, atom.pipe) not in recomputed:
                     yield dataclasses.replace(atom, op="REC", parts=())
             yield action
 

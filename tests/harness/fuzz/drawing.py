@@ -47,6 +47,9 @@ _ONE_STAGE = {
     "pipeline.stages": "1",
     "pipeline.microbatches": "1",
     "pipeline.chunks": "0",
+    "pipeline.costs": "",
+    "pipeline.memory": "",
+    "pipeline.recompute_share": "1",
 }
 #: Models whose tables may differ in dimension.
 _RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")

@@ -54,9 +54,17 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "cache.rounding": _even("cache.rounding"),
     },
     {
-        "pipeline.schedule": {"none": 5.0 * len(DENSE_SCHEDULES), **dict.fromkeys(DENSE_SCHEDULES, 1.0)},
+        "pipeline.schedule": {
+            "none": 5.0 * len(DENSE_SCHEDULES),
+            **dict.fromkeys(DENSE_SCHEDULES, 1.0),
+            "zb-auto": 3.0,  # it needs costs, which no other schedule takes
+            "1f1b-shifted": 6.0,  # it needs four micro-batches
+        },
+        "pipeline.costs": {"": 6, "F=1,I=1,W=1": 1, "0F=3,F=1,I=1.5,W=1,B=2": 1},
+        "pipeline.memory": {"": 2, "2": 1},
+        "pipeline.recompute_share": {"1": 2, "0.5": 1},
         "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
-        "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 1},
+        "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 2},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
         "pipeline.recompute": _even("pipeline.recompute", false=3),
     },

@@ -52,6 +52,7 @@ class Case:
         micro: micro-batches of all stages, or of each.
         sizes: examples of each batch.
         recompute: forwards keep only inputs.
+        settings: values of the schedule's own settings, by name.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Case:
     micro: int | tuple[int, ...] = 4
     sizes: tuple[int, ...] = (16, 13)
     recompute: bool = False
+    settings: tuple[tuple[str, object], ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -71,7 +73,7 @@ class Case:
         return step_program(
             StageGraph(micro_per_batch=micro, edges=edges),
             staged.embedding_edges,
-            self.schedule,
+            DENSE_SCHEDULES[self.schedule].configured(dict(self.settings)),
             num_processes=num_processes,
             replicas=replicas,
             recompute=self.recompute,

@@ -24,9 +24,7 @@ WHOLE = [MicrobatchSlice(0, 0, SIZE // MICRO, True)]
 class Bench:
     """Instance 1 between two producers (0 and 3) and two consumers (2 and 4). Gradients of the first go over a link."""
 
-    def __init__(
-        self, *, dropout: float = 0.0, keeps_inputs_only: bool = False, size: int = SIZE, seed: int = 0
-    ) -> None:
+    def __init__(self, *, dropout: float = 0.0, recomputes: bool = False, size: int = SIZE, seed: int = 0) -> None:
         self.pile = ManualLinks()
         torch.manual_seed(1)
         self.module = Node(2 * WIDTH, 1, dropout).double()
@@ -50,7 +48,7 @@ class Bench:
             units=MICRO,
             needs_grad=frozenset({0, 1, 2}),
             labels=3,
-            keeps_inputs_only=keeps_inputs_only,
+            recomputed=frozenset(range(MICRO)) if recomputes else frozenset(),
             batches=Batches(
                 lambda number: StageBatch(inputs=None, num_examples=size, num_global_examples=size),
                 num_pipes=1,
@@ -125,7 +123,7 @@ def test_a_gradient_that_is_a_slice_is_sent_contiguous() -> None:
 
 
 def test_recomputing_draws_the_same_numbers() -> None:
-    kept, again = Bench(dropout=0.5), Bench(dropout=0.5, keeps_inputs_only=True)
+    kept, again = Bench(dropout=0.5), Bench(dropout=0.5, recomputes=True)
     outputs = []
     for bench in (kept, again):
         outputs.append(bench.forward(1)[0])
@@ -139,7 +137,7 @@ def test_recomputing_draws_the_same_numbers() -> None:
 
 
 def test_recomputing_moves_running_means_once() -> None:
-    kept, again = Bench(), Bench(keeps_inputs_only=True)
+    kept, again = Bench(), Bench(recomputes=True)
     for bench in (kept, again):
         bench.module.dropout = nn.BatchNorm1d(WIDTH).double()  # type: ignore[assignment] # what follows the layer
         bench.forward(0)
@@ -193,7 +191,7 @@ def test_an_empty_micro_batch_does_nothing() -> None:
 
 
 def test_a_backward_needs_its_activations() -> None:
-    bench = Bench(keeps_inputs_only=True)
+    bench = Bench(recomputes=True)
     bench.forward(0)
     with pytest.raises(JobError, match="a backward came before its forward"):
         bench.runner.backward(0)

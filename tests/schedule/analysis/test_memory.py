@@ -19,6 +19,7 @@ from tests.schedule.tables import lanes
         ("0F0 1F0 0B0 1B0", 17),
         ("0F0 (0F1;0B0)OVERLAP_F_B 0B1", 20),
         ("0F0 0F1 0F2 0REC0 0B0 0REC1 0B1 0REC2 0B2", 14),
+        ("0F0 0F1 0F2 0B0 0REC1 0B1 0B2", 22),
         ("", 0),
     ],
 )

@@ -20,6 +20,7 @@ PEERS = {
     "gpipe": ("GPipe", (1,)),
     "interleaved": ("Interleaved1F1B", (2, 3, 4)),
     "breadth-first": ("LoopedBFS", (2, 3, 4)),
+    "interleaved-zero-bubble": ("InterleavedZeroBubble", (2, 3, 4)),
     "zb-v": ("ZBVZeroBubble", (2,)),
     "dualpipe-v": ("DualPipeV", (2,)),
 }
@@ -44,6 +45,32 @@ def test_tables_are_the_same(name: str, ranks: int, micro: int) -> None:
                 torch_rows(peer, ranks, micro, chunks)
         else:
             assert rows(dense(name, ranks, micro, chunks)) == torch_rows(peer, ranks, micro, chunks)
+
+
+def check_interleaved_zero_bubble(ranks: int, micro: int, chunks: int) -> bool:
+    """Compare a table with PyTorch's; False if both refuse the sizes."""
+    if micro % max(1, micro // ranks):
+        with pytest.raises(ScheduleError, match="interleaved-zero-bubble: micro-batches must be a multiple of"):
+            dense("interleaved-zero-bubble", ranks, micro, chunks)
+        with pytest.raises(ValueError, match="multiple of the number of rounds"):
+            torch_rows("InterleavedZeroBubble", ranks, micro, chunks)
+        return False
+    ours = rows(dense("interleaved-zero-bubble", ranks, micro, chunks))
+    assert ours == torch_rows("InterleavedZeroBubble", ranks, micro, chunks)
+    return True
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_interleaved_zero_bubble_allows_what_torch_allows(ranks: int) -> None:
+    micros = [micro for micro in range(1, 2 * ranks + 1) if check_interleaved_zero_bubble(ranks, micro, 2)]
+    assert set(micros) >= {*range(1, ranks + 1), 2 * ranks}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_interleaved_zero_bubble_is_torch_s_for_all_sizes() -> None:
+    sizes = [(p, m, v) for p in range(1, 9) for m in range(1, 4 * p + 1) for v in (2, 3, 4)]
+    assert sum(check_interleaved_zero_bubble(*size) for size in sizes) == 321
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(p, m) for p, m in SIZES if m >= p])

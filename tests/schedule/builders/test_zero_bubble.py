@@ -26,6 +26,29 @@ def test_zb_h1_closed_forms(ranks: int, micro: int, f: int, i: int, w: int) -> N
     assert peaks(result) == [ranks] * ranks
 
 
+@pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (2, 2, 1), (3, 4, 2), (1, 1, 2)])
+@pytest.mark.parametrize(("ranks", "micro"), [(2, 3), (2, 8), (4, 8), (4, 16), (8, 15), (8, 16)])
+def test_zb_h2_closed_forms(ranks: int, micro: int, f: int, i: int, w: int) -> None:
+    """Rank r waits (P - 1 - r) (F + I - 2W), at most the papers' (P - 1) (F + I - 2W): nothing if F = I = W."""
+    result = run("zb-h2", ranks, micro, costs={"F": f, "I": i, "W": w})
+    hop = max(0, f + i - 2 * w)
+    assert [use.span_idle for use in result.lanes.values()] == [(ranks - 1 - rank) * hop for rank in range(ranks)]
+    assert peaks(result) == [2 * ranks - 1] * ranks
+
+
+def test_zb_h2_ends_when_its_last_rank_does() -> None:
+    """The last rank starts (P - 1) F late, and never waits."""
+    assert run("zb-h2", 4, 8).makespan == 3 * 8 + 3
+
+
+@pytest.mark.parametrize(("ranks", "micro", "chunks"), [(2, 2, 2), (4, 4, 2), (4, 16, 3), (8, 8, 2), (8, 16, 4)])
+def test_interleaved_zero_bubble_waits_a_third_as_long_as_interleaved(ranks: int, micro: int, chunks: int) -> None:
+    ours, theirs = (run(name, ranks, micro, chunks=chunks) for name in ("interleaved-zero-bubble", "interleaved"))
+    load = 3 * chunks * micro
+    assert ours.makespan - load == ranks - 1 == (theirs.makespan - load) / 3
+    assert peaks(ours) == [chunks * ranks] * ranks
+
+
 @pytest.mark.parametrize(("ranks", "micro"), [*((p, m) for p, m in SIZES if m >= 2 * p), (2, 3), (8, 15)])
 def test_no_rank_of_zb_v_waits(ranks: int, micro: int) -> None:
     result = run("zb-v", ranks, micro)
@@ -44,5 +67,5 @@ def test_zb_v_needs_twice_the_ranks_to_fill(ranks: int) -> None:
 
 @pytest.mark.parametrize("micro", [1, 2, 3])
 def test_a_batch_too_small_to_fill_the_pipe_is_allowed(micro: int) -> None:
-    for name in ("zb-h1", "zb-v"):
+    for name in ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min"):
         assert max(peaks(run(name, 4, micro))) <= 2 * micro

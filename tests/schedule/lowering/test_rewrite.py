@@ -83,6 +83,12 @@ def test_recomputation_comes_right_before_its_backward() -> None:
     check(program)
 
 
+def test_what_recomputes_already_does_not_recompute_twice() -> None:
+    program = add_recompute(dense("1f1b-shifted", 3, 4), range(3))
+    assert all(row.count("REC") == 4 for row in rows(program))
+    check(program)
+
+
 def test_flat_pipes_are_stages_of_their_own() -> None:
     flat = flatten_pipes(dense("chimera", 2, 4))
     assert rows(flat) == ["0F0,3F0,3B0,0B0,0F1,3F1,3B1,0B1", "2F0,1F0,1B0,2B0,2F1,1F1,1B1,2B1"]

@@ -1,0 +1,126 @@
+"""The schedule that the pipeline section asks for, and rules of the section's keys.
+
+PipelineConfig ──configured_schedule──> DenseSchedule with the values of its own keys, such as the costs of zb-auto
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bagpipe.config.sections import Config, PipelineConfig
+from bagpipe.errors import InputError, ScheduleError
+from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
+from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, dense_schedule
+from bagpipe.schedule.schedule import DenseSchedule
+
+__all__ = ["PIPELINE_PROBLEMS", "configured_schedule"]
+
+
+def configured_schedule(pipeline: PipelineConfig) -> DenseSchedule:
+    """The schedule of that name, with the section's values for its settings and costs.
+
+    Raises:
+        ScheduleError: there is no such schedule.
+        InputError: the costs cannot be read.
+    """
+    return _configured(pipeline, _costs(pipeline))
+
+
+def _configured(pipeline: PipelineConfig, costs: Mapping[str, float]) -> DenseSchedule:
+    schedule = dense_schedule(pipeline.schedule)
+    values: dict[str, Any] = {setting.name: getattr(pipeline, setting.name) for setting in schedule.settings}
+    if schedule.uses_costs:
+        values["costs"] = costs
+    return schedule.configured(values)
+
+
+def _costs(pipeline: PipelineConfig) -> dict[str, float]:
+    """The costs, if the schedule uses any."""
+    text = pipeline.costs
+    if not dense_schedule(pipeline.schedule).uses_costs:
+        return {}
+    if not text.endswith(".json"):
+        return costs_of_text(text, "pipeline.costs")
+    where = f"pipeline.costs {text}"
+    try:
+        return costs_of_json(Path(text).read_text(encoding="utf-8"), where)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _stages_problem(config: Config) -> str | None:
+    if config.pipeline.schedule != "none" or config.pipeline.stages == 1:
+        return None
+    return f"{config.pipeline.stages} needs pipeline.schedule, the name of a schedule, got none"
+
+
+def _chunks_problem(config: Config) -> str | None:
+    if config.pipeline.schedule != "none" or config.pipeline.chunks == 0:
+        return None
+    return f"{config.pipeline.chunks} needs pipeline.schedule, the name of a schedule, got none"
+
+
+def _schedule_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.schedule == "none" or pipeline.schedule.endswith(".csv"):
+        return None
+    if pipeline.schedule not in DENSE_SCHEDULES:
+        known = ", ".join(DENSE_SCHEDULES)
+        if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+            return f"must be a synchronous schedule, one of {known}, got {pipeline.schedule!r}, which is asynchronous"
+        return f"must be one of none, {known}, or a .csv table of PyTorch's, got {pipeline.schedule!r}"
+    if DENSE_SCHEDULES[pipeline.schedule].uses_costs and not pipeline.costs:
+        return f"{pipeline.schedule} needs pipeline.costs, measured durations of its stages, got none"
+    try:
+        refusal = _refusal(pipeline, tuple(_costs(pipeline).items()))
+    except InputError as error:
+        return f"{pipeline.schedule}: {error}"
+    if refusal is None:
+        return None
+    return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {refusal}"
+
+
+@lru_cache(maxsize=16)  # zb-auto tries many orders, and a configuration is checked more than once
+def _refusal(pipeline: PipelineConfig, costs: tuple[tuple[str, float], ...]) -> str | None:
+    try:
+        schedule = _configured(pipeline, dict(costs))
+        schedule.build(chain(pipeline.stages, pipeline.microbatches), pipeline.chunks or None)
+    except ScheduleError as error:
+        return str(error)
+    return None
+
+
+def _costs_problem(config: Config) -> str | None:
+    users = [schedule.name for schedule in DENSE_SCHEDULES.values() if schedule.uses_costs]
+    return _unused(config, "costs", users)
+
+
+def _setting_problem(name: str) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        users = [each.name for each in DENSE_SCHEDULES.values() if name in {setting.name for setting in each.settings}]
+        return _unused(config, name, users)
+
+    return problem
+
+
+def _unused(config: Config, name: str, users: list[str]) -> str | None:
+    """The complaint about a key with a value that the schedule does not use."""
+    value = getattr(config.pipeline, name)
+    if value == getattr(PipelineConfig(), name) or config.pipeline.schedule in users:
+        return None
+    return f"{value} needs pipeline.schedule {' or '.join(users)}, got {config.pipeline.schedule}"
+
+
+#: Key -> its problem.
+PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
+    "pipeline.stages": _stages_problem,
+    "pipeline.chunks": _chunks_problem,
+    "pipeline.schedule": _schedule_problem,
+    "pipeline.costs": _costs_problem,
+    "pipeline.memory": _setting_problem("memory"),
+    "pipeline.recompute_share": _setting_problem("recompute_share"),
+}

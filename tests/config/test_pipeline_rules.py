@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.config.pipeline_rules import configured_schedule
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config, PipelineConfig
+from bagpipe.errors import InputError
+from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.registry import DENSE_SCHEDULES
+
+STAGES: dict[str, Any] = {"stages": 4, "microbatches": 8}
+
+COSTS = {"F": 1, "2F": 2, "I": 1.5, "W": 1}
+
+
+def test_measured_costs_and_memory_reach_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({key: [cost] for key, cost in COSTS.items()}), encoding="utf-8")
+    expected = DENSE_SCHEDULES["zb-auto"].configured({"costs": COSTS, "memory": "3"}).build(chain(4, 8))
+    for costs in (str(path), ",".join(f"{key}={cost}" for key, cost in COSTS.items())):
+        pipeline = PipelineConfig(schedule="zb-auto", costs=costs, memory="3", **STAGES)
+        check_config(Config(pipeline=pipeline))
+        assert configured_schedule(pipeline).build(chain(4, 8)).lanes == expected.lanes
+
+
+def test_the_recomputed_share_reaches_the_schedule() -> None:
+    pipeline = PipelineConfig(schedule="1f1b-shifted", recompute_share=0.5, **STAGES)
+    program = configured_schedule(pipeline).build(chain(4, 8))
+    recomputed = [sum(action.op == "REC" for action in row) for row in program.lanes.values()]
+    assert recomputed == [4, 2, 2, 0], "the last but one as the rank before it"
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"schedule": "zb-auto"},
+            "pipeline.schedule zb-auto needs pipeline.costs, measured durations of its stages, got none",
+        ),
+        (
+            {"schedule": "zb-auto", "costs": "F=1,I=1"},
+            "pipeline.schedule zb-auto does not allow these pipeline.stages, microbatches and chunks: zb-auto: no "
+            "duration of W for stage 0: expected 0W or W",
+        ),
+        (
+            {"schedule": "zb-auto", "costs": "F=1,I=1,W=x"},
+            "pipeline.schedule zb-auto: pipeline.costs: W: expected a number, got 'x'",
+        ),
+        (
+            {"schedule": "zb-auto", "costs": "none.json"},
+            "pipeline.schedule zb-auto: pipeline.costs none.json: [Errno 2] No such file or directory: 'none.json'",
+        ),
+        ({"schedule": "1f1b", "costs": "F=1"}, "pipeline.costs F=1 needs pipeline.schedule zb-auto, got 1f1b"),
+        ({"schedule": "1f1b", "memory": "4"}, "pipeline.memory 4 needs pipeline.schedule zb-auto, got 1f1b"),
+        (
+            {"schedule": "1f1b", "recompute_share": 0.5},
+            "pipeline.recompute_share 0.5 needs pipeline.schedule 1f1b-shifted, got 1f1b",
+        ),
+    ],
+)
+def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_config(Config(pipeline=PipelineConfig(**STAGES, **values)))
+    assert str(caught.value) == line
