@@ -14,7 +14,7 @@ SOAK_S ?= 3600
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
-	    while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	    while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 train: setup ## train (synthetic data unless ARGS says otherwise)
 	@$(PY) -m trainer --config $(CONFIG) $(ARGS)

@@ -1,6 +1,6 @@
 """Deep Interest Network: the target item attends over the user's behaviour.
 
-python examples/din.py --steps 200
+python -m examples.din --steps 200
 
     target ─┬──────────────────────────────────────────┐
     history ┴─ [h, t, h - t, h * t] ─> MLP ─> weights ─┴─> [sum of weight * h, t, user] ─> MLP ─> click

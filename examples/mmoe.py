@@ -1,6 +1,6 @@
 """Multi-gate mixture of experts: two labels, each with its own mixture and tower, and a weight for each example.
 
-python examples/mmoe.py --steps 200
+python -m examples.mmoe --steps 200
 
     features ─> bags ─┬─> experts 1 … 4 ──┬─ mixed by the gate of "click" ──> tower ─> click
                       └─> gates ──────────┴─ mixed by the gate of "buy" ────> tower ─> buy

@@ -1,6 +1,6 @@
 """SASRec: a causal transformer over a user's items predicts the next one.
 
-python examples/sasrec.py --steps 150
+python -m examples.sasrec --steps 150
 
     sequence ─> items + positions ─> blocks of causal attention and MLP ─> state of each position
     loss: the state should score the position's next item (``positive``) above a sampled one (``negative``)

@@ -1,6 +1,6 @@
 """Two towers trained to retrieve: in-batch negatives with a correction of their popularity.
 
-python examples/two_tower.py --steps 300
+python -m examples.two_tower --steps 300
 
     user ids, history ─> bags ─> MLP ─┐
                                       ├─ scores [n, n] ─ log q ─> softmax: example i should choose item i

@@ -1,6 +1,6 @@
 """torchrec's DLRM (Naumov et al. 2019, arXiv 1906.00091) on synthetic clicks, rows in a store.
 
-python examples/dlrm_swap/bagpipe_train.py --steps 200
+python -m examples.dlrm_swap.bagpipe_train --steps 200
 """
 
 from __future__ import annotations

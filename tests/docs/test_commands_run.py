@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT, command_blocks
 from tests.harness.wheels import build, copy_sources, install
 
 #: Seconds for the commands of one page.
-TIMEOUT_S = 1500
+TIMEOUT_S = 3000
 
 
 @pytest.fixture
