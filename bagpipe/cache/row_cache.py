@@ -30,7 +30,7 @@ from bagpipe.cache.staging import Scratch
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
-from bagpipe.kernels.interface import Gradients, Kernels, RowStep, RowSteps, RowView
+from bagpipe.kernels.interface import Gradients, Kernels, RowSteps, RowView, step_of
 from bagpipe.kernels.select import select_kernels
 from bagpipe.kernels.torch_kernels import gather
 from bagpipe.oracle.plan import OwnerPlan, RowList
@@ -383,7 +383,7 @@ class RowCache:
             gradients: their gradients, one entry per lookup.
             settings: of the optimizers.
         """
-        step = settings if isinstance(settings, RowStep) else settings[group.index]
+        step = step_of(settings, group.index)
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):
             records = self._slab.records(self.row_dtype(group))

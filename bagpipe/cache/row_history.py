@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import RowStep, RowSteps
+from bagpipe.kernels.interface import RowSteps, step_of
 from bagpipe.kernels.row_decay import DecayTable, Missed, decay_factor, row_steps
 from bagpipe.kernels.row_l2 import L2Table
 from bagpipe.types.schema import L2_DECAYED, RowSchema, base_optimizer
@@ -89,8 +89,7 @@ class RowHistory:
         """
         for group in layout.groups:
             if group.first_table in self.decaying:
-                step = steps if isinstance(steps, RowStep) else steps[group.index]
-                table = self._tables[group.first_table]
+                step, table = step_of(steps, group.index), self._tables[group.first_table]
                 if isinstance(table, L2Table):
                     table.append(step)
                 else:

@@ -5,7 +5,7 @@ Every implementation is deterministic: the result of a row depends only on its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from bagpipe.kernels.row_decay import Missed
 from bagpipe.kernels.segment_sum import SegmentSum
 
-__all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowSteps", "RowView"]
+__all__ = ["Bags", "Gradients", "Kernels", "RowNames", "RowStep", "RowSteps", "RowView", "map_steps", "step_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,16 @@ class RowStep:
 
 #: Hyperparameters of a batch's steps: the same for all table groups, or one per group of the layout.
 RowSteps: TypeAlias = RowStep | Sequence[RowStep]
+
+
+def step_of(steps: RowSteps, group: int) -> RowStep:
+    """The hyperparameters of a table group, by its number."""
+    return steps if isinstance(steps, RowStep) else steps[group]
+
+
+def map_steps(steps: RowSteps, change: Callable[[RowStep], RowStep]) -> RowSteps:
+    """The hyperparameters after a change, which is called once for each `RowStep`."""
+    return change(steps) if isinstance(steps, RowStep) else tuple(map(change, steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,6 @@ parts ──declare──> one checked Loop ──Runner──> one thread per l
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,7 +24,7 @@ from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.distributed.interface import Peers
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import RowStep, RowSteps
+from bagpipe.kernels.interface import RowStep
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.signals import StopOnSignals
@@ -42,6 +41,7 @@ from bagpipe.training.progress import RunResult
 from bagpipe.training.reading import PrepareInputs, Reading
 from bagpipe.training.row_decay import with_decay
 from bagpipe.training.row_exchange import EvaluationExchange, ExchangedRows
+from bagpipe.training.row_steps import going_on
 from bagpipe.training.rows import EvaluationRows, KnownRows, LocalRows, Rows, RowStepsOfBatch
 from bagpipe.training.stepped_evaluation import Outputs
 from bagpipe.training.stepped_run import OnBatch, SteppedRun
@@ -122,7 +122,7 @@ class Engine:
         self.dense = dense
         self.settings = settings
         self._earlier = EarlierSteps() if earlier is None else earlier
-        self.row_steps = _going_on(_same_step(settings) if row_steps is None else row_steps, self._earlier)
+        self.row_steps = going_on(_same_step(settings) if row_steps is None else row_steps, self._earlier)
         self.trace = trace
         self.layout = layout
         self.prepare = prepare
@@ -376,20 +376,6 @@ def _same_step(settings: EngineSettings) -> RowStepsOfBatch:
     if lr is None or eps is None:
         raise InputError(f"expected row_steps, or rows_lr and eps in the settings, got {settings}")
     return lambda b: RowStep(lr=lr, eps=eps, step=b + 1)
-
-
-def _going_on(steps_of: RowStepsOfBatch, earlier: EarlierSteps) -> RowStepsOfBatch:
-    """The same settings, counted on from earlier jobs: rates from theirs, steps from those of their rows."""
-    if earlier == EarlierSteps():
-        return steps_of
-
-    def going_on(b: int) -> RowSteps:
-        steps = steps_of(earlier.schedule + b)
-        if isinstance(steps, RowStep):
-            return dataclasses.replace(steps, step=earlier.rows + b + 1)
-        return tuple(dataclasses.replace(step, step=earlier.rows + b + 1) for step in steps)
-
-    return going_on
 
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.interface import map_steps
 from bagpipe.rates import Schedule
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
@@ -68,12 +68,7 @@ class LearningRates(LoopPart):
     def _scale_rows(self, key: OpKey, b: int) -> None:
         batch, factor = self._run.in_flight[b], self._factor(self._rows, b)
         self.row_factor = factor
-        steps = batch.row_steps
-        scaled = [
-            dataclasses.replace(step, lr=step.lr * factor)
-            for step in ([steps] if isinstance(steps, RowStep) else steps)
-        ]
-        batch.row_steps = scaled[0] if isinstance(steps, RowStep) else tuple(scaled)
+        batch.row_steps = map_steps(batch.row_steps, lambda step: dataclasses.replace(step, lr=step.lr * factor))
 
     def _set_dense(self, key: OpKey, b: int) -> None:
         chunk = self._dense.chunk_of(key)

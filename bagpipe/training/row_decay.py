@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.interface import step_of
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.part import Hook, LoopPart, LoopRun
@@ -53,11 +53,10 @@ class RowDecay(LoopPart):
 
     def _note(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
-        steps = (
-            [batch.row_steps] * len(self._layout.groups) if isinstance(batch.row_steps, RowStep) else batch.row_steps
-        )
         batch.row_steps = tuple(
-            dataclasses.replace(steps[group.index], missed=self._history.missed(group.first_table, b))
+            dataclasses.replace(
+                step_of(batch.row_steps, group.index), missed=self._history.missed(group.first_table, b)
+            )
             for group in self._layout.groups
         )
         self._history.note(self._layout, batch.row_steps)

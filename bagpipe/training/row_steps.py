@@ -1,19 +1,22 @@
-"""`row_steps_of`: the row optimizers of a model as settings of a batch's updates, for `Engine(row_steps=…)`.
+"""Settings of a batch's row updates, for `Engine(row_steps=…)`.
 
-optimizers by table ──layout──> one per table group ──rate of batch b──> `RowStep` per group
+optimizers by table ──row_steps_of, layout──> one per table group ──rate of batch b──> `RowStep` per group
+                                                       └──going_on──> counted on from earlier jobs
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.errors import InputError
-from bagpipe.kernels.interface import RowStep
+from bagpipe.kernels.interface import RowStep, RowSteps, map_steps
 from bagpipe.optim import RowOptimizer
+from bagpipe.training.part import EarlierSteps
 from bagpipe.training.rows import RowStepsOfBatch
 
-__all__ = ["row_steps_of"]
+__all__ = ["going_on", "row_steps_of"]
 
 
 def row_steps_of(layout: LookupLayout, optimizers: Sequence[RowOptimizer]) -> RowStepsOfBatch:
@@ -42,6 +45,19 @@ def row_steps_of(layout: LookupLayout, optimizers: Sequence[RowOptimizer]) -> Ro
         return tuple(
             RowStep(lr=optimizer.rate(b), eps=optimizer.epsilon, step=b + 1, **optimizer.numbers)
             for optimizer in of_groups
+        )
+
+    return steps
+
+
+def going_on(steps_of: RowStepsOfBatch, earlier: EarlierSteps) -> RowStepsOfBatch:
+    """The same settings, counted on from earlier jobs: rates from theirs, steps from those of their rows."""
+    if earlier == EarlierSteps():
+        return steps_of
+
+    def steps(b: int) -> RowSteps:
+        return map_steps(
+            steps_of(earlier.schedule + b), lambda step: dataclasses.replace(step, step=earlier.rows + b + 1)
         )
 
     return steps

@@ -9,7 +9,8 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.interface import RowStep
 from bagpipe.optim import SGD, Adam, Frozen, RowOptimizer, settings_of
 from bagpipe.oracle.plan import FeatureRef
-from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.part import EarlierSteps
+from bagpipe.training.row_steps import going_on, row_steps_of
 from bagpipe.types.schema import RowTable
 
 
@@ -47,3 +48,14 @@ def test_an_invalid_rate_is_refused_when_its_batch_begins() -> None:
     assert steps(1)[0].lr == 0.0
     with pytest.raises(InputError, match=r"SGD: lr must be a finite number of at least 0 at step 2, got -1\.0"):
         steps(2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_job_goes_on_counting(shared: bool) -> None:
+    def steps_of(b: int) -> RowStep | tuple[RowStep, ...]:
+        step = RowStep(lr=0.5**b, eps=0.1, step=b + 1)
+        return step if shared else (step, step)
+
+    assert going_on(steps_of, EarlierSteps()) is steps_of
+    expected = RowStep(lr=0.5**12, eps=0.1, step=1003)
+    assert going_on(steps_of, EarlierSteps(schedule=10, rows=1000))(2) == (expected if shared else (expected,) * 2)
