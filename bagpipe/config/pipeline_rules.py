@@ -84,7 +84,7 @@ def _schedule_problem(config: Config) -> str | None:
     return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {refusal}"
 
 
-@lru_cache(maxsize=16)  # zb-auto tries many orders, and a configuration is checked more than once
+@lru_cache(maxsize=256)  # zb-auto tries many orders, and a configuration is checked more than once
 def _refusal(pipeline: PipelineConfig, costs: tuple[tuple[str, float], ...]) -> str | None:
     try:
         schedule = _configured(pipeline, dict(costs))

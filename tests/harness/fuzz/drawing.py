@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from random import Random
 
 from bagpipe.config.model_rules import MODELS_OF_KEY
-from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.types.schema import Pooling, Table
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
 from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
-from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value
+from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value, is_consistent
 
 __all__ = ["STORES", "draw"]
 
@@ -141,17 +140,9 @@ def _accepted(stream: Stream, group: Mapping[str, Values], before: Mapping[str, 
     streams = {path: stream(path) for path in group}
     for _ in range(_MAX_TRIES):
         drawn = {path: draw_value(streams[path], values) for path, values in group.items()}
-        if _is_valid({**before, **drawn}):
+        if is_consistent({**before, **drawn}):
             return drawn
     raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
-
-
-def _is_valid(settings: Mapping[str, str]) -> bool:
-    try:
-        config_of(settings)
-    except InputError:
-        return False
-    return True
 
 
 def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
