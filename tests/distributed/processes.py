@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from tests.system.forked import CONTEXT
+from tests.system.forked_child import fork_cachers
 
 __all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 
@@ -118,6 +119,7 @@ def _collect(pipes: list[Connection], stopped: int) -> list[Ended | None]:
 def _main(pipe: Connection, membership: Membership, work: Callable[..., Any], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fork_cachers()
     value, error, start_s = None, None, time.monotonic()
     try:
         value = work(membership, *args)

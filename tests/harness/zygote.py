@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Self
 
 import bagpipe
 from bagpipe.errors import JobError
+from tests.system.forked_child import fork_cachers
 
 __all__ = ["Started", "Zygote", "serve"]
 
@@ -194,6 +195,8 @@ def _run(request: Mapping[str, Any], zygote: int) -> NoReturn:
     os.environ.update(request["environment"])
     if _CRASH_POINTS in sys.modules:  # read once from the environment
         importlib.reload(sys.modules[_CRASH_POINTS])
+    if "cacher.embedded" in sys.modules:
+        fork_cachers()
     sys.argv = [request["module"], *request["arguments"]]
     main = importlib.import_module(request["module"]).main
     sys.exit(main(request["arguments"]) if inspect.signature(main).parameters else main())

@@ -13,17 +13,14 @@ import ctypes
 import importlib
 import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing import resource_tracker, util
 from pathlib import Path
-from typing import NoReturn
 
 from bagpipe.util import failpoints
+from tests.system.forked_child import ForkedChild, fork_cachers
 from tests.system.hosts import Host
 
 __all__ = ["CONTEXT", "MARK", "ROOT", "Forked"]
@@ -92,43 +89,6 @@ class Forked:
         return out, err
 
 
-class _Rank:
-    """A worker of torchrun, forked from the launcher. Implements the part of `subprocess.Popen` that torchrun uses.
-
-    As with Popen, it is a child of the launcher in its own session and inherits none of the launcher's open files.
-    """
-
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        sys.stdout.flush()
-        begun, end = os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _rank(arguments, environment)
-        os.close(end)
-        os.read(begun, 1)  # returns when the worker has closed its inherited files; its session exists by then
-        os.close(begun)
-        self._ended = os.pidfd_open(self.pid)
-
-    def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self._ended], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("rank", timeout or 0.0)
-        code = self._reap(0)
-        assert code is not None
-        return code
-
-    def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-                os.close(self._ended)
-        return self.returncode
-
-
 def _trainer(arguments: list[str]) -> None:
     from trainer.cli import main
 
@@ -140,7 +100,10 @@ def _torchrun(arguments: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     # `args` is the worker's command line: python -u -m trainer ARGUMENTS.
-    SubprocessHandler._popen = lambda self, args, env: _Rank(args[args.index("trainer") + 1 :], env)
+    def fork(self: object, args: Sequence[str], env: Mapping[str, str]) -> ForkedChild:
+        return ForkedChild(lambda: _trainer(list(args[args.index("trainer") + 1 :])), env, has_own_session=True)
+
+    SubprocessHandler._popen = fork
     sys.argv = ["torchrun", *arguments]
     run.main()
 
@@ -163,6 +126,7 @@ def _start(
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
     importlib.reload(failpoints)  # it read the fork server's environment when it was imported
     os.chdir(ROOT)
+    fork_cachers()
     _PROGRAMS[module](arguments)
 
 
@@ -173,29 +137,3 @@ def _write_mark(mark: str) -> None:
     blank = getenv(MARK.encode())
     assert blank, "the server was started before this module was imported"
     ctypes.memmove(blank, mark.encode(), len(mark))
-
-
-def _rank(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run a rank in a process forked from the launcher; none of the launcher's exit code runs in it."""
-    code = 1
-    try:
-        os.setsid()
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        resource_tracker._resource_tracker._fd = None  # closed; the rank starts its own if needed
-        os.environ.clear()
-        os.environ.update(environment)
-        importlib.reload(failpoints)
-        _trainer(list(arguments))
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        util._exit_function()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 
-for name in ("bagpipe.store.redis.store", "torch.distributed.run", "trainer.cli", "trainer.job"):
+_TRAINER = ("bagpipe.store.redis.store", "numpy.ma", "torch.distributed.run", "trainer.cli", "trainer.job")
+_CACHER = ("cacher.cli", "data.criteo", "data.csv", "data.parquet", "data.synthetic")
+for name in _TRAINER + _CACHER:
     importlib.import_module(name)
 
 # Without this, every garbage collection in a forked process copies the pages of all imported modules.

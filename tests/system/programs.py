@@ -139,14 +139,15 @@ def torchrun(arguments: Sequence[str], *options: str, ranks: int = 2, forked: Pa
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """Command lines by process id of processes that carry the mark, except zombies."""
+    """Command lines and names by process id of processes that carry the mark, except zombies."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ") + (folder / "comm").read_bytes()
+                found[int(folder.name)] = words.decode()
         except OSError:  # gone meanwhile, or not readable by us
             continue
     return found
