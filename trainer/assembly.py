@@ -41,7 +41,14 @@ from trainer.dense import dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
 from trainer.model_check import check_loss_weights, check_model
-from trainer.optimizers import clip_of, dense_optimizer, plateau_rule, rate_schedule, rows_rate_schedule
+from trainer.optimizers import (
+    clip_of,
+    dense_optimizer,
+    plateau_rule,
+    rate_schedule,
+    rows_rate_schedule,
+    undecayed_parameters,
+)
 from trainer.stages import StagedJob, stage_model
 
 __all__ = [
@@ -159,7 +166,8 @@ def build_dense(
         InputError: a growing loss scale is configured where batches cannot be skipped.
     """
     config, model = built.config, built.converted.model
-    optimizer = dense_optimizer(model.parameters(), config.optim)
+    undecayed = undecayed_parameters(model.named_parameters(), config.optim.weight_decay_exempt)
+    optimizer = dense_optimizer(model.parameters(), config.optim, undecayed)
     if built.stages is None:
         return WholeDense(
             model=model,
@@ -173,7 +181,7 @@ def build_dense(
         staged=built.stages.staged,
         mesh=built.stages.mesh,
         rank=rank,
-        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim),
+        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim, undecayed),
         dtype=TORCH_DTYPE[config.run.dtype],
         device=torch.device(config.run.device),
         seed=config.run.seed,

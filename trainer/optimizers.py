@@ -1,12 +1,13 @@
-"""Dense optimizers by name, limits of their gradients, and schedules of learning rates.
+"""Dense optimizers by name, parameters that they do not decay, limits of gradients, and schedules of learning rates.
 
 Row optimizers are in `bagpipe.config.row_optimizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -25,9 +26,13 @@ __all__ = [
     "plateau_rule",
     "rate_schedule",
     "rows_rate_schedule",
+    "undecayed_parameters",
 ]
 
-DENSE_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter], OptimConfig], torch.optim.Optimizer]] = {
+#: Parameters, or groups of them with settings of their own: the argument of torch's optimizers.
+Groups: TypeAlias = list[nn.Parameter] | list[dict[str, Any]]
+
+DENSE_OPTIMIZERS: Mapping[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, config: torch.optim.SGD(
         parameters,
         lr=config.dense_lr,
@@ -53,11 +58,53 @@ def _adam_settings(config: OptimConfig) -> dict[str, Any]:
     }
 
 
-def dense_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """The dense optimizer named by the configuration."""
+def dense_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimConfig, undecayed: Collection[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """The dense optimizer named by the configuration.
+
+    Args:
+        parameters: to be stepped.
+        config: names it.
+        undecayed: parameters without weight decay, in a group behind the others; not all have to be among `parameters`.
+    """
     if config.dense not in DENSE_OPTIMIZERS:
         raise InputError(f"optim.dense must be one of {', '.join(DENSE_OPTIMIZERS)}, got {config.dense!r}")
-    return DENSE_OPTIMIZERS[config.dense](list(parameters), config)
+    own = list(parameters)
+    groups: Groups = own
+    exempt = [parameter for parameter in own if parameter in undecayed]
+    if exempt:
+        decayed = [parameter for parameter in own if parameter not in undecayed]
+        with_decay: list[dict[str, Any]] = [{"params": decayed}] if decayed else []
+        groups = [*with_decay, {"params": exempt, "weight_decay": 0.0}]
+    return DENSE_OPTIMIZERS[config.dense](groups, config)
+
+
+def undecayed_parameters(
+    named: Iterable[tuple[str, nn.Parameter]], patterns: Collection[str]
+) -> frozenset[nn.Parameter]:
+    """The parameters that `optim.weight_decay_exempt` names.
+
+    Args:
+        named: all dense parameters of the model.
+        patterns: values of the key.
+
+    Raises:
+        InputError: a pattern fits no parameter.
+    """
+    parameters = dict(named)
+    found: set[nn.Parameter] = set()
+    for pattern in patterns:
+        if pattern == "1d":
+            fitting = {parameter for parameter in parameters.values() if parameter.dim() < 2}
+        else:
+            fitting = {parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)}
+        if not fitting:
+            raise InputError(
+                f"optim.weight_decay_exempt: {pattern!r} fits no dense parameter; there are {', '.join(parameters)}"
+            )
+        found |= fitting
+    return frozenset(found)
 
 
 def clip_of(config: OptimConfig) -> Clip:

@@ -178,6 +178,13 @@ def _average_problem(config: Config) -> str | None:
     return "needs optim.ema_decay above 0, got 0"
 
 
+def _exempt_problem(config: Config) -> str | None:
+    items = config.optim.weight_decay_exempt
+    if not items or config.optim.weight_decay:
+        return None
+    return f"{','.join(items)} needs optim.weight_decay above 0, got 0"
+
+
 def _nesterov_problem(config: Config) -> str | None:
     return "needs optim.momentum above 0, got 0" if config.optim.nesterov and not config.optim.momentum else None
 
@@ -225,6 +232,7 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
         for name, users in _DENSE_USERS.items()
     },
     "optim.nesterov": _nesterov_problem,
+    "optim.weight_decay_exempt": _exempt_problem,
     "optim.clip_norm": _clip_norm_problem,
     "optim.clip_scope": _clip_scope_problem,
     "optim.clip_value": _clip_value_problem,

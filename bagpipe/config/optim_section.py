@@ -44,6 +44,8 @@ class OptimConfig:
         beta1: decay of the mean gradient of the dense optimizers adam, adamw and lamb.
         beta2: decay of their mean squared gradient.
         weight_decay: of the dense optimizer; sgd, adagrad, adam: added to the gradient (L2); adamw, lamb: decoupled.
+        weight_decay_exempt: dense parameters without decay: patterns of their names such as ``*.bias``; 1d: those with
+            at most one dimension, biases and the weights of norms.
         schedule: factor of the dense learning rate, after the warm-up: constant; step (drops, by schedule_factor);
             exponential (the same without steps); cosine or polynomial, over schedule_length, to schedule_floor;
             plateau (a drop by schedule_factor when eval.metric has stopped improving).
@@ -87,6 +89,7 @@ class OptimConfig:
     beta1: Annotated[float, BELOW_1] = 0.9  # torch's Adam
     beta2: Annotated[float, BELOW_1] = 0.999
     weight_decay: Annotated[float, at_least(0)] = 0.0
+    weight_decay_exempt: tuple[str, ...] = ()
     schedule: RateShape = "constant"
     schedule_unit: RateUnit = "step"
     schedule_length: Annotated[int, at_least(0)] = 0

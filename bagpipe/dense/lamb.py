@@ -23,7 +23,7 @@ class Lamb(torch.optim.Optimizer):
     """See above. State of a parameter: ``step`` (float32, on the host), ``exp_avg``, ``exp_avg_sq``.
 
     Args:
-        parameters: dense parameters.
+        parameters: dense parameters, or groups of them.
         lr: learning rate.
         betas: decay of m and of v.
         eps: added to the root.
@@ -32,7 +32,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),

@@ -97,6 +97,7 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         ({"beta1": 1.0}, "optim.beta1 must be at least 0 and below 1, got 1.0"),
         ({"weight_decay": -0.1}, "optim.weight_decay must be at least 0, got -0.1"),
         ({"clip_norm": -1.0}, "optim.clip_norm must be at least 0, got -1.0"),
+        ({"weight_decay_exempt": ("1d",)}, "optim.weight_decay_exempt 1d needs optim.weight_decay above 0, got 0"),
         ({"clip_scope": "all"}, "optim.clip_scope all needs optim.clip_norm above 0, got 0"),
         ({"clip_norm": 1.0, "clip_value": 0.5}, "optim.clip_value 0.5 needs optim.clip_norm 0, got 1"),
         ({"clip_scope": "tables"}, "optim.clip_scope must be one of dense, rows, all, got 'tables'"),

@@ -176,6 +176,21 @@ def test_dense_optimizers_equal_a_plain_loop(name: str, clicks: MakeConfig) -> N
     check(config, make_dense=make)
 
 
+def test_exempt_parameters_do_not_decay_in_torchs_groups(clicks: MakeConfig) -> None:
+    keys = {**ADAM_KEYS, "dense": "adamw", "weight_decay": 0.5, "weight_decay_exempt": ("1d",)}
+    config = change(clicks(limit=100), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
+
+    def in_groups(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [[p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() == 1]]
+        assert all(groups)
+        own = [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}]
+        return torch.optim.AdamW(own, **{**ADAM, "weight_decay": 0.5})
+
+    exempt = check(config, make_dense=in_groups)
+    assert exempt.digests != run_job(change(config, optim__weight_decay_exempt=())).digests
+    assert_equal_numbers(run_staged(staged(config, "1f1b", 2), 2), run_staged(config))
+
+
 @pytest.mark.parametrize("name", ["sgd-momentum", "adamw", "lamb"])
 def test_dense_optimizers_of_stages(name: str, clicks: MakeConfig) -> None:
     keys, _ = DENSE[name]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from bagpipe.config.sections import OptimConfig
 from bagpipe.errors import InputError
 from bagpipe.rates import Cosine, Exponential, Schedule, StepDecay
-from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule
+from trainer.optimizers import dense_optimizer, rate_schedule, rows_rate_schedule, undecayed_parameters
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,24 @@ def test_dense_optimizers(name: str, kind: str) -> None:
     assert type(optimizer).__name__ == kind
     assert optimizer.defaults["lr"] == 0.5
     assert optimizer.defaults.get("eps", 1e-3) == 1e-3
+
+
+def test_exempt_parameters_are_a_group_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
+    config = OptimConfig(dense="adamw", weight_decay=0.1, dense_lr=0.5)
+
+    def groups(*patterns: str, of: nn.Module = model) -> list[tuple[float, float, int]]:
+        exempt = undecayed_parameters(model.named_parameters(), patterns)
+        optimizer = dense_optimizer(of.parameters(), config, exempt)
+        return [(group["lr"], group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
+
+    assert groups() == [(0.5, 0.1, 6)]
+    assert groups("1d") == [(0.5, 0.1, 2), (0.5, 0.0, 4)]
+    assert groups("*.bias", "1.*") == [(0.5, 0.1, 2), (0.5, 0.0, 4)]
+    assert groups("1.*", of=model[0]) == [(0.5, 0.1, 2)]
+    assert groups("*", of=model[1]) == [(0.5, 0.0, 2)]
+    with pytest.raises(InputError, match=r"exempt: 'bias' fits no dense parameter; there are 0\.weight, "):
+        groups("bias")
 
 
 def test_an_unknown_dense_optimizer_is_refused() -> None:

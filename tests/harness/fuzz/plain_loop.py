@@ -78,7 +78,9 @@ def _train(config: Config) -> Trained:
         eps=optim.eps,
         loss_of=lambda logits, labels: loss.summed(logits, labels) / len(labels),
         before_steps=lambda tables, dense: _clip(optim, tables, dense),
-        make_dense=lambda parameters: dense_optimizer(parameters, optim),
+        make_dense=lambda parameters: dense_optimizer(
+            parameters, optim, [p for p in parameters if p.dim() < 2] if optim.weight_decay_exempt else ()
+        ),
         make_rows=None
         if optim.rows in _THEIRS and not optim.rows_weight_decay
         else lambda tables: _rows_optimizer(tables, optim),

@@ -93,6 +93,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "optim.beta1": {"0.9": 6, "0.5": 1},
         "optim.beta2": {"0.999": 6, "0.9": 1},
         "optim.weight_decay": {"0": 2, "0.01": 1},
+        "optim.weight_decay_exempt": {"": 3, "1d": 1},
         "optim.clip_norm": {"0": 4, "0.005": 1, "0.1": 1},
         "optim.clip_scope": _even("optim.clip_scope"),
         "optim.clip_value": {"0": 3, "0.001": 1},
