@@ -26,7 +26,7 @@ Scope = Literal["dense", "rows", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limited:
-    """What a limit of the norm did to a batch.
+    """The result of a limit of the norm for a batch.
 
     Attributes:
         norm: scalar, the norm of the gradients in scope before the limit.

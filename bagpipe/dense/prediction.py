@@ -34,7 +34,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How the weights of one optimizer are predicted.
+    """The rule by which the weights of one optimizer are predicted.
 
     Attributes:
         predict: (weight, state, parameter group, last gradient, steps) -> predicted weights, a new tensor.

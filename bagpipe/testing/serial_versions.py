@@ -51,7 +51,7 @@ class SerialStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedBatch:
-    """What a batch gave.
+    """The loss and gradients of a batch.
 
     Attributes:
         loss: sum of the micro-batches' losses.

@@ -1,4 +1,4 @@
-"""What a job that brings its own batches may send: specs, ids, and the memory that they may take."""
+"""Requests of a job that brings its own batches: specs, ids, and the memory that they may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cacher a program uses."""
+"""The cacher that a program uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of the pages has before their commands: ``python -m tests.docs.given NAME PATH`` makes it.
+"""Files that a reader of the pages has before their commands: ``python -m tests.docs.given NAME PATH`` makes it.
 
 text, dataset, records, arrays, columns    the example files of docs/data-formats.md, by its own blocks, in a folder
 films                                      ratings and films of MovieLens' layout, in a folder

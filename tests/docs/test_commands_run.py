@@ -29,7 +29,7 @@ def folder() -> Iterator[Path]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """What a clone has, and the environment."""
+    """Copy the files of a clone, and link the environment."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=100).stdout
     for name in filter(None, listed.decode().split("\0")):

@@ -1,4 +1,4 @@
-"""What a schedule allows: stages, micro-batches, chunks, batches."""
+"""Limits of schedules: stages, micro-batches, chunks, batches."""
 
 from __future__ import annotations
 

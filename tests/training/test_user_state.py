@@ -1,4 +1,4 @@
-"""What a state becomes in a checkpoint. Whole jobs: `tests.system.test_checkpoint_by_hand`."""
+"""States of a user in a checkpoint. Whole jobs: `tests.system.test_checkpoint_by_hand`."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class VersionUse:
 
     @property
     def of(self) -> Pass:
-        """What it does with the weights."""
+        """Its pass, which says what it does with the weights."""
         return PASSES[self.action.op]
 
     @property

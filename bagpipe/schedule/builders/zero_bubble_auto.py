@@ -223,7 +223,7 @@ class _Greedy:
         return ""
 
     def _arrival(self, stage: int, op: str) -> float:
-        """When the next F or I of a rank can start, as far as known now."""
+        """The earliest start of the next F or I of a rank, as far as known now."""
         index = self._done[stage][op]
         if index == self._micro or self._missing[op][stage][index]:
             return math.inf
