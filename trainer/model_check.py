@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bagpipe.cache.batch_context import prepare_batch
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import FetchRequests
+from bagpipe.checkpoint.dense_state import type_name
 from bagpipe.embedding.torchrec_collections import Converted
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
@@ -131,6 +132,4 @@ def _check_logits(outputs: object, name: str, labels: Sequence[str]) -> int:
 
 
 def _words(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type_name(value) if isinstance(value, Tensor) else type(value).__name__

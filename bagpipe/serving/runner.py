@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.serving.manifest import PROGRAM_FILE, ExportManifest, file_checksum, read_manifest
 from bagpipe.serving.pooling import Bags, pool
 from bagpipe.serving.row_client import RowClient
 
 __all__ = ["Scorer", "load"]
-
-_TORCH_DTYPE = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Scorer:
@@ -44,7 +43,7 @@ class Scorer:
         self.manifest = manifest
         self.rows = rows
         self._program = program
-        self._dtype = _TORCH_DTYPE[manifest.rows.row_type.compute]
+        self._dtype = TORCH_DTYPE[manifest.rows.row_type.compute]
 
     def __enter__(self) -> Self:
         return self
