@@ -1,7 +1,7 @@
 """Staged dense part on one or more ranks: every schedule gives the numbers of the whole model.
 
-By default every schedule runs with one model at each number of ranks, and every model with a schedule of each kind. The
-full product is ``-m slow``.
+By default every schedule runs with one model on one number of ranks, one schedule of each kind on each number of ranks,
+and every model with a schedule of each kind. The full product is ``-m slow``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ ALL: list[Case] = [(*model, schedule, world) for model in MODELS for schedule in
 
 #: A chain with one pipe, any graph, two pipes, split backward.
 _KINDS = (
-    ("1f1b", "gpipe", "eager-1f1b", "interleaved", "breadth-first"),
+    ("1f1b", "gpipe", "eager-1f1b", "interleaved", "breadth-first", "1f1b-shifted"),
     ("graph",),
-    ("chimera", "dualpipe-v"),
-    ("zb-h1", "zb-v"),
+    ("chimera", "chimera-doubling", "chimera-halving", "dualpipe-v"),
+    ("zb-v", "zb-h1", "zb-h2", "zb-auto", "v-half", "v-min", "interleaved-zero-bubble"),
 )
 
 
 def some() -> list[Case]:
-    """Every schedule with every number of ranks, and every model with a schedule of every kind."""
-    cases = [
-        (*MODELS[number % len(MODELS)], schedule, world)
-        for number, (schedule, world) in enumerate(itertools.product(DENSE_SCHEDULES, WORLDS))
-    ]
+    """See the module's docstring."""
+    runs = [(schedule, WORLDS[number % len(WORLDS)]) for number, schedule in enumerate(DENSE_SCHEDULES)]
+    runs += [run for run in itertools.product([kind[0] for kind in _KINDS], WORLDS) if run not in runs]
+    cases: list[Case] = [(*MODELS[number % len(MODELS)], *run) for number, run in enumerate(runs)]
     for kind in _KINDS:
         met = {model for model, _, schedule, _ in cases if schedule in kind}
         missing = [model for model in MODELS if model[0] not in met]
