@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save-operators", metavar="FILE", help="write the operator graph, to plan with elsewhere")
+    parser.add_argument("--save-costs", metavar="FILE", help="write the durations of the stages, for schedule --cost")
     defaults = ModelConfig()
     measured = parser.add_argument_group("models that are measured", "ignored with a .json operator graph")
     measured.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where; default: cpu")
@@ -100,10 +101,7 @@ def run(flags: argparse.Namespace) -> str:
     with Progress("plan") as progress:
         graph = _operators(flags, progress)
         if flags.save_operators:
-            try:
-                Path(flags.save_operators).write_text(graph.to_json(), encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"--save-operators: cannot write {flags.save_operators}: {error}") from None
+            _write("--save-operators", flags.save_operators, graph.to_json())
         plan = make_plan(
             graph,
             cluster,
@@ -113,9 +111,18 @@ def run(flags: argparse.Namespace) -> str:
             mixed_sizes=flags.mixed_sizes,
             on_search=progress.phase("comparing partitions"),
         )
+    if flags.save_costs:
+        _write("--save-costs", flags.save_costs, json.dumps(plan.partition.costs(), indent=2) + "\n")
     if flags.json:
         return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
     return "\n".join(_table(plan, flags.batch_size)) + "\n"
+
+
+def _write(flag: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {path}: {error}") from None
 
 
 def _operators(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:

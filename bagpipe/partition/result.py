@@ -59,6 +59,15 @@ class Partition:
         """Devices used."""
         return sum(stage.replicas for stage in self.stages)
 
+    def costs(self) -> dict[str, float]:
+        """Costs of the stages for a schedule, in seconds: F, B, and half of B for each of I and W."""
+        found: dict[str, float] = {}
+        for number, stage in enumerate(self.stages):
+            found |= {f"{number}F": stage.forward_s, f"{number}B": stage.backward_s}
+            # A linear layer's two gradients take as many multiplications as each other.
+            found |= {f"{number}{half}": stage.backward_s / 2 for half in "IW"}
+        return found
+
     def summary(self) -> dict[str, Any]:
         """The partition for JSON."""
         return {

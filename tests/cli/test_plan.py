@@ -39,6 +39,26 @@ def test_json(model: str, capsys: pytest.CaptureFixture[str]):
     assert answer["step_s"] < answer["one_device_step_s"]
 
 
+def test_costs_of_the_stages_choose_an_order(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "costs.json"
+    flags = ["--replicas", "none", "--microbatches", "8", "--json", "--save-costs", str(path)]
+    assert main(["plan", "--model", model, "--devices", "4", *flags, *LINK]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    costs = json.loads(path.read_text(encoding="utf-8"))
+    edges = ",".join(f"{src}-{dst}" for src, dst in answer["edges"])
+    for number, stage in enumerate(answer["stages"]):
+        assert (costs[f"{number}F"], costs[f"{number}B"]) == (stage["forward_s"], stage["backward_s"])
+        assert costs[f"{number}I"] + costs[f"{number}W"] == stage["backward_s"]
+    stages = ["--stages", str(len(answer["stages"])), "--edges", edges, "--format", "json"]
+    makespans = {}
+    for name in ("zb-auto", "eager-1f1b"):
+        assert main(["schedule", name, *stages, "--cost", str(path)]) == 0
+        makespans[name] = json.loads(capsys.readouterr().out)["makespan"]
+    assert makespans["zb-auto"] <= makespans["eager-1f1b"]
+    assert main(["plan", "--model", model, "--devices", "4", "--save-costs", str(tmp_path)]) == 2
+    assert "--save-costs: cannot write" in capsys.readouterr().err
+
+
 def test_the_plan_says_when_one_device_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "small.json"
     path.write_text(graph(["ab"], {"a": 1e-9, "b": 1e-9}).to_json(), encoding="utf-8")
