@@ -26,20 +26,22 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Tests marked `alone` mostly wait. The pure tests run beside them, at a lower priority; their output follows. Then the
-# tests with servers or processes run on all cores. Exit code 5 of pytest: no test of that part was chosen.
+# Tests with servers or processes wait for half of their time, those marked `alone` for most of it. The pure tests fill
+# the gaps at a lower priority, so each may take longer; their output follows. Exit code 5 of pytest: no test of that
+# part was chosen.
 PYTEST := $(PY) -m pytest
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# Tests with servers or processes wait for half of their time: one worker more than cores.
+# One worker more than cores.
 WITH_PROCESSES := -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
 	@pure=$$(mktemp); \
-	nice -n 5 $(PYTEST) $(ON_ALL_CORES) -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
+	nice -n 5 $(PYTEST) $(ON_ALL_CORES) --timeout 600 -o faulthandler_timeout=900 \
+	    -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
 	trap 'kill $$pid 2> /dev/null; cat $$pure; rm $$pure' EXIT; \
 	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
-	wait $$pid; codes="$$codes $$?"; cat $$pure; : > $$pure; \
 	$(PYTEST) $(WITH_PROCESSES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
+	wait $$pid; codes="$$codes $$?"; \
 	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
 
 test-full: test ## all tests: `make test`, then those marked slow, the full products of settings among them
