@@ -134,7 +134,9 @@ def test_a_refusal_is_printed_once(make: Callable[[Path], tuple[list[str], str]]
     await_gone(done.mark)
     (printed,) = error_lines(done)
     assert printed.startswith(line)
-    assert exit_codes(done) == ["2", "2"]
+    # No rank waits for another to read its arguments: torchrun may end rank 1 before, once rank 0 has printed the line.
+    allowed = [["2", "2"], ["-15", "2"]] if make is unknown_key else [["2", "2"]]
+    assert sorted(exit_codes(done)) in allowed
 
 
 def test_a_failure_is_printed_once(server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path) -> None:
