@@ -112,8 +112,14 @@ def planned_without_state(first_batch: int, shuffle: bool) -> list[list[bytes]]:
     return planned(PlannedData(job.data, job.run.seed), first_batch)
 
 
-@pytest.mark.parametrize("first_batch", [1, 16, 21, 64, 90])
-@pytest.mark.parametrize("distance", [0, 1, 15])
+@pytest.mark.parametrize(
+    ("first_batch", "distance"),
+    [
+        *[(1, 0), (16, 15), (21, 1), (64, 15), (90, 0)],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(16, 0), (16, 1), (21, 0), (21, 15), (64, 0)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(64, 1), (90, 1), (90, 15)]),
+    ],
+)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_plan_is_the_same_bytes_with_and_without_a_reader_state(
     first_batch: int, distance: int, shuffle: bool

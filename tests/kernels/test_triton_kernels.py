@@ -39,7 +39,7 @@ def test_under_the_interpreter() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=550,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
