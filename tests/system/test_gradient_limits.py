@@ -40,7 +40,7 @@ def test_limits_of_gradients_equal_torch_in_a_plain_loop(name: str, schema: str,
 @pytest.mark.parametrize(("world_size", "scope"), [(2, "all"), (2, "rows"), (3, "all")])
 def test_owners_of_rows_change_no_bit_of_a_limit(world_size: int, scope: str, clicks: MakeConfig) -> None:
     """Without a cache and with each lookahead other ranks own the rows, and gradients travel at other times."""
-    config = change(clicks("mixed", limit=120), optim__clip_norm=0.01, optim__clip_scope=scope)
+    config = change(clicks("mixed", limit=120), optim__clip_norm=0.001, optim__clip_scope=scope, run__dtype="float64")
     direct = run_ranks(change(config, cache__rows=0), world_size)
     for lookahead in (1, 6):
         cached = run_ranks(change(config, cache__rows=largest_batch(config), oracle__lookahead=lookahead), world_size)
