@@ -25,7 +25,6 @@ COMMAND_PAGES = [page for page in PAGES if page != "CHANGELOG.md" and command_bl
 
 #: Ends the servers that are still there; a command that fails ends the script.
 _HEAD = """set -eo pipefail
-given() { PYTHONPATH=$CHECKOUT python -m tests.docs.given "$@"; }
 trap 'code=$?; kill $(jobs -p) 2> /dev/null || :; wait; exit $code' EXIT
 """
 
@@ -64,12 +63,12 @@ def page_script(page: str, *, of_wheel: bool = False) -> str:
     """
     lines, given = [_HEAD], dict(entries("given", page))
     for command in (command for block in command_blocks(page) for command in block):
-        lines += [given.pop(name) for name in [*given] if command.startswith(name)]
+        lines += [_given(given.pop(name)) for name in [*given] if command.startswith(name)]
         if _of(entries("not_run", page), command) is not None or (of_wheel and _OF_CHECKOUT.search(command)):
             continue
         text = command
         for word, replacement in entries("words", page).items():
-            text = text.replace(word, replacement)
+            text = text.replace(word, _given(replacement))
         lines.append(f"printf '%4d s  %s\\n' $SECONDS {shlex.quote(text)}")
         code = _of(entries("fails", page), command)
         if _of(entries("serves", page), command) is not None:
@@ -81,6 +80,11 @@ def page_script(page: str, *, of_wheel: bool = False) -> str:
     for pattern, replacement in _OF_WHEEL if of_wheel else ():
         script = re.sub(pattern, replacement, script)
     return script
+
+
+def _given(text: str) -> str:
+    """With tests.docs.given for each ``given``: no function, so that a server is a job of the shell, which ends it."""
+    return re.sub(r"\bgiven (?=[a-z])", "env PYTHONPATH=$CHECKOUT python -m tests.docs.given ", text)
 
 
 def _of(found: Mapping[str, Any], command: str) -> Any:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,9 @@ def run_script(text: str, folder: Path, programs: Path) -> None:
         try:
             code = process.wait(TIMEOUT_S)
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):  # of a script that has ended nothing is left
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
             log.seek(0)
             shown = log.read()
             sys.stdout.write(shown)
