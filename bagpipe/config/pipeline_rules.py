@@ -14,7 +14,8 @@ from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, dense_schedule
+from bagpipe.schedule.ir.version_lags import version_lags
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import DenseSchedule
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule"]
@@ -68,20 +69,42 @@ def _schedule_problem(config: Config) -> str | None:
     pipeline = config.pipeline
     if pipeline.schedule == "none" or pipeline.schedule.endswith(".csv"):
         return None
-    if pipeline.schedule not in DENSE_SCHEDULES:
-        known = ", ".join(DENSE_SCHEDULES)
-        if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-            return f"must be a synchronous schedule, one of {known}, got {pipeline.schedule!r}, which is asynchronous"
+    if pipeline.schedule not in TRAINED_SCHEDULES:
+        known = ", ".join(TRAINED_SCHEDULES)
         return f"must be one of none, {known}, or a .csv table of PyTorch's, got {pipeline.schedule!r}"
-    if DENSE_SCHEDULES[pipeline.schedule].uses_costs and not pipeline.costs:
+    if TRAINED_SCHEDULES[pipeline.schedule].uses_costs and not pipeline.costs:
         return f"{pipeline.schedule} needs pipeline.costs, measured durations of its stages, got none"
     try:
         refusal = _refusal(pipeline, tuple(_costs(pipeline).items()))
     except InputError as error:
         return f"{pipeline.schedule}: {error}"
     if refusal is None:
-        return None
+        return _asynchronous_problem(config)
     return f"{pipeline.schedule} does not allow these pipeline.stages, microbatches and chunks: {refusal}"
+
+
+#: Dense optimizers whose weights can be predicted (`bagpipe.pipeline.stage.prediction`).
+_PREDICTABLE = ("sgd", "adagrad", "adam", "adamw")
+
+
+def _asynchronous_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
+        return None
+    if config.run.compile:
+        return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
+    graph = chain(pipeline.stages, pipeline.microbatches)
+    lags = version_lags(ASYNCHRONOUS_SCHEDULES[pipeline.schedule].loop(graph)).values()
+    predicts = any(each.predicts_forward or each.predicts_backward for each in lags)
+    if predicts and config.optim.dense not in _PREDICTABLE:
+        known = ", ".join(_PREDICTABLE)
+        return f"{pipeline.schedule} predicts weights, which needs optim.dense {known}, got {config.optim.dense}"
+    if config.run.autocast != "off" and not all(each.is_same for each in lags):
+        return (
+            f"{pipeline.schedule} is not possible with run.autocast {config.run.autocast}: backwards would use the "
+            "rounded weights of their forwards"
+        )
+    return None
 
 
 @lru_cache(maxsize=256)  # zb-auto tries many orders, and a configuration is checked more than once

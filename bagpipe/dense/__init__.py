@@ -10,7 +10,7 @@ Configuration and batch size alone decide which executor computes a batch, so a 
 a cache, resumed or not. `bagpipe.training.dense` makes a part of the training loop of an executor; `parallel` sums
 gradients over ranks.
 
-lamb: an optimizer that torch lacks. clip: limits of gradients. prediction: weights some steps ahead.
+lamb: an optimizer that torch lacks. clip: limits of gradients.
 compiler: torch.compile. graphs, cuda_graph: capture and replay. loss_scale: its growth. stage_module: a stage's
 autocast.
 """

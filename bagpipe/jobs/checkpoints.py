@@ -236,7 +236,7 @@ class Checkpoints:
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
         state.restore(dense.model, *(chunk.optimizer for chunk in dense.chunks.values() if chunk.optimizer is not None))
-        for part in self._parts:
+        for part in (dense, *self._parts):
             part.load_tensors(state.of_part(part.name))
         if has_own and state.rng():
             restore_random_state(state.rng(), self._device)

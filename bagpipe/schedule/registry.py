@@ -30,7 +30,7 @@ from bagpipe.schedule.builders.zero_bubble import interleaved_zero_bubble, zb_h1
 from bagpipe.schedule.builders.zero_bubble_auto import zb_auto
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, Option, PrefetchSchedule, Schedule
 
-__all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "dense_schedule"]
+__all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "TRAINED_SCHEDULES", "dense_schedule"]
 
 SCHEDULES: Mapping[str, Schedule] = {
     schedule.name: schedule
@@ -186,22 +186,24 @@ ASYNCHRONOUS_SCHEDULES: Mapping[str, AsynchronousSchedule] = {
     name: schedule for name, schedule in SCHEDULES.items() if isinstance(schedule, AsynchronousSchedule)
 }
 
-#: The synchronous schedules of dense stages: those that train.
+#: The synchronous schedules of dense stages.
 DENSE_SCHEDULES: Mapping[str, DenseSchedule] = {
     name: schedule
     for name, schedule in SCHEDULES.items()
     if isinstance(schedule, DenseSchedule) and name not in ASYNCHRONOUS_SCHEDULES
 }
 
+#: Those by which a job can be trained.
+TRAINED_SCHEDULES: Mapping[str, DenseSchedule] = {**DENSE_SCHEDULES, **ASYNCHRONOUS_SCHEDULES}
+
 
 def dense_schedule(name: str) -> DenseSchedule:
-    """The synchronous schedule of that name.
+    """The dense schedule of that name.
 
     Raises:
-        ScheduleError: no such schedule, or it is asynchronous; the message lists the names.
+        ScheduleError: no such schedule; the message lists the names.
     """
-    if name in ASYNCHRONOUS_SCHEDULES:
-        raise ScheduleError(f"{name} is asynchronous; the synchronous ones are {', '.join(DENSE_SCHEDULES)}")
-    if name not in DENSE_SCHEDULES:
-        raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(DENSE_SCHEDULES)}")
-    return DENSE_SCHEDULES[name]
+    schedule = SCHEDULES.get(name)
+    if not isinstance(schedule, DenseSchedule):
+        raise ScheduleError(f"no dense schedule {name!r}; there are {', '.join(TRAINED_SCHEDULES)}")
+    return schedule

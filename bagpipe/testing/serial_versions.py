@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from bagpipe.dense.prediction import WeightPredictor
+from bagpipe.pipeline.stage.prediction import WeightPredictor
 from bagpipe.schedule.analysis.versions import Weights, version_table
 from bagpipe.schedule.ir.program import Program
 
@@ -180,12 +180,9 @@ class SerialVersions:
             names = {parameter: name for name, parameter in stage.module.named_parameters()}
             self._kept[number, Weights(self._batch)] = {name: _leaf(p, copy=True) for p, name in names.items()}
             for weights in (w for at, w in self._last_use if at == number and w.base == self._batch and w.steps):
-                predicted = {name: torch.empty_like(parameter) for parameter, name in names.items()}
-                groups = self._optimizers[number].param_groups
-                ordered = [predicted[names[parameter]] for group in groups for parameter in group["params"]]
-                self._predictors[number].predict(weights.steps, ordered)
-                wants = {name: parameter.requires_grad for parameter, name in names.items()}
-                self._kept[number, weights] = {n: t.detach().requires_grad_(wants[n]) for n, t in predicted.items()}
+                predicted = {parameter: _leaf(parameter, copy=True) for parameter in names}
+                self._predictors[number].predict(weights.steps, predicted)
+                self._kept[number, weights] = {names[parameter]: tensor for parameter, tensor in predicted.items()}
         is_needed = self._is_newest if self._is_sync else self._is_used_later
         self._kept = {key: kept for key, kept in self._kept.items() if is_needed(*key)}
 

@@ -120,6 +120,9 @@ class StagedDense(DensePart):
         # The stages go on with their own sums where the checkpoint's job had the same ones, else rank 0 has them all.
         is_same = sums.keys() == set(self.pipeline.instances)
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
+        if run.first_batch == 0:
+            for versions in self.pipeline.versions.values():
+                versions.begin()
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
@@ -143,7 +146,7 @@ class StagedDense(DensePart):
         parameters = [parameter for _, parameter in self.chunks[str(stage)].parameters]
         self.loss_scale.unscale_parameters(parameters)
         self.clip.apply(parameters)
-        self.pipeline.optimize(stage)
+        self.pipeline.optimize(stage, b)
 
     def loss_sums(self) -> Mapping[str, Tensor]:
         sums = {str(number): value for number, value in self._runtime.loss_sums().items()}
@@ -162,6 +165,14 @@ class StagedDense(DensePart):
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks[str(self._stage_of[key[0]])]
+
+    def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        versions = self.pipeline.versions.get(int(chunk))
+        return {} if versions is None else versions.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for versions in self.pipeline.versions.values():
+            versions.load(tensors)
 
     def end(self) -> None:
         self.pipeline.adopt(self.optimizer)

@@ -23,7 +23,7 @@ from bagpipe.config.sections import (
     RunConfig,
 )
 from bagpipe.errors import InputError
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import TRAINED_SCHEDULES
 from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer, base_optimizer
 
 
@@ -216,9 +216,9 @@ def test_values_that_do_not_fit_together_get_one_line(run, pipeline, line):
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize("name", DENSE_SCHEDULES)
+@pytest.mark.parametrize("name", TRAINED_SCHEDULES)
 def test_a_schedule_says_which_stages_and_microbatches_it_takes(name):
-    costs = "F=1,I=1,W=1" if DENSE_SCHEDULES[name].uses_costs else ""
+    costs = "F=1,I=1,W=1" if TRAINED_SCHEDULES[name].uses_costs else ""
     good = PipelineConfig(schedule=name, stages=4, microbatches=8, costs=costs)
     check_config(Config(pipeline=good))
     with pytest.raises(InputError) as caught:
@@ -232,15 +232,27 @@ def test_a_schedule_says_which_stages_and_microbatches_it_takes(name):
 def test_an_unknown_schedule_error_lists_all_schedules():
     with pytest.raises(InputError, match=r"^pipeline\.schedule must be .*, got 'gpie'$") as caught:
         check_config(with_value("pipeline.schedule", "gpie"))
-    assert all(name in str(caught.value) for name in ("none", *DENSE_SCHEDULES))
+    assert all(name in str(caught.value) for name in ("none", *TRAINED_SCHEDULES))
 
 
-def test_an_asynchronous_schedule_is_shown_and_not_trained():
-    line = (
-        r"^pipeline\.schedule must be a synchronous schedule, one of 1f1b, .*, got 'pipedream', which is asynchronous$"
-    )
-    with pytest.raises(InputError, match=line):
-        check_config(with_value("pipeline.schedule", "pipedream"))
+@pytest.mark.parametrize(
+    ("schedule", "values", "line"),
+    [
+        ("pipedream", {"run": {"compile": True}}, "is not possible with run.compile: a batch has other"),
+        ("pipeoptim", {"optim": {"dense": "lamb"}}, "predicts weights, which needs optim.dense sgd, .*, got lamb"),
+        ("spectrain", {"run": {"autocast": "bfloat16"}}, "is not possible with run.autocast bfloat16: backwards would"),
+    ],
+)  # fmt: skip
+def test_asynchronous_schedules_refuse_what_they_cannot_keep_exact(schedule, values, line):
+    config = Config(pipeline=PipelineConfig(schedule=schedule, stages=4, microbatches=4))
+    check_config(config)
+    for section, fields in values.items():
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+    with pytest.raises(InputError, match=rf"^pipeline\.schedule {schedule} {line}"):
+        check_config(config)
+    kept = dataclasses.replace(config, pipeline=PipelineConfig(schedule="pipedream-2bw", stages=2, microbatches=4))
+    if not config.run.compile:
+        check_config(kept)
 
 
 def test_errors_show_the_value_as_given():

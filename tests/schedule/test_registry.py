@@ -47,8 +47,7 @@ def test_schedules_are_found_by_name() -> None:
     assert dense_schedule("gpipe") is SCHEDULES["gpipe"]
     with pytest.raises(ScheduleError, match=r"no dense schedule 'prefetch'; there are 1f1b, .*zb-v"):
         dense_schedule("prefetch")
-    with pytest.raises(ScheduleError, match="pipedream is asynchronous; the synchronous ones are 1f1b, "):
-        dense_schedule("pipedream")
+    assert dense_schedule("pipedream") is ASYNCHRONOUS_SCHEDULES["pipedream"]
 
 
 def test_all_schedules_are_registered() -> None:

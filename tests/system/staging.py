@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.config.sections import Config
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import TRAINED_SCHEDULES
 from tests.system.jobs import JobOutcome, change, run_job
 from tests.system.rank_threads import run_ranks
 
@@ -57,16 +57,16 @@ class StagedOutcome:
 
 def staged(config: Config, schedule: str, num_ranks: int, **values: object) -> Config:
     """`config` on that many pipeline ranks; `values` are changes as in `change` and take precedence."""
-    stages = num_ranks * DENSE_SCHEDULES[schedule].chunks
+    stages = num_ranks * TRAINED_SCHEDULES[schedule].chunks
     given = {"pipeline__stages": stages, "pipeline__microbatches": MICROBATCHES, **values}
-    if DENSE_SCHEDULES[schedule].uses_costs:
+    if TRAINED_SCHEDULES[schedule].uses_costs:
         given = {"pipeline__costs": "F=1,1F=2,I=1.5,W=1", **given}
     return change(config, pipeline__schedule=schedule, **given)
 
 
 def full(schedule: str, world_size: int) -> int:
     """Pipeline ranks: four stages if one process runs all, otherwise as many as the small models' operators fill."""
-    chunks = DENSE_SCHEDULES[schedule].chunks
+    chunks = TRAINED_SCHEDULES[schedule].chunks
     if world_size == 1:
         return 4 // chunks
     return 2 if world_size == 2 or schedule in ("interleaved", "zb-h1", "graph") else 4 // chunks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.config.sections import Config
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.staging import DIGESTED, assert_equal_numbers, of_job, run_staged, staged
 from tests.system.test_exactness import MakeConfig
@@ -31,7 +31,10 @@ def cached(config: Config, num_owners: int = 1) -> list[Config]:
 
 @pytest.mark.parametrize(
     ("schedule", "num_ranks"),
-    [(schedule, ranks) for schedule in DIGESTED for ranks in (2, 4) if ranks * DENSE_SCHEDULES[schedule].chunks <= 4],
+    [
+        *((name, ranks) for name in DIGESTED for ranks in (2, 4) if ranks * DENSE_SCHEDULES[name].chunks <= 4),
+        *((name, 2) for name in ASYNCHRONOUS_SCHEDULES),
+    ],
 )
 def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, num_ranks: int) -> None:
     config = change(staged(clicks("mixed", "deepfm", limit=100), schedule, num_ranks), cache__rows=0)
@@ -40,7 +43,7 @@ def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, nu
         assert digests_of(other) == here
     assert digests_of(cached(config, num_ranks)[0], num_ranks) == there
     assert digests_of(config) == here, "run again"
-    if DENSE_SCHEDULES[schedule].num_pipes == 1:
+    if TRAINED_SCHEDULES[schedule].num_pipes == 1:
         assert there == here
     else:
         assert there != here, "the docstring above can promise more"

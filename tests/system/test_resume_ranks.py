@@ -103,19 +103,20 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
     assert json.loads(job.result.read_text())["samples"] == 2700
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_staged_job_resumes(ranks: int, server: EmbeddedServer, tmp_path: Path) -> None:
-    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *STAGES])
+@pytest.mark.parametrize(("ranks", "schedule"), [(1, "1f1b"), (2, "1f1b"), (1, "pipeoptim"), (2, "pipedream-2bw")])
+def test_a_staged_job_resumes(ranks: int, schedule: str, server: EmbeddedServer, tmp_path: Path) -> None:
+    stages = ["--pipeline.schedule", schedule, *STAGES[2:]]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL
         assert job.run().code == 0
-        assert run_forked([*JOB, *STAGES, "--result", str(tmp_path / "expected.json")], tmp_path).code == 0
+        assert run_forked([*JOB, *stages, "--result", str(tmp_path / "expected.json")], tmp_path).code == 0
         assert digests(job.result) == digests(tmp_path / "expected.json")
         assert job.resumed_from() is not None
     else:
         two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
         results = run_to_the_end(config_of(job.settings()), 2)
-        assert numbers(results) == uninterrupted(*STAGES)
+        assert numbers(results) == uninterrupted(*stages)
         assert results[0]["resumed_from"] is not None
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.dense.lamb import Lamb
-from bagpipe.dense.prediction import WeightPredictor
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.prediction import WeightPredictor
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
@@ -148,8 +148,9 @@ def test_pipeoptim_by_hand(name: str) -> None:
                 for parameter, gradient in zip(linear.parameters(), (slope.T @ layer, slope.sum(0)), strict=True):
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
                 slope = (slope @ linear.weight.detach()) * (1 - layer.square())
-        for predictor, out in zip(predictors, predicted, strict=True):
-            predictor.predict(1, out)  # for the next batch, before this one's step
+        for predictor, linear, out in zip(predictors, linears, predicted, strict=False):
+            # for the next batch, before this one's step
+            predictor.predict(1, dict(zip(linear.parameters(), out, strict=True)))
         for optimizer in optimizers:
             optimizer.step()
         for predictor in predictors:

@@ -9,4 +9,6 @@ dense_pipeline    one rank's stages, optimizers and links; the mesh of ranks
 instance          actions of one stage in one pipe          embedding_stage   one lookup and backward per batch
 channel           tensors between two stages                batches           examples of each micro-batch
 backward          whole, or inputs and weights apart        seeding           random numbers of a forward
+stage_versions    weights kept by asynchronous schedules    versioned_call    a forward and backward with them
+prediction        weights some optimizer steps ahead
 """

@@ -21,6 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.runtime import StageRuntime
+from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.split.staged_model import StagedModel
@@ -116,6 +117,7 @@ class DensePipeline:
     Attributes:
         stages: the stages of this rank, ascending.
         optimizers: optimizer per local stage.
+        versions: weights kept per local stage of an asynchronous schedule.
     """
 
     def __init__(
@@ -145,6 +147,11 @@ class DensePipeline:
             stage: make_optimizer(parameters)
             for stage in self.stages
             if (parameters := [parameter for _, parameter in staged.parameters_of(stage)])
+        }
+        self.versions: Mapping[int, StageVersions] = {
+            stage: StageVersions(self.step.version_lags[stage], tuple(staged.parameters_of(stage)), optimizer)
+            for stage, optimizer in self.optimizers.items()
+            if self.step.version_lags
         }
 
     def batch(self, inputs: ModelInputs | None, num_global_examples: int) -> StageBatch:
@@ -201,17 +208,24 @@ class DensePipeline:
             loss_sums=loss_sums,
             label_shape=label_shape,
             loss_scale=loss_scale,
+            versions=self.versions,
         )
 
-    def optimize(self, stage: int) -> None:
-        """One dense optimizer step of a stage."""
+    def optimize(self, stage: int, batch: int) -> None:
+        """One dense optimizer step of a stage, for a batch."""
         optimizer = self.optimizers.get(stage)
         if optimizer is not None:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.grad is not None:
                     # The gradient can belong to the lane that sums gradients, which continues during the step.
                     keep_for_current_stream(parameter.grad)
+            versions = self.versions.get(stage)
+            if versions is not None:
+                versions.before_step(batch)
             optimizer.step()
+            if versions is not None:
+                versions.stepped()
+                versions.after_step(batch)
             optimizer.zero_grad(set_to_none=True)
 
     def adopt(self, whole: torch.optim.Optimizer) -> None:

@@ -10,7 +10,7 @@ The state of a micro-batch lives from its F to its B or W. An empty micro-batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -24,6 +24,8 @@ from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
+from bagpipe.pipeline.stage.stage_versions import StageVersions
+from bagpipe.pipeline.stage.versioned_call import versioned_call
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
@@ -77,6 +79,8 @@ class StageRunner:
         loss: loss of a head.
         device, seed: device and seed of the random numbers.
         loss_scale: multiplies the loss, and thereby every gradient.
+        versions: weights of an asynchronous schedule; None: every batch has the newest ones.
+        parameters: trainable parameters of the module, in the order of `versions`.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -99,6 +103,8 @@ class StageRunner:
         device: torch.device,
         seed: int,
         loss_scale: float = 1.0,
+        versions: StageVersions | None = None,
+        parameters: Sequence[nn.Parameter] = (),
     ) -> None:
         self.instance = instance
         self.module = module
@@ -115,6 +121,8 @@ class StageRunner:
         self._device = device
         self._seed = seed
         self._loss_scale = loss_scale
+        self._versions = versions
+        self._parameters = parameters
         self._live: dict[int, _MicroBatch] = {}
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
@@ -202,9 +210,9 @@ class StageRunner:
                 + division.instances[self.instance.number][unit]
             )
             with seeded(mix_seed(self._seed, batch, self.instance.stage, first), self._device):
-                results = self._call(arguments, buffers)
+                results = self._call(arguments, buffers, batch)
         else:
-            results = self._call(arguments, buffers)
+            results = self._call(arguments, buffers, batch)
         outputs: dict[int, Tensor] = dict(zip(stage.outputs, results, strict=True))
         total: Tensor | None = None
         for head, number in stage.heads:
@@ -212,8 +220,18 @@ class StageRunner:
             total = term if total is None else total + term
         return outputs, total
 
-    def _call(self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def _call(self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor], batch: int) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...]
+        if self._versions is not None:
+            results = versioned_call(
+                self.module,
+                arguments,
+                parameters=self._parameters,
+                forward=self._versions.weights("forward", batch),
+                backward=self._versions.weights("backward", batch),
+                buffers=dict(buffers),
+            )
+            return results
         results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)
         return results
 

@@ -25,6 +25,7 @@ from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.pipeline.stage.instance import LossSum, StageRunner, Wiring
+from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import partner
@@ -59,6 +60,7 @@ class StageRuntime:
         seed: seed of the stages' random numbers.
         loss_sums: initial loss sums by instance.
         loss_scale: multiplies every gradient.
+        versions: stage -> its weights in an asynchronous schedule.
 
     Raises:
         JobError: there are several processes but no links.
@@ -79,6 +81,7 @@ class StageRuntime:
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
+        versions: Mapping[int, StageVersions] = MappingProxyType({}),
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
@@ -126,6 +129,8 @@ class StageRuntime:
                     device=self._device,
                     seed=seed,
                     loss_scale=loss_scale,
+                    versions=versions.get(instance.stage),
+                    parameters=self._parameters[instance.stage][-1],
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {

@@ -21,14 +21,16 @@ Versions below 0 are version 0: at the start the gaps are 0, 1, 2, …, and pred
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.one_f_one_b import one_f_one_b
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Semantics
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_loop
+from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 
 __all__ = [
+    "drained",
     "pipedream",
     "pipedream_2bw",
     "pipedream_vertical",
@@ -37,22 +39,6 @@ __all__ = [
     "spectrain_v2",
     "version_gap",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lags:
-    """Weights of batch b on a stage: version ``max(0, b - lag)``; a negative lag is ahead of the batch's own version.
-
-    Attributes:
-        forward: of its forwards.
-        backward: of its backwards.
-        forward_base, backward_base: of the version from which these weights are predicted; equal: no prediction.
-    """
-
-    forward: int
-    backward: int
-    forward_base: int
-    backward_base: int
 
 
 def version_gap(graph: StageGraph, stage: int) -> int:
@@ -90,9 +76,9 @@ def spectrain(graph: StageGraph, chunks: int) -> Loop:
     On rank r that is ``floor(r / 2)`` micro-batches after the batch's own last backward.
     """
 
-    def lags(stage: int) -> _Lags:
+    def lags(stage: int) -> VersionLags:
         ahead = -(-(stage // 2) // graph.microbatches)
-        return _Lags(forward=-ahead, forward_base=version_gap(graph, stage), backward=-ahead, backward_base=0)
+        return VersionLags(forward=-ahead, forward_base=version_gap(graph, stage), backward=-ahead, backward_base=0)
 
     return _loop(graph, "predict", lags)
 
@@ -100,8 +86,9 @@ def spectrain(graph: StageGraph, chunks: int) -> Loop:
 def spectrain_v2(graph: StageGraph, chunks: int) -> Loop:
     """The forward predicts the batch's own version; the prediction is kept for its backward."""
 
-    def lags(stage: int) -> _Lags:
-        return _Lags(forward=0, forward_base=version_gap(graph, stage), backward=0, backward_base=0)
+    def lags(stage: int) -> VersionLags:
+        gap = version_gap(graph, stage)
+        return VersionLags(forward=0, forward_base=gap, backward=0, backward_base=gap)
 
     return _loop(graph, "stash", lags)
 
@@ -115,21 +102,22 @@ def pipeoptim(graph: StageGraph, chunks: int, offset: int = 0) -> Loop:
         offset: added to the steps of every prediction, of which none is below 0. The authors' code has 1.
     """
 
-    def lags(stage: int) -> _Lags:
+    def lags(stage: int) -> VersionLags:
         gap = version_gap(graph, stage)
-        return _Lags(forward=min(gap, -offset), forward_base=gap, backward=0, backward_base=0)
+        return VersionLags(forward=min(gap, -offset), forward_base=gap, backward=0, backward_base=0)
 
     return _loop(graph, "predict", lags)
 
 
-def _version(lag: int) -> _Lags:
+def _version(lag: int) -> VersionLags:
     """The same version in forward and backward."""
-    return _Lags(forward=lag, backward=lag, forward_base=lag, backward_base=lag)
+    return VersionLags(forward=lag, backward=lag, forward_base=lag, backward_base=lag)
 
 
-def _loop(graph: StageGraph, semantics: Semantics, lags_of: Callable[[int], _Lags]) -> Loop:
+def _loop(graph: StageGraph, semantics: Semantics, lags_of: Callable[[int], VersionLags]) -> Loop:
     """1F1B without a flush, one stage per rank, P - r micro-batches in flight on rank r."""
-    rows = [_turn(graph, stage, lags_of(stage)) for stage in range(graph.num_stages)]
+    keeps = semantics == "stash"
+    rows = [_turn(graph, stage, lags_of(stage), keeps=keeps) for stage in range(graph.num_stages)]
     edges = [Edge(src="W", src_stage=s, dst="OPT", dst_stage=s) for s in range(graph.num_stages)]
     predicting = [stage for stage, row in enumerate(rows) if any(t.op == "PRED" for t in row)]
     # A prediction waits for no data. The first one of a batch takes the batch; the others must not run ahead of it.
@@ -137,16 +125,45 @@ def _loop(graph: StageGraph, semantics: Semantics, lags_of: Callable[[int], _Lag
     return dense_loop(graph, rows, semantics=semantics, edges=edges)
 
 
-def _turn(graph: StageGraph, stage: int, lags: _Lags) -> tuple[Template, ...]:
-    """The actions of one turn of a lane."""
+def _turn(graph: StageGraph, stage: int, lags: VersionLags, *, keeps: bool) -> tuple[Template, ...]:
+    """The actions of one turn of a lane; `keeps`: backwards have the predictions of their forwards."""
     units, ahead = graph.microbatches, graph.num_stages - 1 - stage
     turn: list[Template] = []
     for index in range(units):
         offset, unit = divmod(index + ahead, units)
-        if unit == 0 and lags.forward_base > lags.forward:
+        if unit == 0 and lags.predicts_forward:
             turn.append(Template(op="PRED", stage=stage, offset=offset, version_lag=lags.forward_base))
         turn.append(Template(op="F", stage=stage, unit=unit, offset=offset, version_lag=lags.forward))
-        if index == 0 and lags.backward_base > lags.backward:
+        if index == 0 and not keeps and lags.backward_base > lags.backward:
             turn.append(Template(op="PRED_B", stage=stage, version_lag=lags.backward_base))
         turn.append(Template(op="B", stage=stage, unit=index, version_lag=lags.backward))
     return (*turn, Template(op="OPT", stage=stage))
+
+
+def drained(graph: StageGraph, loop: Loop) -> Loop:
+    """The same weights as in an asynchronous loop, in the order of 1F1B with a flush.
+
+    For training with rows that are read after the updates of the batch before: no forward of batch b + 1 can begin
+    before the last backward of batch b. A prediction for a batch to come is made right before the step that ends the
+    version it starts from.
+    """
+    keeps = loop.semantics == "stash"
+    actions = one_f_one_b(graph, 1).lanes
+    rows: list[tuple[Template, ...]] = []
+    for stage, lags in version_lags(loop).items():
+        gap, of = lags.forward_base, {"F": lags.forward, "B": lags.backward}
+        prediction = [Template(op="PRED", stage=stage, offset=gap, version_lag=gap)] if lags.predicts_forward else []
+        second = not keeps and lags.backward_base > lags.backward
+        turn = [
+            *([] if gap else prediction),
+            *([Template(op="PRED_B", stage=stage, version_lag=0)] if second else []),
+            *(
+                Template(op=action.op, stage=stage, unit=action.index or 0, version_lag=of[action.op])
+                for action in actions[f"rank{stage}"]
+            ),
+            *(prediction if gap else []),
+            Template(op="OPT", stage=stage),
+        ]
+        rows.append(tuple(turn))
+    updates = [Edge(src="W", src_stage=s, dst="OPT", dst_stage=s) for s in range(graph.num_stages)]
+    return dense_loop(graph, rows, semantics=loop.semantics, edges=updates)

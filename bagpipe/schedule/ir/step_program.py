@@ -9,10 +9,12 @@ begins reads no examples; its embedding stage only takes part in the row exchang
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.ir.version_lags import VersionLags
 
 __all__ = ["EmbeddingStage", "StageInstance", "StepProgram"]
 
@@ -66,6 +68,7 @@ class StepProgram:
         embedding_stages: by process, numbered after the instances.
         num_processes: processes of a replica: 1, or one per pipeline rank.
         num_pipes: K; pipe k takes the examples [n k / K, n (k + 1) / K) of a replica's n.
+        version_lags: of an asynchronous schedule, by stage: the weights that its batches have.
     """
 
     graph: StageGraph
@@ -75,6 +78,7 @@ class StepProgram:
     embedding_stages: tuple[EmbeddingStage, ...]
     num_processes: int
     num_pipes: int
+    version_lags: Mapping[int, VersionLags] = field(default_factory=dict)
 
     def embedding_stage_of(self, pipe: int) -> EmbeddingStage:
         """The embedding stage of a pipe's examples."""

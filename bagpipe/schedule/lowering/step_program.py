@@ -8,19 +8,22 @@ reduce0                          REDUCE_GRAD           lane of process 0, if sev
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.builders.asynchronous import drained
+from bagpipe.schedule.builders.one_f_one_b import one_f_one_b
 from bagpipe.schedule.ir.program import Program, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.registry import dense_schedule
-from bagpipe.schedule.schedule import DenseSchedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 
 __all__ = ["step_program"]
 
@@ -47,8 +50,8 @@ def step_program(
         recompute: forwards keep only their inputs; activations are recomputed before the backward.
 
     Raises:
-        ScheduleError: no such schedule, the schedule is asynchronous, it does not allow these stages or micro-batches,
-            or the number of processes is wrong.
+        ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the number of processes is
+            wrong.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = found.num_ranks(graph.num_stages, chunks)
@@ -56,7 +59,15 @@ def step_program(
         raise ScheduleError(
             f"{found.name}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
         )
-    dense = found.build(graph, chunks)
+    lags: Mapping[int, VersionLags] = {}
+    if isinstance(found, AsynchronousSchedule):
+        # Rows of a batch are read after the updates of the batch before, so a batch ends before the next one begins.
+        loop = found.loop(graph, chunks)
+        lags, order = version_lags(loop), drained(graph, loop)
+        check(order.unroll(order.ramp()))
+        dense = one_f_one_b(graph, 1)
+    else:
+        dense = found.build(graph, chunks)
     if dense.semantics != "sync":
         raise ScheduleError(f"{found.name}: expected a synchronous schedule, got one of semantics {dense.semantics}")
     check(dense)
@@ -79,6 +90,7 @@ def step_program(
         embedding_stages=embedding_stages(flat, home),
         num_processes=num_processes,
         num_pipes=found.num_pipes,
+        version_lags=lags,
     )
 
 

@@ -12,11 +12,12 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.analysis.versions import KeptWeights, VersionUse, kept_weights, version_table
+from bagpipe.schedule.builders.asynchronous import drained
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.lowering.step_program import step_program
+from bagpipe.schedule.ir.version_lags import version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from tests.schedule.dense import peaks, rows
 from tests.schedule.period import period
@@ -191,10 +192,31 @@ def test_pipeoptim_predicts_its_backwards_version(size: tuple[int, int], offset:
     assert {each.versions for each in kept.values()} == {1}
 
 
-def test_it_is_refused_for_synchronous_training() -> None:
+@settings(max_examples=20)
+@given(st.sampled_from(list(ASYNCHRONOUS_SCHEDULES)), sizes)
+def test_drained_it_has_the_same_weights(name: str, size: tuple[int, int]) -> None:
+    """Rows that are read after the updates of the batch before change the order, and no weights."""
+    ranks, micro = size[0], max(size[1], size[0] - 1) if name == "pipedream-2bw" else size[1]
+    loop = loop_of(name, ranks, micro)
+    order = drained(chain(ranks, micro), loop)
+    programs = [each.unroll(order.ramp()) for each in (loop, order)]
+    check(programs[1])
+    first, second = (
+        {use.action.text: use.weights for use in version_table(program) if use.of in ("forward", "backward")}
+        for program in programs
+    )
+    assert first == second
+    kept, gaps = kept_weights(programs[1]), version_lags(loop)
+    for stage, most in kept_weights(programs[0]).items():
+        assert kept[stage].versions == most.versions
+        assert kept[stage].predictions <= max(most.predictions, gaps[stage].forward_base + 1)
+    for actions in programs[1].lanes.values():  # a batch ends before the next one begins
+        own = [action.index // micro for action in actions if action.index is not None and action.op in ("F", "B")]
+        assert own == sorted(own)
+
+
+def test_its_own_order_is_not_that_of_synchronous_training() -> None:
     pipedream = ASYNCHRONOUS_SCHEDULES["pipedream"]
-    with pytest.raises(ScheduleError, match="pipedream: expected a synchronous schedule, got one of semantics stash"):
-        step_program(chain(2, 1), [(0, True)], pipedream)
     with pytest.raises(ScheduleError, match="source 0F must be performed once per batch, found 2"):
         check_loop(loop_of("pipedream", 1, 2), RUNNER_RULES)
     with pytest.raises(ScheduleError, match="pipedream: takes no offset of predictions, got 1"):

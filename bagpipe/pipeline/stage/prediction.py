@@ -17,12 +17,13 @@ A parameter that has made no step is predicted to stay. The weights themselves a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from bagpipe.errors import InputError
 
@@ -131,30 +132,35 @@ class WeightPredictor:
             raise InputError("the weights of an optimizer that maximizes cannot be predicted: expected maximize=False")
         self._optimizer = optimizer
         self._rule = rule
-        #: Last gradients of the parameters whose rule needs them, by position among all parameters.
-        self.gradients: dict[int, Tensor] = {}
+        #: Last gradients of the parameters whose rule needs them.
+        self.gradients: dict[Parameter, Tensor] = {}
 
     def stepped(self) -> None:
-        """Take over the gradients of the step just made, where the rule needs them; nothing may write to them after."""
-        for position, (parameter, group) in enumerate(self._parameters()):
-            if parameter.grad is not None and self._rule.needs_gradient(group):
-                self.gradients[position] = parameter.grad
+        """Keep the gradients of the step just made, where the rule needs them."""
+        for parameter, group in self._parameters():
+            if parameter.grad is None or not self._rule.needs_gradient(group):
+                continue
+            if parameter in self.gradients:
+                self.gradients[parameter].copy_(parameter.grad)
+            else:
+                self.gradients[parameter] = parameter.grad.detach().clone()
 
     @torch.no_grad()
-    def predict(self, steps: int, out: Sequence[Tensor]) -> None:
+    def predict(self, steps: int, out: Mapping[Parameter, Tensor]) -> None:
         """Write the weights `steps` steps ahead.
 
         Args:
             steps: at least 0; 0: the weights themselves.
-            out: a tensor per parameter, in the order of the optimizer's groups; none is a parameter.
+            out: a tensor for each parameter.
         """
-        for position, ((parameter, group), target) in enumerate(zip(self._parameters(), out, strict=True)):
-            state, gradient = self._optimizer.state.get(parameter), self.gradients.get(position)
+        for parameter, group in self._parameters():
+            target = out[parameter]
+            state, gradient = self._optimizer.state.get(parameter), self.gradients.get(parameter)
             is_new = not state if not self._rule.needs_gradient(group) else gradient is None
             if is_new or not steps:
                 target.copy_(parameter)
             else:
                 target.copy_(self._rule.predict(parameter, state or {}, group, gradient, steps))
 
-    def _parameters(self) -> list[tuple[torch.nn.Parameter, Group]]:
+    def _parameters(self) -> list[tuple[Parameter, Group]]:
         return [(parameter, group) for group in self._optimizer.param_groups for parameter in group["params"]]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from bagpipe.dense.lamb import Lamb
-from bagpipe.dense.prediction import WeightPredictor
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.prediction import WeightPredictor
 
 LR = 0.01
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -56,7 +56,7 @@ class Setup:
 
     def predicted(self, steps: int) -> list[torch.Tensor]:
         out = [torch.full_like(parameter, torch.nan) for parameter in self.parameters]
-        self.predictor.predict(steps, out)
+        self.predictor.predict(steps, dict(zip(self.parameters, out, strict=True)))
         return out
 
     def values(self) -> list[torch.Tensor]:

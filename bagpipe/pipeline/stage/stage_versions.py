@@ -1,0 +1,145 @@
+"""`StageVersions`: the weights that a stage of an asynchronous schedule keeps beside its newest ones.
+
+    parameters        the newest version: b before OPT of batch b
+    versions          a ring of the `gap` versions before, if forwards use an older one        written before OPT
+    predictions       a ring of weights for the forwards of the next `gap` batches             written before OPT …
+    backward          weights for the backwards of the batch, if they are predicted too        … or after it, if gap = 0
+
+Which batch has which weights is a function of its number (`VersionLags`). Buffers are made once and used again: batch b
+has place ``b % gap`` of a ring, and what that held has been used for the last time. Autograd counts the writes, and
+refuses a backward whose weights were overwritten. All of it is in checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.prediction import WeightPredictor
+from bagpipe.schedule.ir.version_lags import VersionLags
+
+__all__ = ["StageVersions"]
+
+_Buffers = list[Tensor]
+
+
+class StageVersions:
+    """The weights of one stage. One lane calls it.
+
+    Args:
+        lags: of the stage.
+        parameters: trainable parameters, by their names in the whole model; always the newest version.
+        optimizer: of these parameters.
+
+    Raises:
+        InputError: the schedule predicts weights, for which the optimizer has no rule.
+    """
+
+    def __init__(self, lags: VersionLags, parameters: Sequence[tuple[str, Parameter]], optimizer: Optimizer) -> None:
+        self._lags = lags
+        self._names = [name for name, _ in parameters]
+        self._parameters = [parameter for _, parameter in parameters]
+        predicts = lags.predicts_forward or lags.predicts_backward
+        self._predictor = WeightPredictor(optimizer) if predicts else None
+        gap = lags.forward_base
+        self._versions = [] if lags.predicts_forward else [self._buffers() for _ in range(gap)]
+        self._predictions = [self._buffers() for _ in range(max(gap, 1))] if lags.predicts_forward else []
+        self._backward = self._buffers() if lags.predicts_backward else []
+
+    def weights(self, of: Literal["forward", "backward"], b: int) -> Sequence[Tensor] | None:
+        """The weights of batch b, in the order of the parameters; None: the parameters themselves."""
+        lags = self._lags
+        if of == "backward" and not lags.is_same:
+            return self._backward if lags.predicts_backward else None
+        if lags.predicts_forward:
+            return self._predictions[b % len(self._predictions)]
+        version = max(0, b - lags.forward)
+        return None if version == b else self._versions[version % len(self._versions)]
+
+    def begin(self) -> None:
+        """Before batch 0: the weights of the batches that begin before the first step."""
+        for buffers in (*self._versions, *self._predictions, *filter(None, [self._backward])):
+            self._copy(buffers)
+        for b in range(len(self._predictions)):
+            self._predict(self._predictions[b], 0, b, self._lags.forward)
+        if self._backward:
+            self._predict(self._backward, 0, 0, self._lags.backward)
+
+    def before_step(self, b: int) -> None:
+        """Before OPT of batch b: keep version b, and predict from it for the batch that starts from it."""
+        gap = self._lags.forward_base
+        if self._versions:
+            self._copy(self._versions[b % gap])
+        elif self._predictions and gap:
+            self._predict(self._predictions[b % gap], b, b + gap, self._lags.forward)
+
+    def stepped(self) -> None:
+        """Right after the optimizer's step, while the parameters have the gradients of the batch."""
+        if self._predictor is not None:
+            self._predictor.stepped()
+
+    def after_step(self, b: int) -> None:
+        """After OPT of batch b: predict from version b + 1 for batch b + 1."""
+        if self._predictions and not self._lags.forward_base:
+            self._predict(self._predictions[0], b + 1, b + 1, self._lags.forward)
+        if self._backward:
+            self._predict(self._backward, b + 1, b + 1, self._lags.backward)
+
+    def num_bytes(self) -> int:
+        """Bytes of what is kept beside the newest version, without last gradients."""
+        return sum(tensor.nbytes for buffers in self._named().values() for tensor in buffers)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, by name: ``version0.NAME``, ``prediction0.NAME``, ``backward.NAME``."""
+        kept = {
+            f"{kind}.{name}": tensor
+            for kind, buffers in self._named().items()
+            for name, tensor in zip(self._names, buffers, strict=True)
+        }
+        gradients = {} if self._predictor is None else self._predictor.gradients
+        names = dict(zip(self._parameters, self._names, strict=True))
+        return {**kept, **{f"gradient.{names[parameter]}": tensor for parameter, tensor in gradients.items()}}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `tensors` gave.
+
+        Raises:
+            InputError: a version or prediction is missing, or has another shape.
+        """
+        for kind, buffers in self._named().items():
+            for name, buffer in zip(self._names, buffers, strict=True):
+                found = tensors.get(f"{kind}.{name}")
+                if found is None or found.shape != buffer.shape:
+                    shape = "none" if found is None else list(found.shape)
+                    raise InputError(
+                        f"expected {kind} of {name} {list(buffer.shape)} in the checkpoint, got {shape}: it is of "
+                        "another pipeline.schedule"
+                    )
+                buffer.copy_(found)
+        if self._predictor is not None:
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                if f"gradient.{name}" in tensors:
+                    self._predictor.gradients[parameter] = tensors[f"gradient.{name}"].to(parameter.device)
+
+    def _named(self) -> dict[str, _Buffers]:
+        found = {f"version{n}": buffers for n, buffers in enumerate(self._versions)}
+        found |= {f"prediction{n}": buffers for n, buffers in enumerate(self._predictions)}
+        return {**found, **({"backward": self._backward} if self._backward else {})}
+
+    def _buffers(self) -> _Buffers:
+        return [parameter.detach().clone() for parameter in self._parameters]
+
+    def _copy(self, buffers: _Buffers) -> None:
+        torch._foreach_copy_(buffers, [parameter.detach() for parameter in self._parameters])
+
+    def _predict(self, buffers: _Buffers, base: int, b: int, lag: int) -> None:
+        """Predict the weights of batch b from version `base`, which is the newest."""
+        assert self._predictor is not None, "made where weights are predicted"
+        self._predictor.predict(max(0, b - lag) - base, dict(zip(self._parameters, buffers, strict=True)))

@@ -1,0 +1,85 @@
+"""`versioned_call`: a module called with other weights than its own, whose backward can read yet other ones.
+
+    parameter ──stored weights──> module ──> outputs       a derivative that needs weights reads those of the backward
+        ^──gradient────────────────────┘
+
+Gradients reach the parameters, as if the module had been called with them. Activations are those of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+__all__ = ["versioned_call"]
+
+
+def versioned_call(
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    *,
+    parameters: Sequence[Tensor],
+    forward: Sequence[Tensor] | None,
+    backward: Sequence[Tensor] | None,
+    buffers: dict[str, Tensor],
+) -> Any:
+    """The module's outputs.
+
+    Args:
+        module: the module.
+        arguments: its arguments.
+        parameters: its trainable parameters, as `forward` and `backward` are in order.
+        forward: the weights of the call; None: the parameters.
+        backward: the weights of its backward, as they are then; None: the parameters.
+        buffers: replace those of the module.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    given = dict(buffers)
+    if forward is not None:
+        for parameter, stored in zip(parameters, forward, strict=True):
+            given[names[id(parameter)]] = _Stored.apply(parameter, stored)  # type: ignore[no-untyped-call]
+    context: AbstractContextManager[object] = nullcontext()
+    if forward is not backward:
+        context = saved_tensors_hooks(
+            *_exchange(parameters if forward is None else forward, parameters if backward is None else backward)
+        )
+    with context:
+        return functional_call(module, given, arguments) if given else module(*arguments)
+
+
+class _Stored(torch.autograd.Function):
+    """Stored weights in the place of a parameter, which gets their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, stored: Tensor) -> Tensor:
+        return stored.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _exchange(
+    forward: Sequence[Tensor], backward: Sequence[Tensor]
+) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Hooks that keep views of weights of the forward by position, and read them from those of the backward."""
+    positions = {tensor.untyped_storage().data_ptr(): position for position, tensor in enumerate(forward)}
+
+    def pack(tensor: Tensor) -> Any:
+        position = positions.get(tensor.untyped_storage().data_ptr())
+        return tensor if position is None else (position, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        position, shape, stride, offset = packed
+        weights: Tensor = backward[position].detach()
+        return weights.as_strided(shape, stride, offset)
+
+    return pack, unpack

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bagpipe.pipeline.stage.versioned_call import versioned_call
+
+
+def test_gradients_reach_the_parameters_through_stored_weights() -> None:
+    """d/dW of ``(x W^T) V^T`` at stored weights; a derivative with respect to x reads the weights of the backward."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    parameters = list(module.parameters())
+    forward = [torch.randn_like(parameter) for parameter in parameters]
+    backward = [torch.randn_like(parameter) for parameter in parameters]
+    x = torch.randn(4, 3).double().requires_grad_()
+    output = versioned_call(module, (x,), parameters=parameters, forward=forward, backward=backward, buffers={})
+    torch.testing.assert_close(output, x @ forward[0].T @ forward[1].T)
+    later = [torch.randn_like(parameter) for parameter in parameters]
+    for tensor, value in zip(backward, later, strict=True):
+        tensor.copy_(value)
+    output.sum().backward()
+    one = torch.ones(4, 1).double()
+    torch.testing.assert_close(parameters[1].grad, one.T @ (x @ forward[0].T).detach())
+    torch.testing.assert_close(parameters[0].grad, (one @ later[1]).T @ x.detach())
+    torch.testing.assert_close(x.grad, one @ later[1] @ later[0])
+
+
+def test_the_newest_weights_are_the_parameters_themselves() -> None:
+    module = nn.Linear(2, 2)
+    parameters = list(module.parameters())
+    x = torch.randn(3, 2)
+    output = versioned_call(module, (x,), parameters=parameters, forward=None, backward=None, buffers={})
+    assert torch.equal(output, module(x))
+
+
+def test_weights_that_are_overwritten_before_their_backward_are_noticed() -> None:
+    module = nn.Linear(2, 2)
+    parameters = list(module.parameters())
+    stored = [parameter.detach().clone() for parameter in parameters]
+    x = torch.randn(3, 2, requires_grad=True)
+    output = versioned_call(module, (x,), parameters=parameters, forward=stored, backward=stored, buffers={})
+    stored[0].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
