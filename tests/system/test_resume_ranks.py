@@ -120,6 +120,29 @@ def test_a_staged_job_resumes(ranks: int, schedule: str, server: EmbeddedServer,
         assert results[0]["resumed_from"] is not None
 
 
+def test_a_job_starts_from_one_of_other_ranks_and_stages(server: EmbeddedServer, tmp_path: Path) -> None:
+    """One rank from one, two stages on two ranks from one, and one rank from those: results agree but for rounding."""
+
+    def started(name: str, source: Resumed, *more: str) -> tuple[Resumed, dict[str, Any]]:
+        (tmp_path / name).mkdir()
+        start = ["--store.url", server.url, "--checkpoint.start_from", str(source.checkpoints), *more]
+        job = Resumed(folder=tmp_path / name, arguments=start)
+        if more:
+            result: dict[str, Any] = run_to_the_end(config_of(job.settings()), 2)[0]
+        else:
+            assert job.run().code == 0
+            result = json.loads(job.result.read_text())
+        assert {item["fate"] for item in result["started_from"]["items"] if item["kind"] != "job"} == {"taken"}
+        return job, {name: result[name] for name in ("loss", "auc", "logloss")}
+
+    first = Resumed(folder=tmp_path, arguments=["--store.url", server.url])
+    assert first.run().code == 0
+    whole, expected = started("whole", first)
+    staged, found = started("staged", first, *STAGES)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert started("after staged", staged)[1] == pytest.approx(started("after whole", whole)[1], rel=1e-5)
+
+
 def test_a_single_rank_does_not_outlive_its_launcher(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
