@@ -12,7 +12,7 @@ from random import Random
 
 from bagpipe.config.model_rules import MODELS_OF_KEY
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from bagpipe.types.schema import Pooling, Table
+from bagpipe.types.schema import FROZEN, Pooling, Table
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
@@ -104,6 +104,7 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         settings |= _ONE_STAGE
     log = _log(stream("log"), settings, model)
     settings |= model | {"data.limit": str(stream("limit").choice([0, 0, 0, max(1, log.num_examples - 3)]))}
+    settings |= _by_table(stream("by table"), log, settings) | _loss_weights(stream("loss weights"), model)
     world_size = _world_size(stream("world size"), settings)
     kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
     holds_out = settings["data.eval_fraction"] != "0"
@@ -261,6 +262,23 @@ def _table(rng: Random, form: str, table: Table, is_ragged: bool, is_summed: boo
         dim=rng.choice([None, 2, 7]) if is_ragged and rng.random() < 0.5 else None,
         pooling="mean" if table.name == "genres" else pooling,
     )
+
+
+def _by_table(rng: Random, log: Log, settings: Mapping[str, str]) -> dict[str, str]:
+    """Sometimes another row optimizer for a table, and another rate; nothing where the rules refuse it."""
+    if rng.random() < 0.8:
+        return {}
+    names = [table.name for table in log.tables]
+    optimizer = rng.choice((*choices_of("optim.rows"), FROZEN))
+    drawn = {"optim.rows_by_table": f"{rng.choice(names)}={optimizer}"}
+    if rng.random() < 0.5:
+        drawn["optim.rows_lr_by_table"] = f"{rng.choice(names)}=0.05"
+    return drawn if is_consistent({**settings, **drawn}) else {}
+
+
+def _loss_weights(rng: Random, model: Mapping[str, str]) -> dict[str, str]:
+    is_weighted = model.get("model.factory", "").endswith(":two_heads") and rng.random() < 0.5
+    return {"model.loss_weights": "2,0.5"} if is_weighted else {}
 
 
 def _num_batches(log: Log, settings: Mapping[str, str]) -> int:

@@ -185,7 +185,7 @@ SET = frozenset(
     {
         "data.path", "data.format", "data.schema", "data.limit", "model.name", "model.factory", "cache.rows",
         "store.url", "store.namespace", "cacher.url", "checkpoint.dir", "checkpoint.resume", "run.dir", "run.trace",
-        "run.peer_timeout_s", "eval.group",
+        "run.peer_timeout_s", "eval.group", "optim.rows_by_table", "optim.rows_lr_by_table", "model.loss_weights",
     }
 )  # fmt: skip
 
@@ -202,13 +202,10 @@ LEFT: Mapping[str, str] = {
     "store.timeout_s": "a deadline",
     "data.unlabelled": "refused in training",
     "data.eval_path": "the same code reads it as data.path",
-    "optim.rows_by_table": "names tables of one data set",
-    "optim.rows_lr_by_table": "names tables of one data set",
     "data.test_path": "scored from a checkpoint after training, as the command eval does",
     "pipeline.partition": "names modules of one model",
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",
-    "model.loss_weights": "has one number for each logit of a model",
     "run.device": "the machine's",
     "optim.schedule_patience": "of plateau, by which another eval.every gives another result",
     "optim.schedule_threshold": "of plateau, by which another eval.every gives another result",

@@ -8,6 +8,7 @@ import pytest
 
 from bagpipe.config.keys import config_keys
 from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.types.schema import FROZEN
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import NOWHERE, Draw, settings_of
 from tests.harness.fuzz.drawing import FACTORIES, STORES, draw
@@ -89,6 +90,9 @@ def test_every_kind_of_data_store_model_and_end_is_reached() -> None:
     assert {twin.store for twin in twins} == {*STORES, "own", "own-durable"}
     assert {twin.cacher for twin in twins} == {"daemon", "own"}
     assert {kill.point for kill in kills} == set(POINTS)
+    optimizers = {value.partition("=")[2] for value in values_of("optim.rows_by_table")}
+    assert optimizers == {*choices_of("optim.rows"), FROZEN}
+    assert {len(values_of(key)) > 0 for key in ("optim.rows_lr_by_table", "model.loss_weights")} == {True}
     assert {kill.signal for kill in kills} == {"SIGKILL", "SIGINT"}
     assert {len(item.twins[2].kills) for item in drawn()} == {1, 2, 3}
 

@@ -167,6 +167,7 @@ def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
     is_exact = values["run.dtype"] == "float64" and float(values["optim.eps"]) >= _LEAST_EPS
     is_tame = max(float(values["optim.rows_lr"]), float(values["optim.dense_lr"])) <= _LARGEST_RATE
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
+    is_plain = is_plain and "optim.rows_by_table" not in values
     is_plain = is_plain and all(values.get(key, value) == value for key, value in _PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     is_finite = not result["skipped_batches"] and not draw.log.extreme
