@@ -118,6 +118,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "owned_push_now": _Array("|b1"),
         "serve_offsets": _Array("<i4"),
         "serve_rows": _Array("<i4"),
+        "ready_after": int,
     },
     PlanSpan: {"read_start_ns": int, "plan_start_ns": int, "plan_end_ns": int},
 }

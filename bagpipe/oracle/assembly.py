@@ -73,7 +73,9 @@ def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...
         batch_index=batch.batch_index,
         consumers=tuple(_consumer(rank_index, batch.unique, rows) for rank_index in batch.rank_indexes),
         owners=owners,
-        exchanges=_exchanges(batch.unique, rows, batch.rank_indexes),
+        exchanges=_exchanges(
+            batch.unique, rows, batch.rank_indexes, ready_after=max(owner.evict_after for owner in owners)
+        ),
         examples=tuple(rank_index.examples for rank_index in batch.rank_indexes),
     )
 
@@ -91,7 +93,9 @@ def _consumer(rank_index: RankIndex, unique: RowList, rows: GlobalRows) -> Consu
     )
 
 
-def _exchanges(unique: RowList, rows: GlobalRows, rank_indexes: Sequence[RankIndex]) -> tuple[ExchangePlan, ...]:
+def _exchanges(
+    unique: RowList, rows: GlobalRows, rank_indexes: Sequence[RankIndex], *, ready_after: int
+) -> tuple[ExchangePlan, ...]:
     world_size = len(rank_indexes)
     place_among_owned = np.empty(len(unique), dtype=np.int32)
     for owned in rows.owned:
@@ -115,6 +119,7 @@ def _exchanges(unique: RowList, rows: GlobalRows, rank_indexes: Sequence[RankInd
             owned_push_now=rows.push_now.take(owned),
             serve_offsets=offsets,
             serve_rows=serve_rows,
+            ready_after=ready_after,
         )
         for rank_index, owned, offsets, serve_rows in zip(rank_indexes, rows.owned, serve_offsets, served, strict=True)
     )

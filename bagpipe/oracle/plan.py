@@ -138,6 +138,8 @@ class ExchangePlan:
         serve_offsets: int32 ``[world_size + 1]``; rows served to rank c are
             ``serve_rows[serve_offsets[c]:serve_offsets[c + 1]]``. A rank serves itself too.
         serve_rows: int32 ``[S]``, positions among `owned`, ascending for each consumer.
+        ready_after: the latest `OwnerPlan.evict_after` of all ranks. Before that update some rank's rows of the batch
+            cannot be in its cache, and no rank begins an exchange that would wait for it.
     """
 
     pull_now: NDArray[np.bool_]
@@ -147,6 +149,7 @@ class ExchangePlan:
     owned_push_now: NDArray[np.bool_]
     serve_offsets: NDArray[np.int32]
     serve_rows: NDArray[np.int32]
+    ready_after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -92,6 +92,7 @@ class Verifier:
             self._check_owned(rank, exchange, rows)
             self._check_served(rank, exchange, rows_of_ranks)
             self._check_pulls(rank, exchange, rows_of_ranks[rank])
+            self._check_ready(rank, exchange, plan.owners)
         self._check_marks_now(plan, rows_of_ranks)
         self._update(rows)
 
@@ -249,6 +250,12 @@ class Verifier:
         for row, now in zip(_rows_of(exchange.owned), exchange.owned_pull_now.tolist(), strict=True):
             if now != (row in changing):
                 self._fail(f"rank {rank} serves {row} {'late' if now else 'early'}, unlike its consumers' pulls")
+
+    def _check_ready(self, rank: int, exchange: ExchangePlan, owners: Sequence[OwnerPlan]) -> None:
+        """An exchange begins when no rank's evictions wait for a further update."""
+        latest = max(owner.evict_after for owner in owners)
+        if exchange.ready_after != latest:
+            self._fail(f"rank {rank} exchanges after batch {exchange.ready_after}, the ranks evict after {latest}")
 
     def _update(self, rows: set[Row]) -> None:
         """Train the batch: each of its rows is updated once, now or late."""

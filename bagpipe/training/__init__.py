@@ -16,7 +16,7 @@
     current_rows: rows for evaluations at rest
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the
-plan's two hazards decide which lane does what when; no part does.
+plan's hazards decide which lane does what when; no part does.
 
 row_steps: settings of a batch's row updates, of row optimizers by table.
 engine: composes and runs the parts. stepped_run, stepped_evaluation: runs whose steps the caller takes.

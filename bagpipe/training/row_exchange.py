@@ -9,17 +9,18 @@ X_ACK                                every rank has written back          lane a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange import RowExchange
+from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.pipeline.interpret import Handler
-from bagpipe.schedule.builders.prefetch_loop import declare_evaluation_exchange, declare_exchange
+from bagpipe.schedule.builders.prefetch_loop import READY_AFTER, declare_evaluation_exchange, declare_exchange
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.nonfinite import NonfiniteGuard
@@ -97,7 +98,13 @@ class ExchangedRows(EvaluationExchange):
         self._plan_is_exact = is_remembered and not guard.skips
 
     def declare(self, loop: LoopBuilder) -> None:
-        declare_exchange(loop, skips=self._guard.skips, decays=bool(self._cache.history.decaying), clips=self._clips)
+        declare_exchange(
+            loop,
+            write_depth=WRITE_DEPTH,
+            skips=self._guard.skips,
+            decays=bool(self._cache.history.decaying),
+            clips=self._clips,
+        )
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -110,6 +117,14 @@ class ExchangedRows(EvaluationExchange):
             "X_UPDATE_LATE": self.update_late,
             "X_ACK": lambda b: self._peers.acknowledge(),
         }
+
+    def hazards(self) -> Mapping[str, Callable[[int], int]]:
+        return {READY_AFTER: self._ready_after}
+
+    def _ready_after(self, b: int) -> int:
+        exchange = self._run.in_flight[b].rank_batch.exchange
+        assert exchange is not None, "the batch is planned for several ranks"
+        return exchange.ready_after
 
     def _begin(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, FeatureRef
+from bagpipe.oracle.plan import NO_BATCH, ConsumerPlan, ExchangePlan, FeatureRef
 from bagpipe.types.batch import Batch
 from tests.cache.plans import consumer_plan, row_list
 
@@ -110,4 +110,5 @@ def exchange_plan(
         owned_push_now=marks(owned, "push_now"),
         serve_offsets=np.cumsum([0, *map(len, served)]).astype(np.int32),
         serve_rows=np.array([position for rows in served for position in rows], np.int32),
+        ready_after=NO_BATCH,
     )

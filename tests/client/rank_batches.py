@@ -81,6 +81,7 @@ def rank_batches() -> st.SearchStrategy[RankBatch]:
             owned_push_now=_array("|b1"),
             serve_offsets=_array("<i4"),
             serve_rows=_array("<i4"),
+            ready_after=_INT64,
         ),
     )
 

@@ -4,10 +4,25 @@ import numpy as np
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import IndexedBatch
-from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.plan import NO_BATCH, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
 ROWS = RowList(table_offsets=np.array([0, 2, 2, 4]), ids=np.array([10, 20, 30, 40]))
+
+
+OWNERS = tuple(
+    OwnerPlan(
+        fetch=ROWS,
+        fetch_slots=np.arange(4, dtype=np.int32),
+        fetch_new=np.ones(4, dtype=np.bool_),
+        evict=ROWS,
+        evict_slots=np.arange(4, dtype=np.int32),
+        evict_after=evict_after,
+        fetch_after=NO_BATCH,
+        num_slots=4,
+    )
+    for evict_after in (NO_BATCH, 2)
+)
 
 
 def rank_index_of(rows: list[int]) -> RankIndex:
@@ -43,7 +58,7 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
         owned=positions_by_rank(owners, 2),
     )
     rank_indexes = (rank_index_of([0, 1, 3]), rank_index_of([2, 3]))
-    plan = assemble(IndexedBatch(batch_index=4, unique=ROWS, whole=None, rank_indexes=rank_indexes), rows, ())
+    plan = assemble(IndexedBatch(batch_index=4, unique=ROWS, whole=None, rank_indexes=rank_indexes), rows, OWNERS)
     first, second = plan.consumers
     assert (first.unique.ids.tolist(), first.owners.tolist(), first.slots.tolist()) == (
         [10, 20, 40],
@@ -56,4 +71,5 @@ def test_both_sides_list_shared_rows_in_the_consumers_order() -> None:
     assert (owner.owned.ids.tolist(), owner.owned_slots.tolist()) == ([10, 30, 40], [5, 7, 8])
     assert (owner.owned_pull_now.tolist(), owner.owned_push_now.tolist()) == ([False, True, True], [True, True, False])
     assert (owner.serve_offsets.tolist(), owner.serve_rows.tolist()) == ([0, 2, 4], [0, 2, 1, 2])
+    assert [exchange.ready_after for exchange in plan.exchanges] == [2, 2]
     assert [examples.tolist() for examples in plan.examples] == [[0], [0]]

@@ -87,6 +87,13 @@ def test_ranks_evaluate_together(schedule: str, clicks: MakeConfig) -> None:
     assert digests_of(ended) == digests_of(without)
 
 
+def test_ranks_rest_together_where_rows_hardly_fit(clicks: MakeConfig) -> None:
+    """A rank with room begins no exchange of a batch whose rows fit on the other rank after the next step only."""
+    config = change(clicks(eval_fraction=0.2), store__url="", run__steps=6, oracle__lookahead=4)
+    tight = change(config, cache__rows=-(-largest_batch(config) // 2) + 25, eval__every=1)
+    assert digests_of(run_to_the_end(tight, 2)) == digests_of(run_to_the_end(change(config, cache__rows=0), 2))
+
+
 EVALUATED = ["--data.eval_fraction", "0.2", "--eval.every", "4", "--eval.keep_best", "true"]
 
 

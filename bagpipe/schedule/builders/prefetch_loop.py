@@ -12,14 +12,18 @@
 
 With several ranks a row is in the cache of its owner only, and lanes of their own carry it to the ranks that use it:
 
-    pull      X_PREPULL      rows b - 1 does not use   X_INSERT(b), X_UPDATE(b - 2), X_UPDATE_LATE(b - 2)
+    pull      X_PREPULL      rows b - 1 does not use   X_INSERT(b), X_UPDATE(b - 2), X_UPDATE_LATE(b - 2),
+                                                       X_UPDATE(ready_after(b))
               X_PULL         rows b - 1 used           X_UPDATE(b - 1)
     compute   F, B, OPT                                X_PULL(b)
               X_UPDATE       rows that b + 1 uses      X_PUSH(b)
     push      X_PUSH         their gradients           every B of b
               X_PUSH_LATE    the other gradients
               X_UPDATE_LATE  their rows
-    ack       X_ACK          all ranks' write-backs    X_WRITEBACK(b)
+    ack       X_ACK          all ranks' write-backs    X_WRITEBACK(b), X_UPDATE(ready_after(b))
+
+ready_after is the latest evict_after of all ranks. Without it a rank with room could wait in an exchange for a rank
+whose rows fit only after the next update, and between two steps no rank could tell that all lanes of all ranks rest.
 
 Only X_PULL, X_PUSH and X_UPDATE stand between two batches' compute. Fetches wait for X_ACK instead of X_WRITEBACK, as
 another rank may have written the row; evictions wait for X_UPDATE_LATE too.
@@ -53,6 +57,7 @@ from bagpipe.schedule.lowering.stage_lanes import stage_lanes
 __all__ = [
     "EVICT_AFTER",
     "FETCH_AFTER",
+    "READY_AFTER",
     "declare_accumulation",
     "declare_dense",
     "declare_evaluation",
@@ -70,6 +75,8 @@ __all__ = [
 FETCH_AFTER = "fetch_after"
 #: Hazard: the batch whose use of the leaving rows must be over before their slots are read or reused.
 EVICT_AFTER = "evict_after"
+#: Hazard: the batch whose update must be done on this rank before every rank can have its rows of a batch.
+READY_AFTER = "ready_after"
 
 
 def declare_reading(loop: LoopBuilder) -> None:
@@ -118,11 +125,14 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool 
     loop.edge(Point.GRADIENTS, "X_UPDATE")
 
 
-def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = False, clips: bool = False) -> None:
+def declare_exchange(
+    loop: LoopBuilder, *, write_depth: int, skips: bool = False, decays: bool = False, clips: bool = False
+) -> None:
     """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
 
     Args:
         loop: the loop.
+        write_depth: as of `declare_rows`.
         skips: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
         decays: rows are sent as they are after the decay of the batch before, whose rate is known at its lookup.
         clips: the norm of row gradients is limited; see the module.
@@ -155,6 +165,9 @@ def declare_exchange(loop: LoopBuilder, *, skips: bool = False, decays: bool = F
     loop.provide(Point.ROWS_READY, "X_PULL")
     loop.provide(Point.UPDATE, "X_UPDATE", "X_UPDATE_LATE")
     loop.provide(Point.STORED, "X_ACK")
+    for op in ("X_ACK", "X_PREPULL"):
+        loop.hazard(Point.UPDATE, op, READY_AFTER)
+    loop.capacity("X_ACK", Point.READ, loop.read_ahead + write_depth)  # the plan of a batch is kept for so long
 
 
 def declare_dense(loop: LoopBuilder, *, microbatches: int = 1) -> None:
@@ -291,7 +304,7 @@ def prefetch_loop(
         return loop.build().loop
     declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct)
     if ranks > 1:
-        declare_exchange(loop, skips=skips, clips=clips)
+        declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips)
     else:
         declare_update(loop, after_steps=step is not None, clips=clips)
     if step is None:
