@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bagpipe.checkpoint.manifest import DATA_COLUMNS
+from bagpipe.config.pipeline_rules import costs_text
 from bagpipe.config.sections import CheckpointConfig, Config, ModelConfig, OptimConfig, RunConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
@@ -111,6 +112,7 @@ def common_settings(config: Config) -> dict[str, Any]:
         for name, value in values.items():
             settings[f"{section}.{name}"] = list(value) if isinstance(value, tuple) else value
     settings["run.device"] = config.run.device.partition(":")[0]
+    settings["pipeline.costs"] = costs_text(config.pipeline)  # of a file, what it says: ranks must order alike
     return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
 
 

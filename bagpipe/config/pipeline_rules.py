@@ -18,7 +18,7 @@ from bagpipe.schedule.ir.version_lags import version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import DenseSchedule
 
-__all__ = ["PIPELINE_PROBLEMS", "configured_schedule"]
+__all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text"]
 
 
 def configured_schedule(pipeline: PipelineConfig) -> DenseSchedule:
@@ -29,6 +29,17 @@ def configured_schedule(pipeline: PipelineConfig) -> DenseSchedule:
         InputError: the costs cannot be read.
     """
     return _configured(pipeline, _costs(pipeline))
+
+
+def costs_text(pipeline: PipelineConfig) -> str:
+    """The costs that decide the schedule's order, as text, whether given as text or in a file; empty: none.
+
+    Raises:
+        InputError: the costs cannot be read.
+    """
+    if pipeline.schedule not in DENSE_SCHEDULES:
+        return ""
+    return ",".join(f"{key}={float(cost)!r}" for key, cost in sorted(_costs(pipeline).items()))
 
 
 def _configured(pipeline: PipelineConfig, costs: Mapping[str, float]) -> DenseSchedule:

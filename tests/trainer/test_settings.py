@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from bagpipe.config.sections import Config, DataConfig, ModelConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import Config, DataConfig, ModelConfig, PipelineConfig, RunConfig, StoreConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
@@ -54,6 +55,18 @@ def test_settings_of_one_rank_can_differ() -> None:
     assert common_settings(config) == common_settings(Config(run=reports))
     assert common_settings(config)["run.device"] == "cuda"
     assert common_settings(config)["model.top_mlp"] == [128, 64]
+
+
+def test_costs_of_a_file_count_by_what_they_say(tmp_path: Path) -> None:
+    """Ranks with different files would run different orders."""
+    texts = []
+    for turn, cost in enumerate((2, 2.0, 3)):
+        path = tmp_path / f"{turn}.json"
+        path.write_text(json.dumps({"W": 1, "F": [1, cost, 9], "I": 1}), encoding="utf-8")
+        pipeline = PipelineConfig(schedule="zb-auto", stages=2, microbatches=4, costs=str(path))
+        texts.append(common_settings(Config(pipeline=pipeline))["pipeline.costs"])
+    assert texts == ["F=2.0,I=1.0,W=1.0", "F=2.0,I=1.0,W=1.0", "F=3.0,I=1.0,W=1.0"]
+    assert common_settings(Config())["pipeline.costs"] == ""
 
 
 def test_only_settings_that_change_results_are_compared() -> None:
