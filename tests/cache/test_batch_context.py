@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cache.batch_context import GroupContext, prepare_batch
@@ -16,6 +16,7 @@ from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowTable
 from tests.cache.plans import consumer_plan, random_batch
+from tests.effort import at_most
 
 CPU = torch.device("cpu")
 
@@ -95,7 +96,7 @@ def test_indices_of_the_second_group_start_at_zero() -> None:
     assert context.feature_sizes == (2, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(30)
 @given(
     seed=st.integers(0, 2**32),
     num_examples=st.integers(1, 7),

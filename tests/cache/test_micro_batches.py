@@ -24,6 +24,7 @@ from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import consumer_plan, random_batch
+from tests.effort import at_most
 
 NUM_IDS, DIM, NUM_EXAMPLES = 11, 6, 9
 LOOKUPS = {
@@ -79,6 +80,7 @@ def _of_part(kind: str, whole: Tensor, batch: ActiveBatch, part: int) -> Tensor:
     return rows if kind == "sequence" else rows.view(-1, whole.shape[1])
 
 
+@at_most(40)
 @given(
     kind=st.sampled_from(sorted(LOOKUPS)),
     max_length=st.integers(0, 4),

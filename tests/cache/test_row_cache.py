@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -30,9 +30,9 @@ from bagpipe.store.interface import ReadResult
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
+from tests.effort import at_most
 
-CPU = torch.device("cpu")
-LR, EPS = 0.1, 1e-6
+CPU, LR, EPS = torch.device("cpu"), 0.1, 1e-6
 TABLES = (
     RowTable(name="small", dim=4, init_bound=0.5),
     RowTable(name="odd", dim=5, init_bound=0.2),
@@ -192,7 +192,7 @@ def test_training_half_rows_equals_a_plain_loop_that_rounds(optimizer: str, dtyp
 # ---- equal bits for any slots ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@at_most(15)
 @given(
     optimizer=st.sampled_from(list(ROW_OPTIMIZERS)),
     dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16", "mixed"]),

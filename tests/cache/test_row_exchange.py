@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,6 +28,7 @@ from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.cache.plans import DictStore, Job, owner_plan, random_batch, row_list
 from tests.cache.rank_plans import RankPlan, rank_plans
+from tests.effort import at_most
 
 TABLES = (RowTable(name="a", dim=4), RowTable(name="b", dim=4), RowTable(name="c", dim=6))
 LOOKUPS = (TableLookup(pooling="mean"), TableLookup(pooling="mean"), TableLookup(pooling="none"))
@@ -89,7 +90,7 @@ def context_of(plan: RankPlan) -> BatchContext:
     return prepare_batch(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
 
 
-@settings(max_examples=40)
+@at_most(25)
 @given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 12), world_size=st.integers(1, 4))
 def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int, world_size: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cache.batch_context import prepare_batch
@@ -15,6 +15,7 @@ from bagpipe.oracle.plan import FeatureRef
 from bagpipe.types.schema import RowTable
 from tests.cache.plans import consumer_plan, random_batch
 from tests.cache.rank_plans import Home, exchange_plan, rank_plans, rows_of
+from tests.effort import at_most
 
 TABLES = (RowTable(name="a", dim=4), RowTable(name="b", dim=8), RowTable(name="c", dim=8, optimizer="frozen"))
 FEATURES = tuple(FeatureRef(feature=f, table=t) for f, t in [(0, 0), (1, 1), (2, 2)])
@@ -22,7 +23,7 @@ NUM_IDS = (7, 5, 4)
 LAYOUT = build_layout(TABLES, FEATURES, [TableLookup()] * 3)
 
 
-@settings(max_examples=60)
+@at_most(30)
 @given(seed=st.integers(0, 2**32), num_examples=st.integers(0, 10), world_size=st.integers(1, 5))
 def test_both_ends_list_the_same_rows(seed: int, num_examples: int, world_size: int) -> None:
     """Counts sent by rank a to b equal counts received by b from a, in every part of every group; no row is missing."""

@@ -12,6 +12,7 @@ from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.checkpoint.samples import SCHEMA, requests, rows_of, three_checkpoints
+from tests.effort import at_most
 
 KEYS = st.tuples(st.integers(0, 2), st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1])))
 VALUES = st.floats(0, 1, width=32)
@@ -21,6 +22,7 @@ INTERVALS = st.lists(
 )
 
 
+@at_most(30)
 @given(INTERVALS, st.sampled_from([1, 64, 200, 1 << 20]), st.integers(0, 3))
 def test_merging_gives_the_latest_of_every_row(tmp_path_factory, intervals, chunk_bytes, full_after):
     folder = tmp_path_factory.mktemp("merge")

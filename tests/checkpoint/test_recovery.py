@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -26,6 +26,7 @@ from bagpipe.store.interface import ReadResult, Store
 from bagpipe.store.memory.store import MemoryStore
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
+from tests.effort import at_most
 
 OTHER = LINEAGE[::-1]
 PLACE = "store.namespace 'x'"
@@ -52,7 +53,7 @@ def open_memory(stack: ExitStack, name: str, ranks: int) -> list[Store]:
     return [stack.enter_context(MemoryStore(SCHEMA, name=name, num_buckets=4)) for _ in range(ranks)]
 
 
-@settings(deadline=None, max_examples=60)
+@at_most(25)
 @given(seed=st.integers(0, 2**32 - 1), ranks=st.sampled_from([1, 2]))
 def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: int) -> None:
     """Jobs die between batches, between manifest and commit, and in a recovery; some stores lose all rows."""

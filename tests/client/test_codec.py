@@ -20,8 +20,10 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from tests.cacher.daemons import config, planned_batches
 from tests.client.rank_batches import arrays_of, assert_same, example_rank_batch, frame_of, rank_batches
+from tests.effort import at_most
 
 
+@at_most(40)
 @given(rank_batches())
 def test_round_trip(rank_batch: RankBatch) -> None:
     frame = frame_of(rank_batch)

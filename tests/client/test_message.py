@@ -10,10 +10,12 @@ from bagpipe.client.codec import decode_rank_batch
 from bagpipe.client.message import encode_message
 from bagpipe.oracle.rank_batch import RankBatch
 from tests.client.rank_batches import assert_same, example_rank_batch, rank_batches
+from tests.effort import at_most
 
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
+@at_most(40)
 @given(rank_batches(), NUMBERS, NUMBERS)
 def test_protobuf_reads_a_message(rank_batch: RankBatch, run: int, index: int) -> None:
     message = pb.CacherMessage.FromString(encode_message(run, index, rank_batch))

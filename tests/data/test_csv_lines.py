@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data.arrow_columns import ArrowBlock
 from data.csv_layout import CsvLayout
 from data.csv_lines import parse_lines
+from tests.effort import at_most
 
 NAMES = ("y", "junk", "id", "text")
 TYPES = {"y": pa.float64(), "id": pa.int64(), "text": pa.binary()}
@@ -85,6 +86,7 @@ LINES = [line for line, _ in BAD] + [
 ]
 
 
+@at_most(50)
 @given(st.lists(st.sampled_from([b"1,,7,a", b"0,x,8,b", *LINES]), min_size=1, max_size=30))
 def test_a_line_is_malformed_if_and_only_if_it_is_alone(lines: list[bytes]) -> None:
     alone = [parse(line + b"\n") for line in lines]

@@ -20,6 +20,7 @@ from data.row_order import RowIndex
 from data.source import Block, Source
 from data.testing import assert_same_batches, check_source, read_all
 from tests.data.test_movielens_genres import MOVIES_CSV, MOVIES_DAT, U_ITEM, write
+from tests.effort import at_most
 
 HEADER = "userId,movieId,rating,timestamp"
 
@@ -74,6 +75,7 @@ def folder_of(folder: Path, name: str, ratings: list[Rating]) -> DataConfig:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@at_most(30)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 12), end=st.sampled_from(["\n", "\r\n"]))
 def test_written_files_read_back(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, rows: int, end: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ from bagpipe.errors import InputError
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split, split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
+from tests.effort import at_most
 from tests.split.whole_models import (
     MODEL_NAMES,
     NUM_DENSE,
@@ -55,7 +56,7 @@ def test_chains_of_every_length_equal_the_model_bit_for_bit(parts: ModelParts) -
         assert all(torch.equal(got_gradients[name], gradients[name]) for name in gradients)
 
 
-@settings(max_examples=30)
+@at_most(30)
 @given(data=st.data())
 def test_any_assignment_equals_the_model_or_is_refused(parts: ModelParts, data: st.DataObject) -> None:
     """Stages in any order and shape. Only the order of sums at a fork can differ."""

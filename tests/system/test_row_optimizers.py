@@ -14,6 +14,7 @@ from bagpipe.optim import SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, Row
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
+from tests.effort import at_most
 from tests.system.optimizer_jobs import (
     CACHE_ROWS,
     DIM,
@@ -47,11 +48,12 @@ decaying = st.one_of(
     st.builds(AdamW, rates, eps=epsilons, weight_decay=decays),
     st.builds(Momentum, rates, weight_decay=decays, decoupled=kinds),
 )
+
 with_decay = st.fixed_dictionaries(dict.fromkeys(NAMES, decaying | row_optimizers))
 by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, row_optimizers))
 
 
-@settings(max_examples=25)
+@at_most(15)
 @given(rows=by_table, seed=st.integers(0, 1000))
 def test_a_job_equals_torch_s_optimizers(rows: dict[str, RowOptimizer], seed: int) -> None:
     """Cached and direct: the same bits. The first rows to leave the small cache come back from the store."""
@@ -112,7 +114,7 @@ def test_cached_half_rows_have_the_bits_of_direct_ones(
     assert len(ends) == 1
 
 
-@settings(max_examples=8)
+@at_most(6)
 @given(rows=by_table, dtype=dtypes_by_table, seed=st.integers(0, 1000))
 def test_cached_rows_of_several_dtypes_on_two_ranks_have_the_bits_of_direct_ones(
     rows: dict[str, RowOptimizer], dtype: dict[str, str], seed: int

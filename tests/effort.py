@@ -1,0 +1,15 @@
+"""`at_most`: the number of examples of a property whose examples cost much or show little new."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+__all__ = ["at_most"]
+
+#: Of hypothesis, and of the suite.
+_USUAL = 100
+
+
+def at_most(number: int) -> settings:
+    """A decorator: so many examples in the suite, ten times as many in `make search`, as for other properties."""
+    return settings(max_examples=max(1, number * settings.default.max_examples // _USUAL))
