@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -120,9 +120,15 @@ def test_every_pair_of_settings(row: Row, clicks: MakeConfig, reference: Referen
     check(row, clicks, reference, stores)
 
 
+def models_and_optimizers() -> Iterator[Any]:
+    """All of them; by default each model with one optimizer, and each optimizer."""
+    for (turn, model), (number, optimizer) in itertools.product(enumerate(MODELS), enumerate(JOB_AXES["optimizer"])):
+        marks = () if (turn + number) % len(JOB_AXES["optimizer"]) == 0 else pytest.mark.slow
+        yield pytest.param(model, optimizer, marks=marks, id=f"{'-'.join(model)}-{optimizer}")
+
+
 @pytest.mark.redis
-@pytest.mark.parametrize("optimizer", JOB_AXES["optimizer"])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model))
+@pytest.mark.parametrize(("model", "optimizer"), list(models_and_optimizers()))
 def test_every_model_and_optimizer(
     model: tuple[str, str],
     optimizer: str,

@@ -92,7 +92,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "graph", "chimera", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "chimera", *(pytest.param(name, marks=pytest.mark.slow) for name in ("graph", "zb-h1"))]
+)
 def test_a_click_log(log: Path, redis_server: EmbeddedServer, schedule: str) -> None:
     check_log(log_config(log, "--data.batch_size", "128"), redis_server, schedule)
 

@@ -26,6 +26,8 @@ from tests.system.staging import staged
 
 MakeConfig = Callable[..., Config]
 
+SLOW = pytest.mark.slow
+
 #: Batches of the click log.
 NUM_BATCHES = 26
 
@@ -45,8 +47,13 @@ def assert_alike(end: RecordedOutcome, whole: RecordedOutcome) -> None:
     assert end.totals == whole.totals
 
 
-@pytest.mark.parametrize("rows", [0, 10_000, None])
-@pytest.mark.parametrize("crash_at", [1, 4, 9, 17, 25])
+CRASHES = list(itertools.product([0, 10_000, None], [1, 4, 9, 17, 25]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "crash_at"),
+    [pytest.param(*case, marks=() if number % 3 == 1 else SLOW) for number, case in enumerate(CRASHES)],
+)
 def test_a_job_killed_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | None, crash_at: int) -> None:
     """No cache, a cache for all rows, and a cache that is always full."""
     config = clicks(optimizer="adam")
@@ -54,7 +61,7 @@ def test_a_job_killed_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | N
     check(change(config, cache__rows=rows), tmp_path, [crash_at])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=SLOW) for seed in range(3, 6))])
 def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     config = clicks(*rng.choice([("sum", "dlrm"), ("ragged", "wide-deep"), ("mixed", "deepfm")]), "adagrad")
@@ -67,9 +74,6 @@ def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) 
     )
     crashes = [rng.randint(1, 8) for _ in range(5)]
     check(config, tmp_path, crashes, every=rng.choice([1, 2, 5]))
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
