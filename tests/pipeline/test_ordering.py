@@ -24,6 +24,7 @@ NUM_BATCHES = 12
 HAZARDS: Mapping[str, Callable[[int], int]] = {
     "fetch_after": lambda b: b - 3,
     "evict_after": lambda b: b - 1 if b % 3 else b // 2 - 1,
+    "ready_after": lambda b: b - 1 if b % 2 else b // 2 - 1,
 }
 
 

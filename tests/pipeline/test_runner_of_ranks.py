@@ -15,7 +15,7 @@ from tests.pipeline.loops import Handlers
 
 LOOP = prefetch_loop(prefetch_depth=2, read_ahead=4, write_depth=2, ranks=2)
 OPS = tuple({template.op for _, template in LOOP.templates})
-HAZARDS = {"fetch_after": lambda b: b - 3, "evict_after": lambda b: b - 2}
+HAZARDS = {name: lambda b: b - 3 for name in ("fetch_after", "evict_after", "ready_after")}
 
 
 def handlers(num_batches: int | None = None, **special: Callable[[int], None]) -> Handlers:
