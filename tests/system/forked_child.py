@@ -19,8 +19,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import resource_tracker, util
+from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from bagpipe.util import failpoints
 
@@ -128,7 +129,10 @@ def _run(
 
 
 def fork_cachers() -> None:
-    """Let the embedded cachers of this process be forked from it. Its command line then is this process's."""
+    """Let the embedded cachers of this process be forked from it, with its command line.
+
+    One that starts while the process has a connection of gRPC is a fresh interpreter: gRPC's threads are not forked.
+    """
     from cacher import embedded
 
     vars(embedded)["subprocess"] = SimpleNamespace(
@@ -140,8 +144,11 @@ def fork_cachers() -> None:
 
 
 def _forked_cacher(
-    command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: object
-) -> ForkedChild:
+    command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **others: Any
+) -> ForkedChild | subprocess.Popen[bytes]:
+    threads = [(folder / "comm").read_text() for folder in Path("/proc/self/task").iterdir()]
+    if any(name.startswith("grpc") for name in threads):
+        return subprocess.Popen(command, pass_fds=pass_fds, env=env, **others)
     return ForkedChild(lambda: _cacher(command[command.index("cacher") + 1 :]), env, keep=pass_fds, stdin=True)
 
 
