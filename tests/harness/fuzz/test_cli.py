@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc, pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
 SEED = 11
-#: Small jobs that differ in format, model, optimizers, number types, stages, stores, and ends; with those below, six.
-NUMBERS = (2, 60, 167, 200)
+#: Small jobs that differ in format, model, optimizers, number types, stages, stores, and ends; with those below, seven.
+NUMBERS = (2, 309, 60, 167, 200)
 #: Others, of the full suite.
 MORE = (7, 157, 216)
 COMMAND = 202
