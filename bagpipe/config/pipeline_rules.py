@@ -15,8 +15,8 @@ from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import version_lags
-from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
-from bagpipe.schedule.schedule import DenseSchedule
+from bagpipe.schedule.registry import TRAINED_SCHEDULES, dense_schedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text"]
 
@@ -37,7 +37,7 @@ def costs_text(pipeline: PipelineConfig) -> str:
     Raises:
         InputError: the costs cannot be read.
     """
-    if pipeline.schedule not in DENSE_SCHEDULES:
+    if pipeline.schedule not in TRAINED_SCHEDULES:
         return ""
     return ",".join(f"{key}={float(cost)!r}" for key, cost in sorted(_costs(pipeline).items()))
 
@@ -100,12 +100,13 @@ _PREDICTABLE = ("sgd", "adagrad", "adam", "adamw")
 
 def _asynchronous_problem(config: Config) -> str | None:
     pipeline = config.pipeline
-    if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
+    schedule = configured_schedule(pipeline)
+    if not isinstance(schedule, AsynchronousSchedule):
         return None
     if config.run.compile:
         return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
     graph = chain(pipeline.stages, pipeline.microbatches)
-    lags = version_lags(ASYNCHRONOUS_SCHEDULES[pipeline.schedule].loop(graph)).values()
+    lags = version_lags(schedule.loop(graph)).values()
     predicts = any(each.predicts_forward or each.predicts_backward for each in lags)
     if predicts and config.optim.dense not in _PREDICTABLE:
         known = ", ".join(_PREDICTABLE)
@@ -129,13 +130,14 @@ def _refusal(pipeline: PipelineConfig, costs: tuple[tuple[str, float], ...]) -> 
 
 
 def _costs_problem(config: Config) -> str | None:
-    users = [schedule.name for schedule in DENSE_SCHEDULES.values() if schedule.uses_costs]
+    users = [schedule.name for schedule in TRAINED_SCHEDULES.values() if schedule.uses_costs]
     return _unused(config, "costs", users)
 
 
 def _setting_problem(name: str) -> Callable[[Config], str | None]:
     def problem(config: Config) -> str | None:
-        users = [each.name for each in DENSE_SCHEDULES.values() if name in {setting.name for setting in each.settings}]
+        named = {each.name: {setting.name for setting in each.settings} for each in TRAINED_SCHEDULES.values()}
+        users = [schedule for schedule, settings in named.items() if name in settings]
         return _unused(config, name, users)
 
     return problem
@@ -157,4 +159,5 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.costs": _costs_problem,
     "pipeline.memory": _setting_problem("memory"),
     "pipeline.recompute_share": _setting_problem("recompute_share"),
+    "pipeline.prediction_offset": _setting_problem("prediction_offset"),
 }

@@ -223,6 +223,7 @@ class PipelineConfig:
         recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
         recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
             recompute fewer.
+        prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
         memory: of zb-auto: most micro-batches in flight: one number, or one per pipeline rank; empty: no limit.
     """
@@ -234,6 +235,7 @@ class PipelineConfig:
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
     recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
+    prediction_offset: Annotated[int, at_least(-16)] = 0
     costs: str = ""  # its range is a rule
     memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
 

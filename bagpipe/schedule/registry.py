@@ -176,7 +176,7 @@ SCHEDULES: Mapping[str, Schedule] = {
             name="pipeoptim",
             summary="asynchronous: 1F1B without a flush; forwards predict the weights of their backwards",
             builder=pipeoptim,
-            with_offset=pipeoptim,
+            settings=(Option(name="prediction_offset", default=0, help="steps added to every prediction"),),
         ),
     )
 }

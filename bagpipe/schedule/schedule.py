@@ -211,39 +211,27 @@ class DenseSchedule(Schedule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsynchronousSchedule(DenseSchedule):
-    """A schedule of dense stages that never drains between batches, and so trains with weights that are behind.
-
-    Attributes:
-        with_offset: its builder with a number that is added to the steps of every prediction; None: it has no such
-            number.
-    """
-
-    with_offset: Callable[[StageGraph, int, int], Loop] | None = None
+    """A schedule of dense stages that never drains between batches, and so trains with weights that are behind."""
 
     @property
     def options(self) -> tuple[Option, ...]:
-        batches = Option(name="batches", default=4, help="batches to show")
-        offset = Option(name="offset", default=0, help="steps added to every prediction")
-        return (*DenseSchedule.options.__get__(self), batches, *((offset,) if self.with_offset else ()))
+        return (*DenseSchedule.options.__get__(self), Option(name="batches", default=4, help="batches to show"))
 
     def program(self, values: Values) -> Program:
         graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
-        return self.loop(graph, values["chunks"], offset=values.get("offset", 0)).unroll(values["batches"])
+        own = self.configured({setting.name: values[setting.name] for setting in self.settings})
+        return own.build(graph, values["chunks"], num_batches=values["batches"])
 
-    def loop(self, graph: StageGraph, chunks: int | None = None, *, offset: int = 0) -> Loop:
+    def loop(self, graph: StageGraph, chunks: int | None = None) -> Loop:
         """The steady state on lanes ``rank0``, ``rank1``, …
 
         Args:
             graph: the stages.
             chunks: stages per rank; None: the schedule's default.
-            offset: steps added to every prediction.
 
         Raises:
-            ScheduleError: the schedule does not allow these stages, micro-batches or an offset.
+            ScheduleError: the schedule does not allow these stages or micro-batches.
         """
-        per_rank = self._allowed_chunks(graph, chunks)
-        if offset and self.with_offset is None:
-            raise ScheduleError(f"{self.name}: takes no offset of predictions, got {offset}")
-        built = self.with_offset(graph, per_rank, offset) if self.with_offset else self.builder(graph, per_rank)
+        built = self.builder(graph, self._allowed_chunks(graph, chunks))
         assert isinstance(built, Loop), "the builder of an asynchronous schedule makes a loop"
         return built

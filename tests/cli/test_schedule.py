@@ -79,7 +79,7 @@ def test_there_are_golden_tables() -> None:
         ("schedule chimera --stages 3", "chimera: stages must be a multiple of 2, got 3"),
         ("schedule pipedream-2bw --microbatches 2", "must be at least 3, one less than the stages, got 2"),
         ("schedule pipedream --batches -1", "at least 0, got -1"),
-        ("schedule pipedream --offset 1", "unrecognized arguments: --offset 1"),
+        ("schedule pipedream --prediction-offset 1", "unrecognized arguments: --prediction-offset 1"),
         ("schedule graph --edges 0-1,1-0", "the stage graph has a cycle: 0 -> 1 -> 0"),
         ("schedule 1f1b --cost no-such-file.json", "No such file"),
         ("schedule 1f1b --lower sends,reduce", "--lower: unknown pass 'reduce'; there are flatten-pipes, recompute,"),

@@ -78,11 +78,15 @@ def test_stages_that_do_not_fit_are_refused(name: str, stages: int, chunks: int 
 
 def test_an_asynchronous_schedule_has_any_number_of_batches() -> None:
     schedule = ASYNCHRONOUS_SCHEDULES["pipeoptim"]
-    values = {option.name: option.default for option in schedule.options} | {"stages": 2, "batches": 3, "offset": 1}
-    assert values.keys() == {"stages", "microbatches", "chunks", "edges", "batches", "offset"}
-    assert schedule.program(values) == schedule.loop(chain(2, 8), offset=1).unroll(3)
+    values = {option.name: option.default for option in schedule.options} | {
+        "stages": 2,
+        "batches": 3,
+        "prediction_offset": 1,
+    }
+    assert values.keys() == {"stages", "microbatches", "chunks", "edges", "batches", "prediction_offset"}
+    assert schedule.program(values) == schedule.configured({"prediction_offset": 1}).build(chain(2, 8), num_batches=3)
     assert schedule.build(chain(2, 8), num_batches=3) == schedule.loop(chain(2, 8)).unroll(3)
-    assert "offset" not in {option.name for option in ASYNCHRONOUS_SCHEDULES["pipedream"].options}
+    assert "prediction_offset" not in {option.name for option in ASYNCHRONOUS_SCHEDULES["pipedream"].options}
     with pytest.raises(ScheduleError, match="stages times micro-batches must be at most"):
         schedule.loop(chain(1000, 1001))
     with pytest.raises(ScheduleError, match="chunks must be 1, got 2"):

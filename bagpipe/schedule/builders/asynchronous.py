@@ -93,18 +93,18 @@ def spectrain_v2(graph: StageGraph, chunks: int) -> Loop:
     return _loop(graph, "stash", lags)
 
 
-def pipeoptim(graph: StageGraph, chunks: int, offset: int = 0) -> Loop:
+def pipeoptim(graph: StageGraph, chunks: int, *, prediction_offset: int = 0) -> Loop:
     """The forward predicts the version that its backward will use, which is the newest then.
 
     Args:
         graph: the stages.
         chunks: 1.
-        offset: added to the steps of every prediction, of which none is below 0. The authors' code has 1.
+        prediction_offset: added to the steps of every prediction, of which none is below 0. The authors' code has 1.
     """
 
     def lags(stage: int) -> VersionLags:
         gap = version_gap(graph, stage)
-        return VersionLags(forward=min(gap, -offset), forward_base=gap, backward=0, backward_base=0)
+        return VersionLags(forward=min(gap, -prediction_offset), forward_base=gap, backward=0, backward_base=0)
 
     return _loop(graph, "predict", lags)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from bagpipe.config.model_rules import MODELS_OF_KEY
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import TRAINED_SCHEDULES
 from bagpipe.types.schema import FROZEN, Pooling, Table
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
@@ -49,6 +49,7 @@ _ONE_STAGE = {
     "pipeline.costs": "",
     "pipeline.memory": "",
     "pipeline.recompute_share": "1",
+    "pipeline.prediction_offset": "0",
 }
 #: Models whose tables may differ in dimension.
 _RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")
@@ -165,7 +166,7 @@ def _keys_of(name: str, settings: Mapping[str, str]) -> dict[str, Values]:
 def _world_size(rng: Random, settings: Mapping[str, str]) -> int:
     """Mostly a number of ranks that the schedule can use."""
     world_size = rng.choices(list(_WORLD_SIZES), weights=list(_WORLD_SIZES.values()))[0]
-    schedule = DENSE_SCHEDULES.get(settings["pipeline.schedule"])
+    schedule = TRAINED_SCHEDULES.get(settings["pipeline.schedule"])
     if schedule is None or rng.random() < 0.05:
         return world_size
     num_ranks = schedule.num_ranks(int(settings["pipeline.stages"]), int(settings["pipeline.chunks"]) or None)

@@ -17,7 +17,7 @@ from random import Random
 from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
 from bagpipe.config.rules import RULES, check_config
 from bagpipe.config.sections import Config, Metric
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import TRAINED_SCHEDULES
 
 __all__ = ["JOB", "LEFT", "MODEL", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value", "is_consistent"]
 
@@ -57,14 +57,15 @@ JOB: tuple[Mapping[str, Values], ...] = (
     },
     {
         "pipeline.schedule": {
-            "none": 5.0 * len(DENSE_SCHEDULES),
-            **dict.fromkeys(DENSE_SCHEDULES, 1.0),
+            "none": 5.0 * len(TRAINED_SCHEDULES),
+            **dict.fromkeys(TRAINED_SCHEDULES, 1.0),
             "zb-auto": 3.0,  # it needs costs, which no other schedule takes
             "1f1b-shifted": 6.0,  # it needs four micro-batches
         },
         "pipeline.costs": {"": 6, "F=1,I=1,W=1": 1, "0F=3,F=1,I=1.5,W=1,B=2": 1},
         "pipeline.memory": {"": 2, "2": 1},
         "pipeline.recompute_share": {"1": 2, "0.5": 1},
+        "pipeline.prediction_offset": {"0": 4, "1": 1, "-1": 1},
         "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
         "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 2},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from bagpipe.config.keys import config_keys
-from bagpipe.schedule.registry import DENSE_SCHEDULES
+from bagpipe.schedule.registry import TRAINED_SCHEDULES
 from bagpipe.types.schema import FROZEN
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import NOWHERE, Draw, settings_of
@@ -84,7 +84,7 @@ def test_every_kind_of_data_store_model_and_end_is_reached() -> None:
     assert any(column.weighted for column in columns)
     assert any(log.num_bad for log in logs)
     assert values_of("model.factory") == set(FACTORIES)
-    assert values_of("pipeline.schedule") == {"none", *DENSE_SCHEDULES}
+    assert values_of("pipeline.schedule") == {"none", *TRAINED_SCHEDULES}
     assert {item.world_size for item in drawn()} == {1, 2, 4}
     assert any(item.log.num_examples < item.world_size for item in drawn())
     assert {twin.store for twin in twins} == {*STORES, "own", "own-durable"}

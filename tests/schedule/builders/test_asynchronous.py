@@ -12,7 +12,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.analysis.versions import KeptWeights, VersionUse, kept_weights, version_table
-from bagpipe.schedule.builders.asynchronous import drained
+from bagpipe.schedule.builders.asynchronous import drained, pipeoptim
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
@@ -172,7 +172,7 @@ def test_spectrain_aims_at_one_version(size: tuple[int, int]) -> None:
 def test_pipeoptim_predicts_its_backwards_version(size: tuple[int, int], offset: int) -> None:
     ranks, micro = size
     found = weights("pipeoptim", ranks, micro)
-    shifted = ASYNCHRONOUS_SCHEDULES["pipeoptim"].loop(chain(ranks, micro), offset=offset)
+    shifted = pipeoptim(chain(ranks, micro), 1, prediction_offset=offset)
     check_loop(shifted)
     moved = {
         (use.stage, use.batch): use.weights
@@ -216,8 +216,5 @@ def test_drained_it_has_the_same_weights(name: str, size: tuple[int, int]) -> No
 
 
 def test_its_own_order_is_not_that_of_synchronous_training() -> None:
-    pipedream = ASYNCHRONOUS_SCHEDULES["pipedream"]
     with pytest.raises(ScheduleError, match="source 0F must be performed once per batch, found 2"):
         check_loop(loop_of("pipedream", 1, 2), RUNNER_RULES)
-    with pytest.raises(ScheduleError, match="pipedream: takes no offset of predictions, got 1"):
-        pipedream.loop(chain(2, 1), offset=1)
