@@ -74,7 +74,7 @@ docs: setup ## build the documentation site with the API reference into site/; w
 	@$(PY) -m tools.make_docs $(ARGS)
 
 docs-commands: setup ## run the commands of README, docs and examples, in a checkout and from the wheel
-	$(PYTEST) -m "slow or not slow" tests/docs/test_commands_run.py $(ARGS)
+	$(PYTEST) -o faulthandler_timeout=0 -m "slow or not slow" tests/docs/test_commands_run.py $(ARGS)
 
 bench-%: setup ## run benchmarks/<name>, for example make bench-planner
 	$(PY) -m benchmarks.$*.main $(ARGS)
