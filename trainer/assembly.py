@@ -27,6 +27,8 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.rates import Schedule
+from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.schedule import AsynchronousSchedule
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
@@ -35,6 +37,7 @@ from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
+from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.dense import dense_executor, loss_of, precision_of
@@ -49,7 +52,7 @@ from trainer.optimizers import (
     rows_rate_schedule,
     undecayed_parameters,
 )
-from trainer.stages import StagedJob, stage_model
+from trainer.stages import StagedJob, check_ranks, stage_model
 
 __all__ = [
     "BuiltModel",
@@ -210,7 +213,30 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
         parts.append(LearningRates(dense, schedule=schedule, rows=rows))
     if optim.ema_decay:
         parts.append(WeightAverage(dense, optim.ema_decay, evaluates=optim.ema_evaluate))
+    if built.config.run.verify and isinstance(dense, StagedDense):
+        parts.append(_verification(built, dense))
     return tuple(parts)
+
+
+def _verification(built: BuiltModel, dense: StagedDense) -> Verification:
+    config = built.config
+    undecayed = undecayed_parameters(built.converted.model.named_parameters(), config.optim.weight_decay_exempt)
+
+    def program(num_batches: int) -> Program:
+        schedule, _ = check_ranks(config.pipeline, 1)
+        step = dense.pipeline.step
+        if isinstance(schedule, AsynchronousSchedule):
+            return schedule.loop(step.graph).unroll(num_batches)
+        return step.program
+
+    return Verification(
+        dense,
+        config.run.verify,
+        make_program=program,
+        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim, undecayed),
+        loss=loss_of(config.model, built.data),
+        seed=config.run.seed,
+    )
 
 
 def engine_settings(config: Config) -> EngineSettings:

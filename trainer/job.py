@@ -87,6 +87,8 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
     job.open.engine.dense.model.train()
     run = session.begin(job.batches(), job.open.checkpoints.first_batch, stops_on_signals=True)
     with session.failing():
+        if job.verification is not None and not job.verification.is_recording and job.open.ranks.is_first:
+            note(f"run.verify: nothing is compared: the job goes on from step {run.next_batch} of another")
         if evaluator.history.best_step == job.open.checkpoints.first_batch:
             evaluator.name_best()  # the process ended between publishing and naming it
         is_over = evaluator.history.is_over(job.built.config.eval)
@@ -96,8 +98,26 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
         while not is_over and run.step() is not None:
             if on_batch is not None:
                 on_batch(run.progress)
+            if run.next_batch == job.built.config.run.verify:
+                _verify(job, run.next_batch)
             is_over = evaluator.is_due() and evaluator.evaluate(run.next_batch)
+        if run.next_batch:
+            _verify(job, run.next_batch)  # the data has fewer batches
     return session.end_here() if is_over else session.end()
+
+
+def _verify(job: TrainerJob, batches: int) -> None:
+    """Compare the batches trained so far with the serial reference, between two steps, if they are recorded."""
+    verification, ranks = job.verification, job.open.ranks
+    if verification is None or not verification.is_recording:
+        return
+    job.session.flush("verify", batches)
+    holders = {name: stage.holders[0] for stage in job.open.held for name, _ in stage.parameters}
+    group = None if ranks.peers is None else ranks.peers.dense
+    found = verification.verify(batches, holders=holders, group=group, gather=ranks.gather)
+    found.check()
+    if ranks.is_first:
+        note(f"run.verify: {found.line}")
 
 
 def _training_facts(job: TrainerJob, ranks: Ranks) -> TrainingFacts:
@@ -226,6 +246,7 @@ def _result(
     """The job's result, equal on every rank, and the error of its test. Rank 0 reads the store and has all scores."""
     totals = combine([RankTotals(**values) for values in ranks.gather(dataclasses.asdict(own))])
     checkpoints, store = job.open.checkpoints, job.open.store
+    verified = None if job.verification is None else job.verification.found
     changes = [RowSums.of(values) for values in ranks.gather(store.sum_changes().to_list())]
     found, error = None, None
     if ranks.is_first:
@@ -268,5 +289,6 @@ def _result(
         stopped=evaluation.is_stopped,
         continued=checkpoints.claim.continued,
         started_from=checkpoints.origin.get("takings"),
+        verified=None if verified is None else dataclasses.asdict(verified),
     )
     return result, error

@@ -28,6 +28,7 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.training.current_rows import CurrentRows
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.verification import Verification
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
@@ -67,6 +68,11 @@ class TrainerJob:
     def open(self) -> OpenJob:
         """The open parts of the session's job."""
         return self.session.job
+
+    @property
+    def verification(self) -> Verification | None:
+        """Of the first batches; None: they are not compared."""
+        return next((part for part in self.open.parts if isinstance(part, Verification)), None)
 
     def skipped_rows(self) -> int:
         """Malformed rows skipped in training and in the evaluation after it."""

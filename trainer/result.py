@@ -48,6 +48,7 @@ class Result:
         continued: training started from another job's rows (``store.existing = rows-only``).
         test: step and metrics of the best model, if it is kept, or else of the last one on `data.test_path`; None
             without it, or if the job was interrupted.
+        verified: `bagpipe.training.verification.Verified` of the first batches (`run.verify`); None: not compared.
         started_from: what the job took from other weights (`checkpoint.start_from`); None: from initial values.
     """
 
@@ -88,6 +89,7 @@ class Result:
     early_stopped: bool
     started_from: Mapping[str, Any] | None
     test: Mapping[str, Any] | None
+    verified: Mapping[str, Any] | None
 
     def write(self, path: str) -> None:
         """Write the JSON object atomically."""

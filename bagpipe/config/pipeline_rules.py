@@ -18,7 +18,7 @@ from bagpipe.schedule.ir.version_lags import version_lags
 from bagpipe.schedule.registry import TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 
-__all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text"]
+__all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text", "predicts_weights"]
 
 
 def configured_schedule(pipeline: PipelineConfig) -> DenseSchedule:
@@ -40,6 +40,17 @@ def costs_text(pipeline: PipelineConfig) -> str:
     if pipeline.schedule not in TRAINED_SCHEDULES:
         return ""
     return ",".join(f"{key}={float(cost)!r}" for key, cost in sorted(_costs(pipeline).items()))
+
+
+def predicts_weights(pipeline: PipelineConfig) -> bool:
+    """Whether a forward or backward of the schedule has predicted weights."""
+    if pipeline.schedule not in TRAINED_SCHEDULES:
+        return False
+    schedule = configured_schedule(pipeline)
+    if not isinstance(schedule, AsynchronousSchedule):
+        return False
+    lags = version_lags(schedule.loop(chain(pipeline.stages, pipeline.microbatches))).values()
+    return any(each.predicts_forward or each.predicts_backward for each in lags)
 
 
 def _configured(pipeline: PipelineConfig, costs: Mapping[str, float]) -> DenseSchedule:
@@ -107,8 +118,7 @@ def _asynchronous_problem(config: Config) -> str | None:
         return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
     graph = chain(pipeline.stages, pipeline.microbatches)
     lags = version_lags(schedule.loop(graph)).values()
-    predicts = any(each.predicts_forward or each.predicts_backward for each in lags)
-    if predicts and config.optim.dense not in _PREDICTABLE:
+    if predicts_weights(pipeline) and config.optim.dense not in _PREDICTABLE:
         known = ", ".join(_PREDICTABLE)
         return f"{pipeline.schedule} predicts weights, which needs optim.dense {known}, got {config.optim.dense}"
     if config.run.autocast != "off" and not all(each.is_same for each in lags):

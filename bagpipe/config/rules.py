@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bagpipe.config.keys import config_keys
 from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
-from bagpipe.config.pipeline_rules import PIPELINE_PROBLEMS
+from bagpipe.config.pipeline_rules import PIPELINE_PROBLEMS, predicts_weights
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError
 from bagpipe.types.schema import ROW_TYPES
@@ -173,6 +173,25 @@ def _cuda_graph_problem(config: Config) -> str | None:
     return f"is not possible with {config.pipeline.stages_text}" if config.pipeline.is_staged else None
 
 
+def _verify_problem(config: Config) -> str | None:
+    batches, optim = config.run.verify, config.optim
+    if not batches:
+        return None
+    if not config.pipeline.is_staged:
+        return f"{batches} needs pipeline.schedule, the name of a schedule, got none"
+    if config.run.compile or config.run.autocast != "off":
+        key = "compile" if config.run.compile else f"autocast {config.run.autocast}"
+        return f"{batches} is not possible with run.{key}: the reference computes in run.dtype, operator by operator"
+    if config.checkpoint.start_from:
+        return f"{batches} is not possible with checkpoint.start_from: the reference has the state of a new job"
+    if predicts_weights(config.pipeline) and (optim.schedule != "constant" or optim.warmup_steps):
+        return (
+            f"{batches} with predicted weights (pipeline.schedule {config.pipeline.schedule}) needs a constant rate: "
+            f"optim.schedule constant and optim.warmup_steps 0, got {optim.schedule} and {optim.warmup_steps}"
+        )
+    return None
+
+
 def _peer_problem(config: Config) -> str | None:
     if config.run.peer_timeout_s > config.store.timeout_s:
         return None
@@ -211,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     Rule("run.autocast", _autocast_problem),
     Rule("run.loss_scale_growth_interval", _growth_problem),
     Rule("run.cuda_graph", _cuda_graph_problem),
+    Rule("run.verify", _verify_problem),
     Rule("run.peer_timeout_s", _peer_problem),
 )
 

@@ -342,6 +342,7 @@ class RunConfig:
             or triton. All sum in the same order.
         compile: compile the dense part with torch.compile; results differ from the uncompiled ones in rounding.
         cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
+        verify: first batches of a pipeline to compute again by a serial reference and compare (docs/exactness.md).
     """
 
     # Stored as a signed 64-bit number.
@@ -369,6 +370,7 @@ class RunConfig:
     loss_scale_growth_interval: Annotated[int, at_least(0)] = 0
     compile: bool = False
     cuda_graph: bool = False
+    verify: Annotated[int, at_least(0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ slow_store.SlowStore(store)                 store whose reads and writes wait at
 local_peers.local_peers(world_size)         ranks of a job as threads of one process
 local_links.LocalLinks                      tensor transfers between these ranks
 plain_job.PlainJob(settings)                training job in one process, without torchrec or servers
-serial_versions.SerialVersions(...)         training by a table of weight versions, in one thread
 recording_streams.RecordingStreams          device streams that log every call
 repeated_calls.RepeatedCalls                fake of CUDA graphs that calls the function again
 """

@@ -12,6 +12,7 @@
     evaluation      F         scores                                                   lane compute
     nonfinite, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
                     actions
+    verification: the first batches against a serial reference
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest
 

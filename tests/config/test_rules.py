@@ -23,7 +23,7 @@ from bagpipe.config.sections import (
     RunConfig,
 )
 from bagpipe.errors import InputError
-from bagpipe.schedule.registry import TRAINED_SCHEDULES
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES
 from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowDtype, RowOptimizer, base_optimizer
 
 
@@ -253,6 +253,55 @@ def test_asynchronous_schedules_refuse_what_they_cannot_keep_exact(schedule, val
     kept = dataclasses.replace(config, pipeline=PipelineConfig(schedule="pipedream-2bw", stages=2, microbatches=4))
     if not config.run.compile:
         check_config(kept)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"pipeline": {"schedule": "none"}}, "5 needs pipeline.schedule, the name of a schedule, got none"),
+        ({"run": {"compile": True}}, "5 is not possible with run.compile: the reference computes in run.dtype"),
+        ({"run": {"autocast": "float16"}}, "5 is not possible with run.autocast float16: the reference computes"),
+        ({"checkpoint": {"start_from": "a", "dir": "b"}}, "5 is not possible with checkpoint.start_from: the refer"),
+        ({"pipeline": {"schedule": "pipeoptim", "stages": 2}, "optim": {"warmup_steps": 3}},
+         r"5 with predicted weights \(pipeline.schedule pipeoptim\) needs a constant rate: .*, got constant and 3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_verified_is_refused(values, line):
+    given = {"pipeline": {"schedule": "1f1b", "microbatches": 2}, "run": {"verify": 5}, "optim": {"warmup_steps": 3}}
+    check_config(changed(given))
+    del given["pipeline"]["microbatches"]
+    with pytest.raises(InputError, match=rf"^run\.verify {line}"):
+        check_config(changed({section: given.get(section, {}) | values.get(section, {}) for section in given | values}))
+
+
+def changed(values):
+    config = Config()
+    for section, fields in values.items():
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+    return config
+
+
+@pytest.mark.parametrize("schedule", ASYNCHRONOUS_SCHEDULES)
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"run": {"loss_scale_growth_interval": 9}},
+         r"run\.loss_scale_growth_interval 9 is not possible with stages"),
+        ({"run": {"nonfinite": "skip"}}, r"run\.nonfinite skip is not possible with stages"),
+        ({"optim": {"clip_norm": 1.0}}, r"optim\.clip_norm 1 is not possible with stages"),
+    ],
+)  # fmt: skip
+def test_asynchronous_schedules_need_updates_that_no_other_stage_decides(schedule, values, line):
+    with pytest.raises(InputError, match=rf"^{line} .*pipeline\.schedule {schedule}, .*: use "):
+        check_config(changed({"pipeline": {"schedule": schedule, "stages": 2, "microbatches": 2}, **values}))
+
+
+@pytest.mark.parametrize("stages", [3, 5])
+def test_two_buffered_weights_need_micro_batches(stages):
+    check_config(changed({"pipeline": {"schedule": "pipedream-2bw", "stages": stages, "microbatches": stages - 1}}))
+    line = rf"^pipeline\.schedule pipedream-2bw does not allow .* must be at least {stages - 1}, .* got {stages - 2}$"
+    with pytest.raises(InputError, match=line):
+        check_config(changed({"pipeline": {"schedule": "pipedream-2bw", "stages": stages, "microbatches": stages - 2}}))
 
 
 def test_errors_show_the_value_as_given():

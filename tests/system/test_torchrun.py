@@ -66,6 +66,20 @@ def test_ctrl_c_stops_all_ranks_cleanly(server: EmbeddedServer, writes: Writes, 
     assert (stopped["dense_digest"], stopped["embedding_digest"]) == expected
 
 
+def test_two_stages_on_two_ranks_equal_the_serial_reference(tmp_path: Path) -> None:
+    result = tmp_path / "out.json"
+    stages = ["--pipeline.schedule", "pipeoptim", "--pipeline.stages", "2", "--pipeline.microbatches", "4"]
+    checked = ["--run.dtype", "float64", "--run.verify", "9", "--result", str(result)]
+    with torchrun([*JOB, *stages, *checked], forked=tmp_path) as program:
+        done = program.finish()
+    await_gone(done.mark)
+    assert done.code == 0, done.err
+    assert "note: run.verify: the first 9 batches against the serial reference: largest relative" in done.err
+    verified = json.loads(result.read_text())["verified"]
+    assert verified["batches"] == 9
+    assert max(verified[name] for name in ("loss", "gradients", "weights")) <= verified["tolerance"] == 1e-12
+
+
 def broken_in_the_first_attempt(tmp_path: Path, factory: str, *, restarts: int) -> Done:
     """A job whose model fails at rank 1 in the first attempt."""
     result = tmp_path / "out.json"

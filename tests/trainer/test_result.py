@@ -12,7 +12,7 @@ RESULT = Result(
     rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, hit_rate=0.5, exposed_embedding_s=0.1, step_s_p50=None,
     dense_digest="d", embedding_digest="e", peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
-    started_from=None, test=None,
+    started_from=None, test=None, verified=None,
     evaluations=[{"step": 3, "auc": 0.5}], best_step=3, early_stopped=True,
 )  # fmt: skip
 

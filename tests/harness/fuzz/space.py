@@ -214,6 +214,7 @@ LEFT: Mapping[str, str] = {
     "eval.patience": "ends a job early, which another eval.every does elsewhere",
     "eval.min_delta": "ends a job early, which another eval.every does elsewhere",
     "eval.keep_best": "needs eval.every above 0 and checkpoint.dir in every start",
+    "run.verify": "makes a second reference of the batches, where a draw has its twins",
     "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",
     "run.tensorboard": "its writer takes seconds to import",

@@ -14,6 +14,7 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.stage.batches import bounds
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh
+from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.schedule.analysis.versions import kept_weights
 from bagpipe.schedule.builders.asynchronous import drained
@@ -22,7 +23,6 @@ from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import VersionLags
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
-from bagpipe.testing.serial_versions import SerialStage, SerialVersions
 from tests.pipeline.stage.steps import batch_of, loss_sum
 from tests.split.models import make
 

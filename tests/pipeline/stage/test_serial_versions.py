@@ -12,10 +12,10 @@ from torch.func import functional_call
 from bagpipe.dense.lamb import Lamb
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
+from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
-from bagpipe.testing.serial_versions import SerialStage, SerialVersions
 
 BATCHES = 30
 MICRO = 4

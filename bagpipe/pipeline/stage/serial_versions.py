@@ -4,7 +4,7 @@
     batch b:   for every micro-batch   F of stages 0, 1, …, then the loss, then B of stages …, 1, 0
                for every stage         a step with the sum of the gradients; the new version, and predictions from it
 
-The reference of asynchronous schedules. It shares the table and the rules of prediction with them, nothing else: no
+The reference of tests and of `run.verify`. It shares the table and the rules of prediction with them, nothing else: no
 lanes, no order of a pipeline, no buffers that are used again. A synchronous program gives plain training.
 
 A backward that has other weights than its forward: activations are those of the forward, and where a derivative needs
@@ -83,7 +83,7 @@ class SerialVersions:
 
     Args:
         stages: stage s of the program is number s. Its module has the initial weights, and later the newest ones.
-        make_optimizer: (number of a stage, its parameters) -> its optimizer.
+        make_optimizer: (number of a stage, its parameters) -> its optimizer; None: the stage trains no parameter.
         loss: loss of a micro-batch, of its values by name. What is minimized is the sum over a batch's micro-batches.
         program: of at least as many batches as are trained. A synchronous one can be of one batch.
 
@@ -95,13 +95,14 @@ class SerialVersions:
     def __init__(
         self,
         stages: Sequence[SerialStage],
-        make_optimizer: Callable[[int, list[nn.Parameter]], torch.optim.Optimizer],
+        make_optimizer: Callable[[int, list[nn.Parameter]], torch.optim.Optimizer | None],
         loss: Callable[[Values], Tensor],
         program: Program,
     ) -> None:
         self._stages = tuple(stages)
         self._loss = loss
-        self._optimizers = [make_optimizer(n, list(s.module.parameters())) for n, s in enumerate(self._stages)]
+        made = {n: make_optimizer(n, list(s.module.parameters())) for n, s in enumerate(self._stages)}
+        self._optimizers = {number: optimizer for number, optimizer in made.items() if optimizer is not None}
         self._weights: dict[tuple[int, str, int, int], Weights] = {}
         self._last_use: dict[tuple[int, Weights], int] = {}
         for use in () if program.semantics == "sync" else version_table(program):
@@ -110,7 +111,7 @@ class SerialVersions:
                 self._weights[use.stage, use.of, use.batch, unit] = use.weights
                 self._last_use[use.stage, use.weights] = max(use.batch, self._last_use.get((use.stage, use.weights), 0))
         self._is_sync = program.semantics == "sync"
-        predicted = sorted({stage for stage, weights in self._last_use if weights.steps})
+        predicted = sorted({stage for stage, weights in self._last_use if weights.steps and stage in self._optimizers})
         self._predictors = {stage: WeightPredictor(self._optimizers[stage]) for stage in predicted}
         self._kept: dict[tuple[int, Weights], Parameters] = {}
         self._batch = 0
@@ -141,7 +142,7 @@ class SerialVersions:
                     key = name if name in forward.inputs else name.removeprefix(_PARAMETER)
                     into[key] = into[key] + gradient if key in into else gradient
             given.append({name: gradients[name] for name in values if name in gradients})
-        for number, optimizer in enumerate(self._optimizers):
+        for number, optimizer in self._optimizers.items():
             for name, parameter in self._stages[number].module.named_parameters():
                 parameter.grad = sums[number].get(name)
             optimizer.step()
@@ -181,7 +182,8 @@ class SerialVersions:
             self._kept[number, Weights(self._batch)] = {name: _leaf(p, copy=True) for p, name in names.items()}
             for weights in (w for at, w in self._last_use if at == number and w.base == self._batch and w.steps):
                 predicted = {parameter: _leaf(parameter, copy=True) for parameter in names}
-                self._predictors[number].predict(weights.steps, predicted)
+                if number in self._predictors:
+                    self._predictors[number].predict(weights.steps, predicted)
                 self._kept[number, weights] = {names[parameter]: tensor for parameter, tensor in predicted.items()}
         is_needed = self._is_newest if self._is_sync else self._is_used_later
         self._kept = {key: kept for key, kept in self._kept.items() if is_needed(*key)}
