@@ -5,7 +5,7 @@ Row optimizers are in `bagpipe.config.row_optimizers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -59,7 +59,7 @@ def _adam_settings(config: OptimConfig) -> dict[str, Any]:
 
 
 def dense_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimConfig, undecayed: Collection[nn.Parameter] = ()
+    parameters: Iterable[nn.Parameter], config: OptimConfig, undecayed: Set[nn.Parameter] = frozenset()
 ) -> torch.optim.Optimizer:
     """The dense optimizer named by the configuration.
 

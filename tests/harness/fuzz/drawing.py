@@ -108,10 +108,9 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
     settings |= _by_table(stream("by table"), log, settings) | _loss_weights(stream("loss weights"), model)
     world_size = _world_size(stream("world size"), settings)
     kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
-    holds_out = settings["data.eval_fraction"] != "0"
     twins = (
-        _twin(stream, "cached", world_size, stores, holds_out=holds_out),
-        _twin(stream, "resumed", world_size, stores, kills, holds_out=holds_out),
+        _twin(stream, "cached", world_size, stores, job=settings),
+        _twin(stream, "resumed", world_size, stores, kills, job=settings),
     )
     drawn = Draw(
         seed=seed,
@@ -296,13 +295,15 @@ def _twin(
     stores: Sequence[str],
     kills: tuple[Kill, ...] = (),
     *,
-    holds_out: bool,
+    job: Mapping[str, str],
 ) -> Twin:
     """A twin; with checkpoints if it is killed."""
     rng = stream(name)
     settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
-    if not holds_out:
+    if job["data.eval_fraction"] == "0":
         settings["eval.every"] = "0"
+    if job["optim.rows_weight_decay"] != "0" and settings["store.existing"] == "rows-only":
+        settings["store.existing"] = "reset"  # decaying rows of another job are refused
     if settings["eval.every"] == "0":
         settings["eval.unit"] = "step"
     store = rng.choice([*stores, "own", "own-durable"])

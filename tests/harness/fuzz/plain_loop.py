@@ -79,7 +79,7 @@ def _train(config: Config) -> Trained:
         loss_of=lambda logits, labels: loss.summed(logits, labels) / len(labels),
         before_steps=lambda tables, dense: _clip(optim, tables, dense),
         make_dense=lambda parameters: dense_optimizer(
-            parameters, optim, [p for p in parameters if p.dim() < 2] if optim.weight_decay_exempt else ()
+            parameters, optim, frozenset(p for p in parameters if p.dim() < 2 and optim.weight_decay_exempt)
         ),
         make_rows=None
         if optim.rows in _THEIRS and not optim.rows_weight_decay

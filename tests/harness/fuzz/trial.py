@@ -22,7 +22,7 @@ from tests.harness.fuzz.log_files import NAMED_COLUMNS, write_log
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome, TwinRun
 
-__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "difference_from_plain_loop", "run_trial"]
+__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "difference_from_plain_loop", "has_plain_loop", "run_trial"]
 
 #: Fields of the result that must be equal.
 COMPARED = (
@@ -114,7 +114,7 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
             continue
         if len(outcomes) == 1:
             need = json.loads(_program(site, site.capacity_program, _plain_arguments(draw, data), folder))
-        elif twin.has_checkpoints and twin.kills and _has_plain_loop(draw, outcome.result):
+        elif twin.has_checkpoints and twin.kills and _is_finite(outcome.result) and has_plain_loop(draw):
             num_comparisons += 1
             problem = difference_from_plain_loop(draw, site, data, folder / twin.name)
     return Verdict(
@@ -161,7 +161,7 @@ def _plain_arguments(draw: Draw, data: Mapping[str, str]) -> list[str]:
     return [f"--{path}={value}" for path, value in settings.items() if value]
 
 
-def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
+def has_plain_loop(draw: Draw) -> bool:
     """Whether a plain loop trains this job, and within 1e-12: float64, and steps that do not magnify rounding."""
     values = dict(draw.job)
     is_exact = values["run.dtype"] == "float64" and float(values["optim.eps"]) >= _LEAST_EPS
@@ -170,8 +170,11 @@ def _has_plain_loop(draw: Draw, result: Mapping[str, Any]) -> bool:
     is_plain = is_plain and "optim.rows_by_table" not in values
     is_plain = is_plain and all(values.get(key, value) == value for key, value in _PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
-    is_finite = not result["skipped_batches"] and not draw.log.extreme
-    return is_exact and is_tame and is_plain and has_dense and is_finite
+    return is_exact and is_tame and is_plain and has_dense and not draw.log.extreme
+
+
+def _is_finite(result: Mapping[str, Any]) -> bool:
+    return not result["skipped_batches"]
 
 
 def difference_from_plain_loop(draw: Draw, site: Site, data: Mapping[str, str], folder: Path) -> str:
