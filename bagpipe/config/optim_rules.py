@@ -190,9 +190,12 @@ def _nesterov_problem(config: Config) -> str | None:
 
 
 def _clip_norm_problem(config: Config) -> str | None:
-    if not config.optim.clip_norm or not config.pipeline.is_staged:
+    if not config.optim.clip_norm or config.pipeline.schedule == "none":
         return None
-    return f"{config.optim.clip_norm:g} is not possible with {config.pipeline.stages_text}: use optim.clip_value"
+    return (
+        f"{config.optim.clip_norm:g} is not possible with stages (pipeline.schedule {config.pipeline.schedule}), "
+        "none of which has all gradients: use optim.clip_value"
+    )
 
 
 def _clip_scope_problem(config: Config) -> str | None:

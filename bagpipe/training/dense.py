@@ -141,6 +141,14 @@ class DensePart(LoopPart):
     def counters(self) -> Mapping[str, Any]:
         return self.loss_scale.carried()
 
+    def limit(self, parameters: Iterable[nn.Parameter], batch: InFlightBatch) -> None:
+        """Clip the gradients of parameters, with those of the batch's rows if they are in the scope of the norm."""
+        if batch.row_squares is not None:
+            keep_for_current_stream(batch.row_squares)
+        limited = self.clip.apply(parameters, batch.row_squares)
+        if limited is not None:
+            self.gradient_norm, batch.row_factor = limited.norm.detach(), limited.row_factor
+
 
 class WholeDense(DensePart):
     """The whole model in one lane.
@@ -247,7 +255,7 @@ class WholeDense(DensePart):
                     buffer.copy_(self._buffers[name])
         else:
             self.loss_scale.unscale_parameters(self.model.parameters())
-            self._limit(batch)
+            self.limit(self.model.parameters(), batch)
             self.optimizer.step()
         self._buffers = {}
         if self.skips_nonfinite and not batch.is_skipped:
@@ -270,13 +278,6 @@ class WholeDense(DensePart):
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks["model"]
-
-    def _limit(self, batch: InFlightBatch) -> None:
-        if batch.row_squares is not None:
-            keep_for_current_stream(batch.row_squares)
-        limited = self.clip.apply(self.model.parameters(), batch.row_squares)
-        if limited is not None:
-            self.gradient_norm, batch.row_factor = limited.norm.detach(), limited.row_factor
 
     def _count(self, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -38,10 +38,10 @@ class StagedDense(DensePart):
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
         loss: of the model's outputs.
-        clip: of the elements; a limit of the norm would need the gradients of all stages.
+        clip: a limit of the norm needs the gradients of all stages: only for one stage.
 
     Raises:
-        InputError: the loss scale grows, or the norm has a limit.
+        InputError: the loss scale grows, or the norm of several stages has a limit.
     """
 
     gradient_points = (Point.GRADIENTS, Point.STEP)
@@ -57,7 +57,7 @@ class StagedDense(DensePart):
         loss: Loss = BCE,
     ) -> None:
         super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision, clip=clip)
-        if clip.norm:
+        if clip.norm and len(pipeline.staged.stages) > 1:
             raise InputError("a limit of the gradients' norm is not possible with stages: no lane has all gradients")
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
@@ -145,7 +145,7 @@ class StagedDense(DensePart):
     def step(self, stage: int, b: int) -> None:
         parameters = [parameter for _, parameter in self.chunks[str(stage)].parameters]
         self.loss_scale.unscale_parameters(parameters)
-        self.clip.apply(parameters)
+        self.limit(parameters, self._run.in_flight[b])
         self.pipeline.optimize(stage, b)
 
     def loss_sums(self) -> Mapping[str, Tensor]:

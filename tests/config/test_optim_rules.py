@@ -156,12 +156,14 @@ def test_keys_that_a_resume_may_change() -> None:
         assert str(refused.value) == f"checkpoint.change {words}"
 
 
-def test_a_limit_of_the_norm_needs_a_whole_model() -> None:
-    config = dataclasses.replace(optim(clip_norm=0.5), pipeline=PipelineConfig(microbatches=2))
+def test_a_limit_of_the_norm_needs_the_gradients_of_all_stages() -> None:
+    check_config(dataclasses.replace(optim(clip_norm=0.5), pipeline=PipelineConfig(microbatches=2)))
+    stages = PipelineConfig(schedule="1f1b", stages=2)
+    config = dataclasses.replace(optim(clip_norm=0.5), pipeline=stages)
     with pytest.raises(InputError) as refused:
         check_config(config)
     assert str(refused.value) == (
-        "optim.clip_norm 0.5 is not possible with stages or micro-batches (pipeline.schedule none, "
-        "pipeline.microbatches 2): use optim.clip_value"
+        "optim.clip_norm 0.5 is not possible with stages (pipeline.schedule 1f1b), none of which has all gradients: "
+        "use optim.clip_value"
     )
     check_config(dataclasses.replace(config, optim=OptimConfig(clip_value=0.5)))

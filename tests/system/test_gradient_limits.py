@@ -49,6 +49,17 @@ def test_owners_of_rows_change_no_bit_of_a_limit(world_size: int, scope: str, cl
     assert whole.digests != direct.digests
 
 
+@pytest.mark.parametrize("scope", ["dense", "all"])
+def test_micro_batches_have_one_limit(scope: str, clicks: MakeConfig) -> None:
+    config = change(clicks(limit=120), run__dtype="float64", optim__clip_norm=0.05, optim__clip_scope=scope)
+    accumulated = change(config, pipeline__microbatches=3)
+    whole, parts = run_job(config), run_job(accumulated)
+    assert parts.norms == pytest.approx(whole.norms, rel=1e-12)
+    assert_equal_numbers(run_staged(accumulated), run_staged(config))
+    assert run_job(change(accumulated, cache__rows=0)).digests == parts.digests
+    assert_equal_numbers(run_staged(accumulated, 2), run_staged(config))
+
+
 def test_a_loss_scale_changes_no_limit(clicks: MakeConfig) -> None:
     config = change(clicks(limit=100), optim__clip_norm=0.05, optim__clip_scope="all")
     scaled = change(config, run__loss_scale=1024, run__nonfinite="skip")
