@@ -184,6 +184,8 @@ def _verify_problem(config: Config) -> str | None:
         return f"{batches} is not possible with run.{key}: the reference computes in run.dtype, operator by operator"
     if config.checkpoint.start_from:
         return f"{batches} is not possible with checkpoint.start_from: the reference has the state of a new job"
+    if optim.clip_scope != "dense":
+        return f"{batches} needs optim.clip_scope dense, got {optim.clip_scope}: rows are not computed again"
     if predicts_weights(config.pipeline) and (optim.schedule != "constant" or optim.warmup_steps):
         return (
             f"{batches} with predicted weights (pipeline.schedule {config.pipeline.schedule}) needs a constant rate: "

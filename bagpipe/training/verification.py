@@ -319,7 +319,7 @@ class Verification(LoopPart):
         def prepare(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = rate.value
-                self._dense.clip.apply(group["params"])
+            self._dense.clip.apply(parameter for group in optimizer.param_groups for parameter in group["params"])
 
         optimizer.register_step_pre_hook(prepare)
         return optimizer

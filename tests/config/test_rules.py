@@ -262,6 +262,8 @@ def test_asynchronous_schedules_refuse_what_they_cannot_keep_exact(schedule, val
         ({"run": {"compile": True}}, "5 is not possible with run.compile: the reference computes in run.dtype"),
         ({"run": {"autocast": "float16"}}, "5 is not possible with run.autocast float16: the reference computes"),
         ({"checkpoint": {"start_from": "a", "dir": "b"}}, "5 is not possible with checkpoint.start_from: the refer"),
+        ({"pipeline": {"microbatches": 2, "schedule": "none"}, "optim": {"clip_norm": 1.0, "clip_scope": "all"}},
+         "5 needs optim.clip_scope dense, got all: rows are not computed again"),
         ({"pipeline": {"schedule": "pipeoptim", "stages": 2}, "optim": {"warmup_steps": 3}},
          r"5 with predicted weights \(pipeline.schedule pipeoptim\) needs a constant rate: .*, got constant and 3"),
     ],

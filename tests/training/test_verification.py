@@ -66,6 +66,8 @@ def run(
         ("sum", "dlrm", {"pipeline__schedule": "1f1b", "optim__clip_value": 1e-3, "optim__warmup_steps": 4}),
         ("mean", "dcnv2-fuxictr", {"pipeline__schedule": "pipedream", "model__dropout": 0.5, "optim__dense": "adam"}),
         ("sum", "towers", {"pipeline__schedule": "graph", "run__loss_scale": 1024}),
+        ("sum", "dlrm", {"pipeline__schedule": "none", "pipeline__stages": 1, "optim__clip_norm": 0.05,
+                         "optim__dense": "adamw", "optim__weight_decay": 0.1, "optim__weight_decay_exempt": ("1d",)}),
         ("tasks", "mmoe", {"pipeline__schedule": "pipeoptim", "optim__dense": "adamw", "optim__weight_decay": 0.1,
                            "optim__weight_decay_exempt": ("1d",)}),
         ("mean", "dcnv2-fuxictr", {"pipeline__schedule": "spectrain", "pipeline__microbatches": 1,
