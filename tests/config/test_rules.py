@@ -294,7 +294,7 @@ def changed(values):
     ],
 )  # fmt: skip
 def test_asynchronous_schedules_need_updates_that_no_other_stage_decides(schedule, values, line):
-    with pytest.raises(InputError, match=rf"^{line} .*pipeline\.schedule {schedule}, .*: use "):
+    with pytest.raises(InputError, match=rf"^{line} .*pipeline\.schedule {schedule}[,)].*: use "):
         check_config(changed({"pipeline": {"schedule": schedule, "stages": 2, "microbatches": 2}, **values}))
 
 
