@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from bagpipe.errors import InputError
+
 __all__ = ["versioned_call"]
 
 
@@ -38,6 +40,9 @@ def versioned_call(
         forward: the weights of the call; None: the parameters.
         backward: the weights of its backward, as they are then; None: the parameters.
         buffers: replace those of the module.
+
+    Raises:
+        InputError: forward and backward have different weights, and two parameters share memory.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     given = dict(buffers)
@@ -47,7 +52,11 @@ def versioned_call(
     context: AbstractContextManager[object] = nullcontext()
     if forward is not backward:
         context = saved_tensors_hooks(
-            *_exchange(parameters if forward is None else forward, parameters if backward is None else backward)
+            *_exchange(
+                [names[id(parameter)] for parameter in parameters],
+                parameters if forward is None else forward,
+                parameters if backward is None else backward,
+            )
         )
     with context:
         return functional_call(module, given, arguments) if given else module(*arguments)
@@ -66,20 +75,36 @@ class _Stored(torch.autograd.Function):
 
 
 def _exchange(
-    forward: Sequence[Tensor], backward: Sequence[Tensor]
+    names: Sequence[str], forward: Sequence[Tensor], backward: Sequence[Tensor]
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """Hooks that keep views of weights of the forward by position, and read them from those of the backward."""
-    positions = {tensor.untyped_storage().data_ptr(): position for position, tensor in enumerate(forward)}
+    positions: dict[int, int] = {}
+    for position, tensor in enumerate(forward):
+        other = positions.setdefault(tensor.untyped_storage().data_ptr(), position)
+        if other != position and tensor.numel():
+            raise InputError(
+                f"expected trainable parameters in memory of their own, got two that share memory: {names[other]} and "
+                f"{names[position]}; backwards with other weights than their forwards cannot tell them apart"
+            )
 
     def pack(tensor: Tensor) -> Any:
         position = positions.get(tensor.untyped_storage().data_ptr())
-        return tensor if position is None else (position, tensor.shape, tensor.stride(), tensor.storage_offset())
+        if position is None or not tensor.numel():
+            return tensor
+        # A parameter can begin inside its memory; the weights of the backward are elsewhere in theirs.
+        offset = tensor.storage_offset() - forward[position].storage_offset()
+        return position, tensor.shape, tensor.stride(), offset
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         position, shape, stride, offset = packed
-        weights: Tensor = backward[position].detach()
-        return weights.as_strided(shape, stride, offset)
+        weights, layout = backward[position].detach(), forward[position].stride()
+        if weights.stride() != layout:
+            weights = torch.empty_strided(weights.shape, layout, dtype=weights.dtype, device=weights.device).copy_(
+                weights
+            )
+        view: Tensor = weights.as_strided(shape, stride, weights.storage_offset() + offset)
+        return view
 
     return pack, unpack

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.versioned_call import versioned_call
 
 
@@ -44,3 +45,32 @@ def test_weights_that_are_overwritten_before_their_backward_are_noticed() -> Non
     stored[0].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("newest", ["forward", "backward"])
+def test_parameters_may_be_views_into_a_larger_buffer(newest: str) -> None:
+    """A parameter that begins inside its storage, and one that is transposed."""
+    module = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    module[0].weight = nn.Parameter(torch.randn(11).double()[5:].view(2, 3))
+    module[1].weight = nn.Parameter(torch.randn(4, 1).double()[2:].T)
+    parameters = list(module.parameters())
+    stored = [torch.randn_like(parameter) for parameter in parameters]
+    forward, backward = (None, stored) if newest == "forward" else (stored, None)
+    x = torch.randn(4, 3).double().requires_grad_()
+    output = versioned_call(module, (x,), parameters=parameters, forward=forward, backward=backward, buffers={})
+    output.sum().backward()
+    first, second = stored if newest == "forward" else [parameter.detach() for parameter in parameters]
+    torch.testing.assert_close(x.grad, torch.ones(4, 1).double() @ second @ first)
+
+
+def test_parameters_that_share_memory_are_refused() -> None:
+    module = nn.Linear(2, 2)
+    both = torch.randn(6)
+    module.weight, module.bias = nn.Parameter(both[:4].view(2, 2)), nn.Parameter(both[4:])
+    parameters = list(module.parameters())
+    stored = [parameter.detach().clone() for parameter in parameters]
+    x = torch.randn(3, 2, requires_grad=True)
+    with pytest.raises(InputError, match=r"share memory: weight and bias"):
+        versioned_call(module, (x,), parameters=parameters, forward=None, backward=stored, buffers={})
+    versioned_call(module, (x,), parameters=parameters, forward=stored, backward=stored, buffers={}).sum().backward()
+    assert module.bias.grad is not None
