@@ -39,7 +39,7 @@ from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.result import Result
 from trainer.scoring import test_metrics
 from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
-from trainer.stages import check_ranks, has_losses
+from trainer.stages import check_dynamic, check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 
 __all__ = ["run_job"]
@@ -203,6 +203,7 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
     check_labelled(config)
     rank = membership.rank if membership is not None else 0
     check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
+    check_dynamic(config, membership.world_size if membership is not None else 1)
     check_device(config.run.device, cuda_devices)
     if config.data.test_path and not config.checkpoint.dir:
         raise InputError(

@@ -56,6 +56,7 @@ _FREE = frozenset(
         "data.identity",
         "data.epochs",
         "optim.ema_evaluate",
+        "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions
         "run.steps",
         "run.peer_timeout_s",
         "run.trace",

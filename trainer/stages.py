@@ -39,7 +39,7 @@ from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 
-__all__ = ["StagedJob", "check_ranks", "has_losses", "open_stages", "stage_model"]
+__all__ = ["StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
 #: Schedule of a job that has micro-batches but no schedule: one stage, forward and backward per micro-batch.
 _ONE_STAGE = "1f1b"
@@ -115,6 +115,15 @@ def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedul
             f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
         )
     return schedule, num_ranks
+
+
+def check_dynamic(config: Config, world_size: int) -> None:
+    """Raise InputError where ranks cannot choose the order of their actions."""
+    if world_size > 1 and config.pipeline.schedule == "dynamic" and config.run.device.startswith("cuda"):
+        raise InputError(
+            f"pipeline.schedule dynamic with {world_size} ranks needs run.device cpu: a lane cannot see what a device "
+            f"has received, got {config.run.device}"
+        )
 
 
 def has_losses(stages: StagedJob | None, rank: int) -> bool:

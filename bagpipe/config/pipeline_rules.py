@@ -170,4 +170,5 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.memory": _setting_problem("memory"),
     "pipeline.recompute_share": _setting_problem("recompute_share"),
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
+    "pipeline.in_flight": _setting_problem("in_flight"),
 }

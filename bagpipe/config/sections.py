@@ -224,6 +224,7 @@ class PipelineConfig:
         recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
             recompute fewer.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
+        in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
         costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
         memory: of zb-auto: most micro-batches in flight: one number, or one per pipeline rank; empty: no limit.
     """
@@ -236,6 +237,7 @@ class PipelineConfig:
     recompute: bool = False
     recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
     prediction_offset: Annotated[int, at_least(-16)] = 0
+    in_flight: Annotated[int, at_least(0)] = 0
     costs: str = ""  # its range is a rule
     memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
 

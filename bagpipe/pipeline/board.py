@@ -1,6 +1,7 @@
 """`Board`: shared progress of the lanes: units done per op, waiting lanes, end of the data, first error.
 
     lane: wait(op, need) ──blocks while done[op] < need──> True, or False if the data ends before the lane's batch
+    lane: wait_any(needs) ──blocks until one of several needs is met
     lane: advance(op)    ──done[op] += 1──> wakes exactly the lanes that can now continue
     any: fail(error)     ──> every waiting lane raises Aborted; the first error is kept
     caller: rest()       ──blocks until all lanes but its own wait or have ended
@@ -8,7 +9,8 @@
 Each op belongs to one lane and finishes its units in order, so one number per op describes its progress. A lane that
 must wait registers its need under the lock and sleeps on its own gate. The thread that satisfies the need removes the
 registration under the same lock and opens the gate. There are therefore no lost or spurious wake-ups, and the
-registered lanes are exactly those that cannot continue. When all running lanes are registered, the board reports a
+registered lanes are exactly those that cannot continue. A lane that waits for any of several needs is registered with
+all of them, and removed from all by the first. When all running lanes are registered, the board reports a
 deadlock.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import JobError
@@ -35,11 +37,12 @@ class Aborted(BaseException):
     """Stops a lane because of an error in another lane. Never leaves the pipeline package."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
+    """A lane, and what it waits for: op -> units, one of which must be done."""
+
     lane: int
-    op: int
-    need: int
+    needs: Mapping[int, int]
     batch: int
 
 
@@ -89,7 +92,7 @@ class Board:
             self.done[op] += 1
             waiting = self._waiting[op]
             if waiting:
-                self._release(op, [w for w in waiting if w.need <= self.done[op]])
+                self._release([w for w in waiting if w.needs[op] <= self.done[op]])
 
     def wait(self, lane: int, op: int, need: int, batch: int) -> bool:
         """Block lane until `need` units of `op` are done.
@@ -100,14 +103,32 @@ class Board:
         Raises:
             Aborted: a lane failed, or the lanes are deadlocked.
         """
+        return self.wait_any(lane, {op: need}, batch)
+
+    def wait_any(self, lane: int, needs: Mapping[int, int], batch: int) -> bool:
+        """Block lane until so many units of one of several ops are done.
+
+        Args:
+            lane: its number.
+            needs: op -> units; at least one.
+            batch: the lane's next batch.
+
+        Returns:
+            False if the batch is at or after the end.
+
+        Raises:
+            Aborted: a lane failed, or the lanes are deadlocked.
+        """
         with self._lock:
             if self.error is not None:
                 raise Aborted
             if batch >= self.end:
                 return False
-            if self.done[op] >= need:
+            if any(self.done[op] >= need for op, need in needs.items()):
                 return True
-            self._waiting[op].append(_Waiter(lane, op, need, batch))
+            waiter = _Waiter(lane, needs, batch)
+            for op in needs:
+                self._waiting[op].append(waiter)
             self._num_waiting += 1
             self.peak_waiting = max(self.peak_waiting, self._num_waiting)
             self._call_deadlock()
@@ -129,8 +150,8 @@ class Board:
         """Set the number of batches to `end`. Lanes that wait for a later batch return."""
         with self._lock:
             self.end = min(self.end, end)
-            for op, waiting in enumerate(self._waiting):
-                self._release(op, [w for w in waiting if w.batch >= self.end])
+            for waiting in self._waiting:
+                self._release([w for w in waiting if w.batch >= self.end])
 
     def leave(self) -> None:
         """A lane has ended."""
@@ -156,23 +177,28 @@ class Board:
         first = self.error is None
         if first:
             self.error = error
-        for op, waiting in enumerate(self._waiting):
-            self._release(op, list(waiting))
+        for waiting in self._waiting:
+            self._release(list(waiting))
         self._resting.notify_all()
         return first
 
-    def _release(self, op: int, waiters: Sequence[_Waiter]) -> None:
+    def _release(self, waiters: Sequence[_Waiter]) -> None:
         for waiter in waiters:
-            self._waiting[op].remove(waiter)
+            for op in waiter.needs:
+                self._waiting[op].remove(waiter)
             self._num_waiting -= 1
             self._gates[waiter.lane].release()
 
     def _call_deadlock(self) -> None:
         if self.error is None and self._num_alive and self._num_waiting == self._num_alive:
+            waiters = {w.lane: w for waiting in self._waiting for w in waiting}
             waits = [
-                f"{self._lane_names[w.lane]} at batch {w.batch} waits for {self.op_names[w.op]} "
-                f"({self.done[w.op]} done, {w.need} needed)"
-                for waiting in self._waiting
-                for w in waiting
+                f"{self._lane_names[w.lane]} at batch {w.batch} waits for {' or '.join(self._spell_needs(w))}"
+                for w in waiters.values()
             ]
             self._fail(JobError(f"deadlock: {'; '.join(waits)}"))
+
+    def _spell_needs(self, waiter: _Waiter) -> list[str]:
+        return [
+            f"{self.op_names[op]} ({self.done[op]} done, {need} needed)" for op, need in sorted(waiter.needs.items())
+        ]

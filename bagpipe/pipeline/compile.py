@@ -6,21 +6,26 @@ An op finishes its actions in lane order, so "action of batch b is done" is ``do
 comparison per requirement and action. The unit is the action, not the micro-batch: a schedule can run some backwards as
 B and others as I and W, in any order. Requirements implied by the lane's own order or by an earlier step of the same
 turn are dropped.
+
+Where a lane has tracks, the steps of a track and micro-batch are a unit: a forward and its sends, say. Its first step
+has all requirements of the unit, those on other tracks of the lane and the limit of forwards in flight included. A unit
+whose requirements are met can so be taken as a whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import ScheduleError
 from bagpipe.pipeline.interpret import Handler, find_handler
 from bagpipe.schedule.analysis.check import RUNNER_RULES, check_loop
 from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Resource
 
-__all__ = ["CompiledLoop", "LanePlan", "Requirement", "Step", "compile_loop"]
+__all__ = ["CompiledLoop", "LanePlan", "Requirement", "Step", "Unit", "compile_loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,19 @@ class Step:
     ends_batch: bool
 
 
+#: The steps of a track and micro-batch.
+Unit = tuple[Step, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LanePlan:
-    """Steps of one lane, in order."""
+    """Steps of one lane, in order; those from `first_free` to `end_free` are its tracks, by priority, unit by unit."""
 
     resource: Resource
     steps: tuple[Step, ...]
+    tracks: tuple[tuple[Unit, ...], ...] = ()
+    first_free: int = 0
+    end_free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,7 @@ def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
     _check_names(loop, handlers, hazards)
     compiler = _Compiler(loop)
     steps: dict[str, list[Step]] = {lane: [] for lane in loop.lanes}
+    needs = compiler.track_requirements()
     for number, (lane, template) in enumerate(loop.templates):
         steps[lane].append(
             Step(
@@ -112,19 +125,32 @@ def compile_loop(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) 
                 unit=template.unit,
                 offset=template.offset,
                 handler=find_handler(handlers, template.text, template.op),
-                requirements=compiler.requirements(number, steps[lane]),
+                requirements=compiler.requirements(number, steps[lane])
+                if template.track is None
+                else needs.get(number, ()),
                 hazards=compiler.hazards(number, hazards),
                 is_source=template.key == loop.source,
                 ends_batch=template.key == loop.sink and compiler.is_last(number),
             )
         )
     return CompiledLoop(
-        lanes=tuple(LanePlan(loop.resource(lane), tuple(own)) for lane, own in steps.items()),
+        lanes=tuple(_lane_plan(loop, lane, tuple(own)) for lane, own in steps.items()),
         op_names=tuple(compiler.actions),
         op_actions=tuple(compiler.actions.values()),
         first_turn=loop.first_turn(),
         sink=list(compiler.actions).index(f"{loop.sink[0]}{loop.sink[1]}"),
     )
+
+
+def _lane_plan(loop: Loop, lane: str, steps: tuple[Step, ...]) -> LanePlan:
+    free = [(place, t) for place, t in enumerate(loop.lanes[lane]) if t.track is not None]
+    if not free:
+        return LanePlan(loop.resource(lane), steps)
+    tracks: dict[int, dict[int, list[Step]]] = {}
+    for place, template in free:
+        tracks.setdefault(template.track or 0, {}).setdefault(template.unit, []).append(steps[place])
+    units = tuple(tuple(tuple(unit) for unit in tracks[track].values()) for track in sorted(tracks))
+    return LanePlan(loop.resource(lane), steps, units, free[0][0], free[-1][0] + 1)
 
 
 def _check_names(loop: Loop, handlers: Mapping[str, Handler], hazards: Hazards) -> None:
@@ -146,6 +172,7 @@ class _Compiler:
 
     def __init__(self, loop: Loop) -> None:
         self._templates = loop.templates
+        self._in_flight = loop.in_flight
         self.actions = Counter(template.text for _, template in loop.templates)
         self._numbers = {text: number for number, text in enumerate(self.actions)}
         self._positions: list[int] = []
@@ -175,12 +202,42 @@ class _Compiler:
             if edge.kind != "hazard" and self._templates[src][0] != lane:
                 assert edge.delay is not None, "only a hazard has no delay"
                 found.append(Requirement(self.op(src), edge.delay, *self._need(src)))
-        met = [r for step in earlier if step.offset == template.offset for r in step.requirements]
-        kept: list[Requirement] = []
-        for requirement in found:
-            if not any(other.covers(requirement) for other in (*met, *kept)):
-                kept = [other for other in kept if not requirement.covers(other)] + [requirement]
-        return tuple(kept)
+        return _least(found, [r for step in earlier if step.offset == template.offset for r in step.requirements])
+
+    def track_requirements(self) -> Mapping[int, tuple[Requirement, ...]]:
+        """First template of a unit of a track -> the requirements of the whole unit."""
+        units: dict[tuple[str, int, int], list[int]] = {}
+        for number, (lane, template) in enumerate(self._templates):
+            if template.track is not None:
+                units.setdefault((lane, template.track, template.unit), []).append(number)
+        found: dict[int, tuple[Requirement, ...]] = {}
+        for (lane, track, _), numbers in units.items():
+            needs = [r for number in numbers for r in self._of_track(number)]
+            ahead = self._in_flight[lane]
+            for number in numbers:
+                if OPS[self._templates[number][1].op].role == "forward":
+                    needs += self._limit(units, lane, self._templates[number][1].unit - ahead)
+            before = [found[first[0]] for key, first in units.items() if key[:2] == (lane, track) and first[0] in found]
+            found[numbers[0]] = _least(needs, [r for earlier in before for r in earlier])
+        return found
+
+    def _of_track(self, number: int) -> Iterator[Requirement]:
+        """What a template of a track waits for in other lanes and in other tracks of its own lane."""
+        lane, template = self._templates[number]
+        for edge, src in self._into.get(number, ()):
+            source_lane, source = self._templates[src]
+            if edge.kind == "hazard":
+                raise ScheduleError(f"{template.text} of a track waits for hazard {edge.hazard}")
+            if source_lane != lane or source.track not in (None, template.track):
+                yield Requirement(self.op(src), edge.delay or 0, *self._need(src))
+
+    def _limit(self, units: Mapping[tuple[str, int, int], list[int]], lane: str, unit: int) -> Iterator[Requirement]:
+        """The forward that is the limit ahead of a micro-batch waits for its backward."""
+        for (owner, _, own_unit), numbers in units.items():
+            if (owner, own_unit) == (lane, unit):
+                for number in numbers:
+                    if OPS[self._templates[number][1].op].role in ("backward", "weight_grad"):
+                        yield Requirement(self.op(number), 0, *self._need(number))
 
     def hazards(self, number: int, hazards: Hazards) -> tuple[_HazardRequirement, ...]:
         """One requirement per hazard and source op, on all source units that overlap the template's own unit."""
@@ -196,3 +253,12 @@ class _Compiler:
 
     def _need(self, number: int) -> tuple[int, int]:
         return self.actions[self._templates[number][1].text], self._positions[number]
+
+
+def _least(found: Iterable[Requirement], met: Sequence[Requirement]) -> tuple[Requirement, ...]:
+    """The requirements that neither those that are met nor others of them imply."""
+    kept: list[Requirement] = []
+    for requirement in found:
+        if not any(other.covers(requirement) for other in (*met, *kept)):
+            kept = [other for other in kept if not requirement.covers(other)] + [requirement]
+    return tuple(kept)

@@ -1,5 +1,6 @@
 """`Lane`: one lane's walk over its steps, batch after batch: wait, call the handler, publish progress.
 
+a turn with tracks: `pipeline.free_order` chooses the next step
 per step:  requirements, hazards ──Board.wait──> events ──Stream.wait──> handler(index) ──> event, trace, Board.advance
 
 The completion of an action has two parts. The board says that its handler has returned and its host results are ready.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.board import Aborted, Board
 from bagpipe.pipeline.compile import LanePlan, Step
 from bagpipe.pipeline.device_times import DeviceTimes
+from bagpipe.pipeline.free_order import FreeOrder, LaneOrder
 from bagpipe.pipeline.report import LaneReport, StepTimes
 from bagpipe.pipeline.stream import Event, Stream
 from bagpipe.pipeline.trace import Trace
@@ -77,6 +79,7 @@ class Lane:
         must_stop: Callable[[], bool],
         failed: Callable[[BaseException, str], None],
         left: Callable[[int], None],
+        order: LaneOrder | None = None,
     ) -> None:
         self.name = plan.resource.name
         self.stream = stream
@@ -85,6 +88,7 @@ class Lane:
         self._plan = plan
         self._turn = first_turn + first_batch
         self._next_step = 0  # of the turn
+        self._free = FreeOrder(plan=plan, board=board, order=order, wait_any=self._wait_any)
         self._first_batch = first_batch
         self._last_offset = min((step.offset for step in plan.steps), default=0)
         self._board = board
@@ -146,7 +150,7 @@ class Lane:
         if not steps or turn + self._last_offset >= board.end:
             return False
         while self._next_step < len(steps):
-            step = steps[self._next_step]
+            step = self._free.step(self._next_step, turn)
             self._next_step += 1
             batch = turn + step.offset
             if self._first_batch <= batch < board.end and self._ready(step, batch):
@@ -215,6 +219,14 @@ class Lane:
             self.stream.wait(event)  # blocks the thread of a host lane until the device work is done
             self._waited(op, need - 1, start_ns)
         return True
+
+    def _wait_any(self, needs: Mapping[int, int], batch: int) -> bool:
+        """Wait until so many actions of one of several operations are done. False if the data ends before the batch."""
+        start_ns = time.monotonic_ns()
+        reached = self._board.wait_any(self._number, needs, batch)
+        op = next((op for op, need in needs.items() if self._board.done[op] >= need), next(iter(needs)))
+        self._waited(op, needs[op] - 1, start_ns)
+        return reached
 
     def _waited(self, op: int, unit: int, start_ns: int) -> None:
         end_ns = time.monotonic_ns()

@@ -29,6 +29,7 @@ from bagpipe.errors import JobError, ScheduleError
 from bagpipe.pipeline.board import NO_END, Aborted, Board
 from bagpipe.pipeline.compile import CompiledLoop, LanePlan, compile_loop
 from bagpipe.pipeline.device_times import DeviceTimes
+from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.lane import EndOfBatches, EventRing, Lane
 from bagpipe.pipeline.report import Report, StepTimes
@@ -69,6 +70,7 @@ class Runner:
         wake: called once on the run's first error from any source, to end waits without a deadline in a handler or in
             `agree`. Must not raise or block.
         grace_s: time `run` waits for the lanes after an error; longer than the longest deadline of a handler.
+        orders: lane with tracks -> its orders, given or taken down.
         first_batch: number of the first batch. Earlier batches count as done; handlers get indices as if these batches
             had been run.
 
@@ -90,6 +92,7 @@ class Runner:
         wake: Callable[[], object] | None = None,
         grace_s: float = 60.0,
         first_batch: int = 0,
+        orders: Mapping[str, LaneOrder] | None = None,
     ) -> None:
         if first_batch < 0:
             raise ScheduleError(f"expected a first batch of at least 0, got {first_batch}")
@@ -103,6 +106,7 @@ class Runner:
         self._agreed_to_stop = False
         self._grace_s = grace_s
         self._first_batch = first_batch
+        self._orders = orders or {}
         self._done_before = [first_batch * actions for actions in self._compiled.op_actions]
         lane_names = [lane.resource.name for lane in self._compiled.lanes]
         self._board = Board(self._compiled.op_names, lane_names, done=self._done_before)
@@ -345,6 +349,7 @@ class Runner:
             must_stop=self._must_stop,
             failed=self._fail,
             left=self._inbox.put,
+            order=self._orders.get(plan.resource.name),
         )
 
     def _start_threads(self, lanes: Iterable[int]) -> None:

@@ -20,6 +20,7 @@ from bagpipe.schedule.builders.asynchronous import (
 from bagpipe.schedule.builders.breadth_first import breadth_first
 from bagpipe.schedule.builders.chimera import chimera, chimera_doubling, chimera_halving
 from bagpipe.schedule.builders.dualpipe_v import dualpipe_v
+from bagpipe.schedule.builders.dynamic import dynamic
 from bagpipe.schedule.builders.gpipe import gpipe
 from bagpipe.schedule.builders.graphpipe import graphpipe
 from bagpipe.schedule.builders.interleaved import interleaved
@@ -28,7 +29,14 @@ from bagpipe.schedule.builders.shifted import one_f_one_b_shifted
 from bagpipe.schedule.builders.v_shape import v_half, v_min
 from bagpipe.schedule.builders.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2, zb_v
 from bagpipe.schedule.builders.zero_bubble_auto import zb_auto
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, Option, PrefetchSchedule, Schedule
+from bagpipe.schedule.schedule import (
+    AsynchronousSchedule,
+    DenseSchedule,
+    DynamicSchedule,
+    Option,
+    PrefetchSchedule,
+    Schedule,
+)
 
 __all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "TRAINED_SCHEDULES", "dense_schedule"]
 
@@ -79,6 +87,18 @@ SCHEDULES: Mapping[str, Schedule] = {
             summary="two stages per rank in a V, a forward and a backward as one action",
             builder=dualpipe_v,
             chunks=2,
+        ),
+        DynamicSchedule(
+            name="dynamic",
+            summary="every rank takes what is ready, a backward before a forward; the order is found while training",
+            builder=dynamic,
+            settings=(
+                Option(
+                    name="in_flight",
+                    default=0,
+                    help="most micro-batches in flight on the first rank, evenly fewer on each next; 0: as 1f1b",
+                ),
+            ),
         ),
         DenseSchedule(
             name="eager-1f1b",

@@ -14,12 +14,21 @@ from functools import partial
 from typing import Any
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.dynamic import limits
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, parse_stage_graph
 
-__all__ = ["AsynchronousSchedule", "Builder", "DenseSchedule", "Option", "PrefetchSchedule", "Schedule"]
+__all__ = [
+    "AsynchronousSchedule",
+    "Builder",
+    "DenseSchedule",
+    "DynamicSchedule",
+    "Option",
+    "PrefetchSchedule",
+    "Schedule",
+]
 
 #: Limit for the micro-batches of all stages together: a larger program would exhaust memory.
 MAX_MICROBATCHES = 1_000_000
@@ -207,6 +216,34 @@ class DenseSchedule(Schedule):
                 f"{self.name}: every edge must lead to a higher stage number, got {backward[0]}-{backward[1]}"
             )
         return per_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicSchedule(DenseSchedule):
+    """A synchronous schedule whose ranks choose their order while they run; its builder shows one such order.
+
+    Attributes:
+        in_flight: see `limits`.
+    """
+
+    in_flight: int = 0
+
+    def program(self, values: Values) -> Program:
+        graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
+        own = {name: values[name] for name in ("in_flight", "costs", "latency") if name in values}
+        return self.configured(own).build(graph, values["chunks"])
+
+    def configured(self, settings: Values) -> DynamicSchedule:
+        limit = settings.get("in_flight", self.in_flight)
+        return replace(self, builder=partial(self.builder, **settings), in_flight=limit)
+
+    def limits(self, graph: StageGraph) -> tuple[int, ...]:
+        """Most micro-batches in flight, per rank.
+
+        Raises:
+            ScheduleError: `in_flight` is negative.
+        """
+        return limits(graph, self.in_flight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,3 +117,28 @@ def test_a_lane_that_waits_calls_its_check() -> None:
     with pytest.raises(Aborted):
         b.wait(0, 0, 1, batch=0)
     assert str(b.error) == "asked"
+
+
+def test_a_lane_waits_for_any_of_several_needs() -> None:
+    b = board()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(b.wait_any(0, {0: 2, 1: 1}, 0)))
+    thread.start()
+    while b.peak_waiting == 0:
+        threading.Event().wait(0.001)
+    b.advance(0)  # too few
+    b.advance(1)
+    thread.join()
+    assert found == [True]
+    b.advance(0)  # the lane is registered nowhere any more
+    assert b.wait_any(0, {0: 2, 1: 9}, 0)
+    assert not b.wait_any(0, {0: 9}, 100)
+
+
+def test_a_deadlock_names_all_that_a_lane_waits_for() -> None:
+    b = board(lanes=1)
+    with pytest.raises(Aborted):
+        b.wait_any(0, {1: 3, 0: 2}, 5)
+    assert str(b.error) == (
+        "deadlock: lane0 at batch 5 waits for 0X_FETCH (0 done, 2 needed) or 0X_INSERT (0 done, 3 needed)"
+    )

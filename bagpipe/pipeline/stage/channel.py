@@ -7,7 +7,8 @@ Every tensor that enters a stage is contiguous and starts at offset 0 of its sto
 depends on strides and alignment, so results would otherwise depend on the placement of stages. A message holds one
 tensor, so tensors are not packed, unpacked or copied.
 
-One thread uses each end of a channel. A slot counts its users and is freed after the last `take`.
+One thread uses each end of a channel; another one receives, where RECVs have a lane of their own. A slot counts its
+users and is freed after the last `take`.
 """
 
 from __future__ import annotations
@@ -125,10 +126,8 @@ class Channel:
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _use(self, index: int) -> list[Tensor]:
+        self.wait_received(index)
         slot = self._slots[index]
-        for pending in slot.pending:
-            pending.wait()
-        slot.pending = []
         slot.users -= 1
         if not slot.users:
             del self._slots[index]
@@ -158,6 +157,13 @@ class Channel:
         ]
         pending = [link.links.receive(link.process, link.tag, tensor) for tensor in tensors]
         self._slots[index] = _Slot(tensors, pending, users)
+
+    def wait_received(self, index: int) -> None:
+        """Wait until a micro-batch that is being received is here."""
+        slot = self._slots[index]
+        for pending in slot.pending:
+            pending.wait()
+        slot.pending = []
 
     def wait_sent(self, index: int) -> None:
         """Wait until a micro-batch is sent. Does not block once the receiver has replied to it."""

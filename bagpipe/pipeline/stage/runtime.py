@@ -141,7 +141,7 @@ class StageRuntime:
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers of this process's F, B, I, W, REC, SEND and RECV actions, by the text of their templates."""
         found: dict[str, Handler] = {}
-        for lane in self._step.lanes_of(self._process):
+        for lane in (*self._step.lanes_of(self._process), *self._step.receiving_lanes_of(self._process)):
             for atom in (atom for action in self._step.program.lanes[lane] for atom in action.atoms):
                 text = Template(op=atom.op, stage=atom.stage, peer=atom.peer).text
                 if text in found:
@@ -321,6 +321,8 @@ class StageRuntime:
         num_examples = flow.starts[unit + 1] - flow.starts[unit]
         if num_examples:
             channel.receive(index, num_examples, flow.users[unit])
+            if self._step.in_flight:
+                channel.wait_received(index)
 
 
 def _first(transfer: Handler, units: int, index: int) -> None:

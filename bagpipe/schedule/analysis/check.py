@@ -107,10 +107,31 @@ def _one_source(loop: Loop) -> Iterator[str]:
         yield f"source {loop.source[0]}{loop.source[1]} must be performed once per batch, found {found}"
 
 
+def _tracks(loop: Loop) -> Iterator[str]:
+    """Tracks lie next to each other and count micro-batches upwards: any order of them then ends with all done."""
+    for lane, templates in loop.lanes.items():
+        free = [(place, t) for place, t in enumerate(templates) if t.track is not None]
+        if not free and lane not in loop.in_flight:
+            continue
+        if not free or loop.in_flight.get(lane, 0) < 1:
+            yield f"lane {lane}: {len(free)} actions in tracks and at most {loop.in_flight.get(lane)} in flight"
+        elif free[-1][0] - free[0][0] >= len(free):
+            yield f"lane {lane}: an action between those of tracks is in none"
+        for track in {t.track for _, t in free}:
+            units = [t.unit for _, t in free if t.track == track]
+            if units != sorted(units):
+                yield f"lane {lane}: track {track} has micro-batches in the order {units}"
+        if moved := [t.text for _, t in free if t.offset]:
+            yield f"lane {lane}: {moved[0]} is in a track and belongs to another batch than its turn"
+        if len({t.stage for _, t in free}) > 1:
+            yield f"lane {lane}: tracks of several stages"
+
+
 LOOP_RULES: tuple[Rule[Loop], ...] = (
     Rule("live", "every cycle of dependencies carries a delay", _live),
     Rule("source", "every op depends on the source of the same batch", _follows_source),
     Rule("sink", "some lane performs the sink", _has_sink),
+    Rule("tracks", "actions in tracks are those of one stage, in the order of its micro-batches", _tracks),
 )
 
 #: What `bagpipe.pipeline` needs to run a loop.

@@ -2,7 +2,7 @@
 
 pairs     between two lanes, sends and receives match in the same order: sufficient for any transport
 tags      the same per edge and pipe: sufficient for a transport that matches messages by tag
-messages  SEND after the producer of its value, RECV before the consumer
+messages  SEND after the producer of its value, RECV before the consumer, or on another lane with an edge to it
 """
 
 from __future__ import annotations
@@ -120,10 +120,16 @@ def misplaced_messages(program: Program) -> Iterator[str]:
             ]
         if not ends:
             yield f"{atom.text} has nothing that {'makes' if role == 'send' else 'takes'} its value"
-        elif all(other_lane != lane for _, _, (other_lane, _) in ends):
+        elif all(other_lane != lane for _, _, (other_lane, _) in ends) and not _feeds(program, atom):
             there = f"{atom.stage}{ends[0][0]}{ends[0][1]} is on {ends[0][2][0]}"
             yield f"lane {lane}: {atom.text} is apart from what {'makes' if role == 'send' else 'takes'} it: {there}"
         for op, index, (other_lane, other_position) in ends:
             if other_lane == lane and (other_position < position) != (role == "send"):
                 where = "before" if role == "send" else "after"
                 yield f"lane {lane}: {atom.text} comes {where} {atom.stage}{op}{index}"
+
+
+def _feeds(program: Program, atom: Action) -> bool:
+    """Whether an edge leads from a RECV to what takes its value, which can then be on another lane."""
+    takers = {(atom.stage, op) for op in _TAKERS[atom.op[-1]]}
+    return any(edge.src_key == (atom.stage, atom.op) and edge.dst_key in takers for edge in program.edges)

@@ -109,7 +109,8 @@ def _one_lane(program: Program) -> Iterator[str]:
     home: dict[tuple[int, str, int], tuple[str, str]] = {}
     for lane, actions in program.lanes.items():
         for atom in (atom for action in actions for atom in action.atoms):
-            kind = "compute" if atom.op in _COMPUTE else atom.op
+            # Progress is counted per peer.
+            kind = "compute" if atom.op in _COMPUTE else atom.op if atom.peer is None else f"{atom.op}:{atom.peer}"
             other, op = home.setdefault((atom.stage, kind, atom.pipe), (lane, atom.op))
             if other != lane:
                 where = f"is on two lanes, {other} and {lane}"

@@ -5,5 +5,6 @@ StageGraph, chunks ──builder──> Row per rank ──dense_program──> 
 depths, StepProgram ──prefetch_loop──> Loop around the dense part: read, fetch, evict, insert, write back
 
 gpipe, one_f_one_b, shifted, interleaved, breadth_first, zero_bubble, v_shape, dualpipe_v, chimera, graphpipe,
-asynchronous: the families; zero_bubble_auto: the best order for given costs; row: one lane
+asynchronous: the families; dynamic: an order of what is ready; zero_bubble_auto: the best order for given costs;
+row: one lane
 """

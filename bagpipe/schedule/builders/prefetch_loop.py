@@ -214,6 +214,8 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
     loop.stage(*step.program.stages)
     for name, templates in lanes.lanes.items():
         loop.lane(name, *templates)
+    for name, most in lanes.in_flight.items():
+        loop.in_flight(name, most)
     loop.edge(Point.ROWS_READY, lanes.embed)
     loop.resolved(lanes.edges)
     loop.provide(Point.LOOKUP, lanes.embed)

@@ -6,10 +6,14 @@
 Dependencies and capacity edges alone bound how far a lane runs ahead of another. A template's offset shifts its batch
 inside the lane: with offset 2, turn b does batch b + 2. This makes a software pipeline of one lane, or an asynchronous
 schedule whose forwards of batch b + 1 precede backwards of batch b. Turns before 0 do only actions with a batch >= 0.
+
+A lane can leave a part of its turn open: `Template.track`. Its templates then have one of the possible orders, which
+`unroll` shows; the runner takes what is ready.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,6 +46,8 @@ class Template:
         peer: stage at the other end of the edge, for ops that name one.
         version_lag: of batch b it uses weight version ``max(0, b - version_lag)``; below 0 for a version that is
             predicted. None: it names no version.
+        track: the lane's tracks are taken in any order against each other, and each in its own order; the first one,
+            0, goes before the next if both are ready. None: the action has its place in the lane.
     """
 
     op: str
@@ -50,6 +56,7 @@ class Template:
     offset: int = 0
     peer: int | None = None
     version_lag: int | None = None
+    track: int | None = None
 
     @property
     def key(self) -> OpKey:
@@ -85,6 +92,7 @@ class Loop:
         source: the op that takes the batches; the loop ends when it finds no more.
         sink: the op whose last unit ends a batch's step.
         edges, stages, resources, semantics: as in `Program`.
+        in_flight: lane with tracks -> most forwards whose backwards are not done.
         templates: (lane, template), lane after lane; a template's number is its position here.
     """
 
@@ -95,6 +103,7 @@ class Loop:
     stages: tuple[Stage, ...] = ()
     resources: tuple[Resource, ...] = ()
     semantics: Semantics = "sync"
+    in_flight: Mapping[str, int] = field(default_factory=dict)
     templates: tuple[tuple[str, Template], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -169,12 +178,12 @@ class Loop:
                     found.append(LoopDependency(src=src, dst=dst, turns=turns, edge=edge))
         return tuple(found)
 
-    def _performers(self) -> Mapping[tuple[OpKey, int], int]:
-        """((stage, op), unit) -> number of the template that performs or provides it."""
-        table: dict[tuple[OpKey, int], int] = {}
+    def _performers(self) -> Mapping[tuple[OpKey, int], list[int]]:
+        """((stage, op), unit) -> numbers of the templates that perform or provide it: one per peer of the stage."""
+        table: dict[tuple[OpKey, int], list[int]] = {}
         for number, (_, template) in enumerate(self.templates):
             for op in (template.op, *OPS[template.op].provides):
-                table[(template.stage, op), template.unit] = number
+                table.setdefault(((template.stage, op), template.unit), []).append(number)
         return table
 
     def _lane_order(self) -> list[LoopDependency]:
@@ -203,7 +212,7 @@ class Loop:
                 for key, number in ends:
                     if (key, number) not in performers:
                         raise ScheduleError(f"edge {edge.text}: no lane performs {key[0]}{key[1]}, unit {number}")
-                src, dst = performers[ends[0]], performers[ends[1]]
-                if src != dst or edge.delay:  # a full backward is both I and W, and does not wait for itself
-                    found.append((src, dst))
+                for src, dst in itertools.product(*(performers[end] for end in ends)):
+                    if src != dst or edge.delay:  # a full backward is both I and W, and does not wait for itself
+                        found.append((src, dst))
         return found

@@ -90,6 +90,7 @@ _LANE_ORDER: tuple[tuple[str, ResourceKind], ...] = (
     ("net-in", "nic"),
     ("copy", "copy"),
     ("pull", "copy"),
+    ("recv", "nic"),
     ("compute", "gpu"),
     ("reduce", "copy"),
     ("push", "copy"),
@@ -113,6 +114,7 @@ class LoopBuilder:
         self._links: list[_Link] = []
         self._edges: list[Edge] = []
         self._stages: list[Stage] = []
+        self._in_flight: dict[str, int] = {}
         self._points: dict[Point, tuple[OpKey, ...]] = {}
 
     def lane(self, name: str, *templates: Template | str) -> None:
@@ -120,6 +122,10 @@ class LoopBuilder:
         self._lanes.setdefault(name, []).extend(
             Template(op=template) if isinstance(template, str) else template for template in templates
         )
+
+    def in_flight(self, lane: str, most: int) -> None:
+        """Say how many forwards of a lane with tracks may lack their backwards."""
+        self._in_flight[lane] = most
 
     def insert(self, op: str, *, after: Point) -> None:
         """Put an action of stage 0 right behind the operations of a point, in their lane."""
@@ -190,6 +196,7 @@ class LoopBuilder:
             sink=ends[0],
             stages=tuple(self._stages),
             resources=tuple(Resource(name=name, kind=_LANE_ORDER[_position(name)[0]][1]) for name in names),
+            in_flight=dict(self._in_flight),
         )
         return Composition(loop=loop, points=dict(self._points))
 

@@ -68,6 +68,8 @@ class StepProgram:
         embedding_stages: by process, numbered after the instances.
         num_processes: processes of a replica: 1, or one per pipeline rank.
         num_pipes: K; pipe k takes the examples [n k / K, n (k + 1) / K) of a replica's n.
+        in_flight: compute lane that chooses the order of its F and B -> most micro-batches in flight; empty: all lanes
+            have the program's order. RECVs are then in lanes ``recv<n>``.
         version_lags: of an asynchronous schedule, by stage: the weights that its batches have.
     """
 
@@ -79,6 +81,7 @@ class StepProgram:
     num_processes: int
     num_pipes: int
     version_lags: Mapping[int, VersionLags] = field(default_factory=dict)
+    in_flight: Mapping[str, int] = field(default_factory=dict)
 
     def embedding_stage_of(self, pipe: int) -> EmbeddingStage:
         """The embedding stage of a pipe's examples."""
@@ -89,3 +92,9 @@ class StepProgram:
         return tuple(
             dict.fromkeys(f"compute{instance.position}" for instance in self.instances if instance.process == process)
         )
+
+    def receiving_lanes_of(self, process: int) -> tuple[str, ...]:
+        """The lanes of a process with nothing but RECVs."""
+        first = process * self.num_processes
+        names = (f"recv{number}" for number in range(first, first + self.num_processes))
+        return tuple(name for name in names if name in self.program.lanes)

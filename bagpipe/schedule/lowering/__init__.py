@@ -1,5 +1,6 @@
 """Lowering: from the compute actions of a builder to all actions of a process.
 
 Program ──rewrite, embedding, optimizer, sends: passes──> Program with REC, X_EMBED, REDUCE_GRAD, OPT, SEND, RECV
+receives: RECVs in lanes of their own, where lanes choose their order
 step_program: the passes for training ──> StepProgram ──stage_lanes──> StageLanes of one process
 """

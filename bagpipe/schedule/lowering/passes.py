@@ -1,6 +1,7 @@
 """Every lowering pass by name. `step_program` composes the same passes for training.
 
 flatten-pipes ─> recompute ─> embedding ─> reduce-grad ─> optimizer ─> sends ─> defer-receives
+                                                                           └─> separate-receives
 merge-input-weight, unshard-reshard: for tables exchanged with PyTorch
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.embedding import add_embedding
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad
+from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.rewrite import (
     add_recompute,
     add_unshard_reshard,
@@ -32,6 +34,7 @@ PASSES: Mapping[str, Pass] = {
     "optimizer": add_optimizer,
     "sends": add_sends,
     "defer-receives": defer_receives,
+    "separate-receives": separate_receives,
     "merge-input-weight": lambda program, home: merge_input_weight(program),
     "unshard-reshard": lambda program, home: add_unshard_reshard(program),
 }

@@ -2,6 +2,8 @@
 
 Overlaps become their parts, one after the other. Receives are posted some computations ahead: a receive only says where
 to, and a sender that finds it posted sends without asking first.
+
+A lane that chooses its order has two tracks: backwards, and after them forwards, each with its sends.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Edge, OpKey
@@ -31,11 +34,13 @@ class StageLanes:
         lanes: ``compute<k>`` of its pipeline ranks, ``reduce<p>`` where stages are held more than once.
         edges: between actions of this process.
         embed, embed_grad: the operations of its embedding stage.
+        in_flight: compute lane that chooses its order -> most micro-batches in flight.
         forwards, steps: its forwards and dense optimizer steps, each operation once.
     """
 
     lanes: Mapping[str, tuple[Template, ...]]
     edges: tuple[Edge, ...]
+    in_flight: Mapping[str, int]
     embed: OpKey
     embed_grad: OpKey
     forwards: tuple[OpKey, ...]
@@ -44,7 +49,7 @@ class StageLanes:
 
 def stage_lanes(step: StepProgram, process: int) -> StageLanes:
     """The lanes of a process, the lane of its embedding stage included."""
-    names = (*step.lanes_of(process), f"reduce{process}")
+    names = (*step.lanes_of(process), f"reduce{process}", *step.receiving_lanes_of(process))
     lanes = {name: lane_templates(step, name) for name in names if name in step.program.lanes}
     templates = [template for own in lanes.values() for template in own]
     performed = {(t.stage, op) for t in templates for op in (t.op, *OPS[t.op].provides)}
@@ -52,6 +57,7 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
     return StageLanes(
         lanes=lanes,
         edges=tuple(e for e in step.program.edges if e.src_key in performed and e.dst_key in performed),
+        in_flight={lane: most for lane, most in step.in_flight.items() if lane in lanes},
         embed=(number, "X_EMBED"),
         embed_grad=(number, "X_EMBED_GRAD"),
         forwards=tuple(dict.fromkeys(template.key for template in templates if template.op == "F")),
@@ -64,7 +70,8 @@ def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
     found: list[Template] = []
     computed: list[int] = []  # positions of the latest computations
     for atom in (atom for action in step.program.lanes[lane] for atom in action.atoms):
-        template = Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer)
+        track = _track(step, atom) if lane in step.in_flight else None
+        template = Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer, track=track)
         if OPS[atom.op].role == "recv" and computed:
             found.insert(computed[0], template)
             computed = [position + 1 for position in computed]
@@ -73,3 +80,10 @@ def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
             computed = [*computed, len(found)][-_RECEIVES_AHEAD:]
         found.append(template)
     return tuple(found)
+
+
+def _track(step: StepProgram, atom: Action) -> int | None:
+    """1 for a forward and its sends, 0 for what belongs to a backward, None for what has its place in the turn."""
+    if OPS[atom.op].unit == "batch" or atom.stage >= len(step.instances):
+        return None
+    return int(OPS[atom.op].role == "forward" or atom.op in ("SEND_F", "SENDX_F"))

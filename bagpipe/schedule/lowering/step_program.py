@@ -3,6 +3,7 @@
 compute0   X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT      lane of pipeline rank 0; RECV and SEND between processes
 compute1            F0 B0 …                   OPT
 reduce0                          REDUCE_GRAD           lane of process 0, if several ranks hold its stages
+recv2                                                  RECVs, where compute lanes choose their order (`receives`)
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
+from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.registry import dense_schedule
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
 
 __all__ = ["step_program"]
 
@@ -80,7 +82,12 @@ def step_program(
     if replicas * found.num_pipes > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
-    program = add_sends(program, home | {reduce_lane(process): process for process in set(home.values())})
+    homes = home | {reduce_lane(process): process for process in set(home.values())}
+    program = add_sends(program, homes)
+    in_flight: dict[str, int] = {}
+    if isinstance(found, DynamicSchedule):
+        program = separate_receives(program, homes)
+        in_flight = dict(zip(home, found.limits(graph), strict=True))
     check(program)
     return StepProgram(
         graph=graph,
@@ -91,6 +98,7 @@ def step_program(
         num_processes=num_processes,
         num_pipes=found.num_pipes,
         version_lags=lags,
+        in_flight=in_flight,
     )
 
 

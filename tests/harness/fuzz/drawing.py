@@ -50,6 +50,7 @@ _ONE_STAGE = {
     "pipeline.memory": "",
     "pipeline.recompute_share": "1",
     "pipeline.prediction_offset": "0",
+    "pipeline.in_flight": "0",
 }
 #: Models whose tables may differ in dimension.
 _RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")

@@ -60,12 +60,14 @@ JOB: tuple[Mapping[str, Values], ...] = (
             "none": 5.0 * len(TRAINED_SCHEDULES),
             **dict.fromkeys(TRAINED_SCHEDULES, 1.0),
             "zb-auto": 3.0,  # it needs costs, which no other schedule takes
+            "dynamic": 3.0,  # it has a limit of its own
             "1f1b-shifted": 6.0,  # it needs four micro-batches
         },
         "pipeline.costs": {"": 6, "F=1,I=1,W=1": 1, "0F=3,F=1,I=1.5,W=1,B=2": 1},
         "pipeline.memory": {"": 2, "2": 1},
         "pipeline.recompute_share": {"1": 2, "0.5": 1},
         "pipeline.prediction_offset": {"0": 4, "1": 1, "-1": 1},
+        "pipeline.in_flight": {"0": 4, "1": 1, "3": 1},
         "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
         "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 2},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},

@@ -30,6 +30,7 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.lowering.stage_lanes import stage_lanes
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel
@@ -257,6 +258,8 @@ class Worker:
     def _templates(self) -> dict[str, tuple[Template, ...]]:
         """Templates of the own lanes for one batch."""
         lanes = (*self._step.lanes_of(self.process), f"reduce{self.process}")
+        if self._step.in_flight:
+            return dict(stage_lanes(self._step, self.process).lanes)
         return {
             lane: tuple(
                 Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer)
@@ -284,6 +287,7 @@ class Worker:
             edges=tuple(edges),
             stages=self._step.program.stages,
             resources=tuple(Resource(name=lane) for lane in ("data", *lanes)),
+            in_flight={lane: most for lane, most in self._step.in_flight.items() if lane in lanes},
         )
 
     def run(self) -> Result:
