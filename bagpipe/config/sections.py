@@ -11,7 +11,8 @@ from typing import Annotated, Literal, get_args
 
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
-from bagpipe.config.ranges import ABOVE_0, FROM_0_TO_1, POWER_OF_TWO, Range, at_least, each_of, matching
+from bagpipe.config.pipeline_section import PipelineConfig
+from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, Range, at_least, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
 __all__ = [
@@ -207,49 +208,6 @@ class CacherConfig:
     tls_cert: str = ""
     tls_key: str = ""
     timeout_s: Annotated[float, ABOVE_0] = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
-    """The dense pipeline. One process runs all its stages; W processes run W / P replicas of its P ranks.
-
-    Attributes:
-        schedule: none (one stage), a name that `python -m bagpipe schedule --help` lists, or a .csv table of
-            torch.distributed.pipelining.
-        stages: dense stages.
-        microbatches: micro-batches per batch.
-        chunks: stages per pipeline rank; 0: the schedule's own number.
-        partition: assignment of operators to stages: auto, or "module=stage,…" with names of modules of the model.
-        recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
-        recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
-            recompute fewer.
-        prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
-        in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
-        costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
-        memory: of zb-auto: most micro-batches in flight: one number, or one per pipeline rank; empty: no limit.
-    """
-
-    schedule: str = "none"  # its range is a rule of bagpipe.config.rules, which knows the schedules
-    stages: Annotated[int, at_least(1)] = 1
-    microbatches: Annotated[int, at_least(1)] = 1
-    chunks: Annotated[int, at_least(0)] = 0
-    partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
-    recompute: bool = False
-    recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
-    prediction_offset: Annotated[int, at_least(-16)] = 0
-    in_flight: Annotated[int, at_least(0)] = 0
-    costs: str = ""  # its range is a rule
-    memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
-
-    @property
-    def is_staged(self) -> bool:
-        """The model is trained in stages: micro-batches without a schedule are those of one stage."""
-        return self.schedule != "none" or self.microbatches > 1
-
-    @property
-    def stages_text(self) -> str:
-        """The stages in words, for messages about what is not possible with them."""
-        return f"stages or micro-batches (pipeline.schedule {self.schedule}, pipeline.microbatches {self.microbatches})"
 
 
 @dataclass(frozen=True, kw_only=True)
