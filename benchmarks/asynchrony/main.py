@@ -1,0 +1,108 @@
+"""What do asynchronous schedules cost in quality, and what could they win in time?
+
+    python -m benchmarks.asynchrony.main [sample] [synthetic] [distance] [throughput] --data.path FILE
+
+sample, synthetic: AUC over time against synchronous training, on Criteo's click logs and on synthetic ones. distance:
+predicted against actual weights. throughput: simulated. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bagpipe.errors import InputError
+from bagpipe.util.environment import check_environment
+from benchmarks.asynchrony.distance import OPTIMIZERS, measure_distances
+from benchmarks.asynchrony.quality import Run, measure, runs_of
+from benchmarks.asynchrony.report import draw, tables
+from benchmarks.asynchrony.throughput import speeds
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
+from benchmarks.harness.machine import TRAINING_PACKAGES
+
+PARTS = ("sample", "synthetic", "distance", "throughput")
+#: (stages, micro-batches). With four stages and one micro-batch the gaps are 3, 2, 1, 0; else 1, and 0 on the last.
+SETTINGS = ((2, 4), (4, 4), (4, 1))
+SPEED_SETTINGS = [(2, 1), (2, 8), (4, 1), (4, 4), (4, 8), (8, 8)]
+
+
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    names = options.names or list(PARTS)
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise InputError(f"expected parts among {', '.join(PARTS)}, got {unknown[0]!r}")
+    if {"sample", "distance"} & set(names) and not Path(options.path).is_file():
+        raise InputError(f"--data.path must be a file of Criteo's click logs, got {options.path or 'none'}")
+    check_environment()
+    made: dict[str, Measure] = {
+        "sample": partial(_quality, options.path, options.limit, options),
+        "synthetic": partial(_quality, "", options.examples, options),
+        "distance": partial(_distance, options),
+        "throughput": _throughput,
+    }
+    return {name: made[name] for name in names}
+
+
+def _quality(path: str, examples: int, options: argparse.Namespace, part: Part) -> None:
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        runs = list(runs_of(SETTINGS[-options.settings :], options.seeds))
+        scored = [pool.submit(measure, run, path, examples) for run in runs]
+        for run, future in zip(runs, scored, strict=True):
+            scores = future.result()
+            part.add({"run": asdict(run), "examples": examples, "scores": [asdict(score) for score in scores]})
+            part.say(f"{run.schedule} {run.stages} x {run.microbatches} #{run.seed}: AUC {scores[-1].auc:.5f}")
+
+
+def _distance(options: argparse.Namespace, part: Part) -> None:
+    for optimizer in OPTIMIZERS:
+        for schedule in ("pipeoptim", "spectrain"):
+            run = Run(schedule=schedule, stages=4, microbatches=1, seed=0)
+            found = measure_distances(run, optimizer, options.path, options.distance_examples)
+            part.add({"run": asdict(run), "optimizer": optimizer, "distances": [asdict(each) for each in found]})
+            part.say(f"{optimizer}, {schedule}: {', '.join(f'{each.ratio:.3f}' for each in found)}")
+
+
+def _throughput(part: Part) -> None:
+    part.keep([asdict(speed) for speed in speeds(SPEED_SETTINGS)])
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
+    parser.add_argument("names", nargs="*", metavar="|".join(PARTS), help="default: all")
+    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE", help="Criteo's click logs")
+    parser.add_argument("--limit", type=int, default=80_000, help="examples of the click logs")
+    parser.add_argument("--examples", type=int, default=2_000_000, help="synthetic examples")
+    parser.add_argument("--distance-examples", type=int, default=40_000, help="examples of a job of `distance`")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--settings", type=int, default=len(SETTINGS), help="the last so many of (2, 4), (4, 4), (4, 1)"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="jobs at a time")
+
+
+def _facts(options: argparse.Namespace) -> Mapping[str, Any]:
+    return {"notes": [f"data {Path(options.path).name}"] if options.path else []}
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=tables,
+    draw=draw,
+    rehearsal={"names": ["synthetic", "throughput"], "examples": 6_000, "seeds": 1, "settings": 1},
+    packages=TRAINING_PACKAGES,
+    facts=_facts,
+)
+
+if __name__ == "__main__":
+    sys.exit(run_benchmark(BENCHMARK))
