@@ -55,6 +55,7 @@ class CapacityError(InputError):
         last_batch: int | None = None,
         held_out: bool = False,
         pushed: bool = False,
+        num_held: int = 0,
     ) -> CapacityError:
         """The error of one batch.
 
@@ -67,6 +68,7 @@ class CapacityError(InputError):
             last_batch: last batch that was examined; None: only `batch_index`.
             held_out: the batches are those of the held-out examples, which have numbers of their own.
             pushed: the program brings the batches itself, and its arguments take the place of configuration keys.
+            num_held: further rows, of the batch before, that stay until its update (``pipeline.rows_delay``).
         """
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
         phase = "held-out " if held_out else ""
@@ -75,10 +77,11 @@ class CapacityError(InputError):
         if last_batch is not None:
             known = f", the largest need up to batch {last_batch}"
             known += "" if pushed else " (`python -m bagpipe data replay` finds the whole log's)"
+        held = f" and {num_held} more of the batch before (pipeline.rows_delay 1)" if num_held else ""
         return cls(
-            f"{phase}batch {batch_index} needs {num_unique} unique rows but {cache_rows} is "
+            f"{phase}batch {batch_index} needs {num_unique} unique rows{held} but {cache_rows} is "
             f"{num_slots // world_size}{each}: "
-            f"raise {cache_rows} to at least {-(-max(largest, num_unique) // world_size)}{known}, "
+            f"raise {cache_rows} to at least {-(-max(largest, num_unique + num_held) // world_size)}{known}, "
             f"or {'bring smaller batches' if pushed else 'lower data.batch_size'}"
         )
 

@@ -117,6 +117,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
         world_size=world_size,
         assign=value["assign"],
         example_shares=tuple(_number("example_shares", share, 0, (1 << 31) - 1) for share in shares),
+        rows_delay=_number("rows_delay", value["rows_delay"], 0, 1),
     )
     check_spec(spec)
     needed = planner_bytes(spec)

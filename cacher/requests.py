@@ -162,6 +162,7 @@ def _expected_spec(
         "world_size": world_size,
         "assign": settings["cacher.assign"],
         "example_shares": _example_shares(value.get("example_shares"), world_size),
+        "rows_delay": _rows_delay(value.get("rows_delay")),
     }
 
 
@@ -171,6 +172,13 @@ def _example_shares(value: object, world_size: int) -> list[int]:
         return []
     if not isinstance(value, list) or len(value) > world_size or not all(type(share) is int for share in value):
         raise InputError(f"oracle spec: expected up to {world_size} example shares, got {str(value)[:80]}")
+    return value
+
+
+def _rows_delay(value: object) -> int:
+    """The trainer decides when its rows are read."""
+    if type(value) is not int or value not in (0, 1):
+        raise InputError(f"oracle spec: expected rows_delay 0 or 1, got {str(value)[:80]}")
     return value
 
 

@@ -18,7 +18,7 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
-__all__ = ["GlobalRows", "assemble", "positions_by_rank", "select_rows"]
+__all__ = ["GlobalRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +45,19 @@ def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:
     return RowList(
         table_offsets=np.searchsorted(positions, rows.table_offsets).astype(np.int64), ids=rows.ids.take(positions)
     )
+
+
+def places_among(rows: RowList, others: RowList) -> NDArray[np.int64]:
+    """int64 ``[len(rows)]``: place of each row among `others`, of the same tables; -1 if it is not there."""
+    found = np.full(len(rows), -1, dtype=np.int64)
+    for table, (first, stop) in enumerate(itertools.pairwise(rows.table_offsets.tolist())):
+        start, end = others.table_offsets[table : table + 2].tolist()
+        if first < stop and start < end:
+            by_id = np.argsort(others.ids[start:end], kind="stable")
+            places = np.searchsorted(others.ids[start:end], rows.ids[first:stop], sorter=by_id)
+            places = by_id.take(np.minimum(places, end - start - 1)) + start
+            found[first:stop] = np.where(others.ids.take(places) == rows.ids[first:stop], places, -1)
+    return found
 
 
 def positions_by_rank(ranks: NDArray[np.unsignedinteger], world_size: int) -> tuple[NDArray[np.int64], ...]:

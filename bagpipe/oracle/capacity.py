@@ -26,12 +26,15 @@ def capacity_error(
         held_out, pushed: as in `CapacityError.of_batch`.
     """
     spec = planner.spec
-    num_unique = largest = planner.num_unique(batch)
-    last_batch = batch.index
+    num_unique = before = planner.num_unique(batch)
+    num_held = planner.num_held(batch)
+    largest, last_batch = num_unique + num_held, batch.index
     with suppress(InputError):
         for later in itertools.islice(following, spec.lookahead - 1):
             last_batch = later.index
-            largest = max(largest, planner.num_unique(later))
+            needed = planner.num_unique(later)
+            # Of two batches whose rows are held together, at most all are different.
+            largest, before = max(largest, needed + spec.rows_delay * before), needed
     return CapacityError.of_batch(
         batch.index,
         num_unique,
@@ -41,4 +44,5 @@ def capacity_error(
         last_batch=last_batch,
         held_out=held_out,
         pushed=pushed,
+        num_held=num_held,
     )

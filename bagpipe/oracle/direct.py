@@ -4,19 +4,23 @@ Cached training must equal direct mode bit for bit. Both use the same plans and 
 rank that uses it most in the batch. Every row comes from the store after the previous batch's write-back, so no pull
 waits for an update and `pull_now` is all False. Where `dense_sizes` allows, the planner remembers which rows were
 planned: a rank can then tell that a row that another rank wrote must exist.
+
+With `OracleSpec.rows_delay` 1 the previous batch is under way when a batch is looked up: its rows stay, with owner and
+slot, and the batch before it is the one whose rows are written back.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
-from bagpipe.oracle.plan import CachePlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import busiest_ranks
 from bagpipe.types.batch import Batch
 
@@ -33,8 +37,11 @@ class DirectPlanner:
         nothing = RowList(
             table_offsets=np.zeros(len(spec.table_rows) + 1, dtype=np.int64), ids=np.empty(0, dtype=np.int64)
         )
-        # By rank.
-        self._previous = [nothing] * spec.world_size
+        none = np.empty(0, dtype=np.int32)
+        # Rows in slots: of the latest batches, oldest first, each row at its latest use.
+        self._resident = deque([_Homes(nothing, none.astype(np.uint16), none)] * (1 + spec.rows_delay))
+        # By rank: slots without a row, ascending, below the number of slots used.
+        self._free = [none] * spec.world_size
         self._num_slots_used = [0] * spec.world_size
         sizes = dense_sizes(spec.table_rows)
         self._handles = None if sizes is None else DenseHandles(sizes)
@@ -64,15 +71,26 @@ class DirectPlanner:
     def plan(self) -> CachePlan:
         """Plan the oldest batch. IndexError if there is none."""
         batch = self._window.popleft()
-        num_unique = len(batch.unique)
+        unique, num_unique = batch.unique, len(batch.unique)
+        leaving = self._resident.popleft()
+        evicted = self._evict(leaving)
         if batch.rank_indexes:
             owners = busiest_ranks(batch.rank_indexes, num_unique)
         else:
             owners = np.zeros(num_unique, dtype=np.uint16)
+        slots = np.full(num_unique, -1, dtype=np.int32)
+        for number, homes in enumerate(self._resident):
+            places = places_among(unique, homes.rows)
+            staying = np.flatnonzero(places >= 0)
+            owners[staying] = homes.owners.take(places[staying])
+            slots[staying] = homes.slots.take(places[staying])
+            self._resident[number] = homes.without(places[staying])
+        is_missing = slots < 0
         owned = positions_by_rank(owners, self.spec.world_size)
-        slots = np.empty(num_unique, dtype=np.int32)
-        for positions in owned:
-            slots[positions] = np.arange(positions.shape[0], dtype=np.int32)
+        fetched = tuple(positions[is_missing.take(positions)] for positions in owned)
+        for rank, positions in enumerate(fetched):
+            slots[positions] = self._take_slots(rank, positions.shape[0])
+        self._resident.append(_Homes(unique, owners, slots))
         rows = GlobalRows(
             owners=owners,
             slots=slots,
@@ -82,24 +100,50 @@ class DirectPlanner:
         )
         is_new = np.zeros(num_unique, dtype=np.bool_)
         if self._handles is not None:
-            is_new, _ = self._handles.admit(self._handles.lookup_or_add(batch.unique))
-        plans = (self._owner(rank, batch, positions, is_new[positions]) for rank, positions in enumerate(owned))
-        return assemble(batch, rows, tuple(plans))
-
-    def _owner(
-        self, rank: int, batch: IndexedBatch, positions: NDArray[np.int64], is_new: NDArray[np.bool_]
-    ) -> OwnerPlan:
-        """The record of the rank that owns the unique rows at these positions."""
-        fetch = select_rows(batch.unique, positions)
-        evict, self._previous[rank] = self._previous[rank], fetch
-        self._num_slots_used[rank] = max(self._num_slots_used[rank], len(fetch))
-        return OwnerPlan(
-            fetch=fetch,
-            fetch_slots=np.arange(len(fetch), dtype=np.int32),
-            fetch_new=is_new,
-            evict=evict,
-            evict_slots=np.arange(len(evict), dtype=np.int32),
-            evict_after=batch.batch_index - 1,
-            fetch_after=batch.batch_index,
-            num_slots=self._num_slots_used[rank],
+            is_new, _ = self._handles.admit(self._handles.lookup_or_add(unique))
+        plans = tuple(
+            OwnerPlan(
+                fetch=select_rows(unique, positions),
+                fetch_slots=slots.take(positions),
+                fetch_new=is_new.take(positions),
+                evict=select_rows(leaving.rows, evicted[rank]),
+                evict_slots=leaving.slots.take(evicted[rank]),
+                evict_after=max(batch.batch_index - 1 - self.spec.rows_delay, NO_BATCH),
+                fetch_after=batch.batch_index,
+                num_slots=self._num_slots_used[rank],
+            )
+            for rank, positions in enumerate(fetched)
         )
+        return assemble(batch, rows, plans)
+
+    def _evict(self, leaving: _Homes) -> tuple[NDArray[np.int64], ...]:
+        """By rank: the positions of its leaving rows. Their slots become free."""
+        evicted = positions_by_rank(leaving.owners, self.spec.world_size)
+        for rank, positions in enumerate(evicted):
+            self._free[rank] = np.sort(np.concatenate([self._free[rank], leaving.slots.take(positions)]))
+        return evicted
+
+    def _take_slots(self, rank: int, count: int) -> NDArray[np.int32]:
+        """So many free slots of a rank, the lowest ones; new ones if there are too few."""
+        free, used = self._free[rank], self._num_slots_used[rank]
+        more = max(0, count - free.shape[0])
+        free = np.concatenate([free, np.arange(used, used + more, dtype=np.int32)])
+        self._num_slots_used[rank] = used + more
+        self._free[rank] = free[count:]
+        return free[:count]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Homes:
+    """Rows in slots, of all ranks: owner (uint16) and slot (int32) of each."""
+
+    rows: RowList
+    owners: NDArray[np.uint16]
+    slots: NDArray[np.int32]
+
+    def without(self, places: NDArray[np.int64]) -> _Homes:
+        """The others than those at these places."""
+        stays = np.ones(len(self.rows), dtype=np.bool_)
+        stays[places] = False
+        kept = np.flatnonzero(stays)
+        return _Homes(select_rows(self.rows, kept), self.owners.take(kept), self.slots.take(kept))

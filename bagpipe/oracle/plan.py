@@ -42,6 +42,8 @@ class OracleSpec:
         assign: assignment of examples to ranks: contiguous, locality or own.
         example_shares: by rank, its proportion of every batch's examples (0: none); empty: equal. See
             `bagpipe.oracle.assign.share_bounds`.
+        rows_delay: batches between the lookup of a batch and the latest update that it sees, 0 or 1. A row stays in its
+            slot from a lookup until the update that follows, so with 1 the rows of two batches are held at a time.
     """
 
     table_rows: tuple[int | None, ...]
@@ -52,6 +54,7 @@ class OracleSpec:
     world_size: int = 1
     assign: str = "contiguous"
     example_shares: tuple[int, ...] = ()
+    rows_delay: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError
-from bagpipe.oracle.assembly import GlobalRows, assemble, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.direct import DirectPlanner
@@ -64,6 +64,7 @@ class Planner:
         num_slots = spec.num_slots * spec.world_size
         self._slot_state = SlotState.empty(num_slots)
         self._clock = LrfuClock(num_slots)
+        self._latest_rows: RowList | None = None  # of the batch pushed last
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
@@ -89,20 +90,42 @@ class Planner:
         """Add a batch to the window. Batches come in order.
 
         Raises:
-            CapacityError: the batch has more unique rows than the caches have slots.
+            CapacityError: the batch has more unique rows than the caches have slots, those of the batch before counted
+                if they are held (`OracleSpec.rows_delay`).
             InputError: an id outside its table.
         """
         indexed = self._indexer.index(batch)
         num_unique, num_slots = len(indexed.unique), self.spec.num_slots * self.spec.world_size
-        if num_unique > num_slots:
-            raise CapacityError.of_batch(batch.index, num_unique, num_slots=num_slots, world_size=self.spec.world_size)
+        num_held = self._num_held(indexed)
+        if num_unique + num_held > num_slots:
+            raise self._no_room(batch, num_unique, num_held)
         handles = self._handles.lookup_or_add(indexed.unique)
+        self._latest_rows = indexed.unique
         if self._handles.num_handles > self._slot_of_handle.shape[0]:
             self._grow(self._handles.num_handles)
         counts = self._count_uses(indexed) if indexed.rank_indexes else None
         slots = self._slot_of_handle.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
         self._window.append(_WindowBatch(indexed, handles))
+
+    def num_held(self, batch: Batch) -> int:
+        """Rows of the batch pushed last that a batch which is not added does not use, if they are held; else 0.
+
+        Raises:
+            InputError: an id outside its table.
+        """
+        return self._num_held(self._indexer.index(batch)) if self.spec.rows_delay else 0
+
+    def _num_held(self, indexed: IndexedBatch) -> int:
+        if not self.spec.rows_delay or self._latest_rows is None:
+            return 0
+        return len(self._latest_rows) - int(np.count_nonzero(places_among(self._latest_rows, indexed.unique) >= 0))
+
+    def _no_room(self, batch: Batch, num_unique: int, num_held: int) -> CapacityError:
+        num_slots, world_size = self.spec.num_slots * self.spec.world_size, self.spec.world_size
+        return CapacityError.of_batch(
+            batch.index, num_unique, num_slots=num_slots, world_size=world_size, num_held=num_held
+        )
 
     def pass_over(self, batch: Batch) -> None:
         """Learn from a batch before the first planned one. See `BatchIndexer.learns`.
@@ -165,7 +188,11 @@ class Planner:
         words += self._count_uses(batch.indexed).take(missing, axis=0)
         hits = np.bincount(slots[slots >= 0] // self.spec.num_slots, minlength=world_size)
         load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
-        owners = place_rows(self._rank_counts.unpack(words), load, self.spec.num_slots - hits)
+        room = self.spec.num_slots - hits
+        if self.spec.rows_delay:
+            of_ranks = slots - np.arange(world_size)[:, None] * self.spec.num_slots
+            room -= [one.num_held(used) for one, used in zip(self._resident_sets, of_ranks, strict=True)]
+        owners = place_rows(self._rank_counts.unpack(words), load, room)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
 
     def _fill(
@@ -275,6 +302,8 @@ def check_spec(spec: OracleSpec) -> None:
     check_shares(spec)
     if spec.num_slots < 0:
         raise InputError(f"cache.rows must be at least 0, got {spec.num_slots}")
+    if spec.rows_delay not in (0, 1):
+        raise InputError(f"pipeline.rows_delay must be 0 or 1, got {spec.rows_delay}")
     if spec.num_slots * spec.world_size > MAX_SLOTS:
         raise InputError(
             f"cache.rows of all {spec.world_size} ranks must be at most {MAX_SLOTS}, got {spec.num_slots} each"

@@ -8,12 +8,16 @@ Rows of the previous batch change until that batch's update: evicting one makes 
 *spared* while other victims last and sparing is cheap: a spared row occupies a slot for one batch too long, which makes
 the cache smaller. If a batch replaces more than a small part of the cache, no row is spared.
 
+With *rows_delay* 1 the batch before is still under way when rows leave: its rows are *held*, and the previous batch is
+the one before it.
+
 Most rows of a batch are needed again soon and are never evicted, so only rows whose next use lies beyond a *horizon*
 are queued. If those do not suffice, all slots are queued once and the horizon halves. The victims are the same.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,13 +82,26 @@ class ResidentSet:
         self._horizon = spec.lookahead * 7 // 8
         self._free = np.arange(spec.num_slots - 1, -1, -1, dtype=np.int32)
         self._num_free = spec.num_slots
-        self._previous = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+        self._rows_delay = spec.rows_delay
+        nothing = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+        # Of the latest batches, oldest first: the previous one, then those whose rows are held.
+        self._latest = deque([nothing] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
+        self._is_held = np.zeros(spec.num_slots if spec.rows_delay else 0, dtype=np.bool_)
         self.num_slots_used = 0
 
     @property
     def num_resident(self) -> int:
         """Rows in the cache."""
         return self._free.shape[0] - self._num_free
+
+    def num_held(self, used: NDArray[np.int64]) -> int:
+        """Slots whose rows may not leave yet, beside those that the next planned batch uses.
+
+        Args:
+            used: as in `make_room`.
+        """
+        held = self._held()
+        return int(held.shape[0] - np.isin(used, held).sum()) if held.shape[0] else 0
 
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
@@ -103,7 +120,7 @@ class ResidentSet:
         victims = [idle]
         short = count - self._num_free - idle.shape[0]
         is_spared = short * SPARED_PART <= self._free.shape[0]
-        previous = self._previous.slots
+        previous = self._latest[0].slots
         if not is_spared:
             previous = self._enqueue_previous(now, beyond=now + self._horizon)
         if short > 0:
@@ -111,9 +128,9 @@ class ResidentSet:
             short -= victims[-1].shape[0]
         if short > 0:
             mine = used[(used >= 0) & (used < self._free.shape[0])]
-            previous = self._previous.slots
+            previous = self._latest[0].slots
             spared = previous if is_spared else previous[:0]
-            self._enqueue_all_but(np.concatenate([mine, spared, *victims]))
+            self._enqueue_all_but(np.concatenate([mine, self._held(), spared, *victims]))
             victims.append(self._queue.pop(short))
             short -= victims[-1].shape[0]
         if is_spared:
@@ -124,7 +141,8 @@ class ResidentSet:
         if not chosen.shape[0]:
             return chosen, NO_BATCH
         waits = short > 0 or (not is_spared and self._queue.any_in_both(previous, chosen))
-        return chosen, max(now - 1 if waits else now - 2, NO_BATCH)
+        latest = now - 1 - self._rows_delay
+        return chosen, max(latest if waits else latest - 1, NO_BATCH)
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free these slots."""
@@ -141,12 +159,21 @@ class ResidentSet:
 
     def use(self, slots: NDArray[np.int64], next_use: NDArray[np.int32]) -> None:
         """The batch just planned uses these slots; `next_use` follows it."""
-        self._previous = _Uses(slots, next_use)
+        self._latest.append(_Uses(slots, next_use))
+
+    def _held(self) -> NDArray[np.int64]:
+        """The slots that may not be emptied, beside those of the batch being planned."""
+        return self._latest[-1].slots if self._rows_delay else np.empty(0, dtype=np.int64)
 
     def _enqueue_previous(self, now: int, beyond: int) -> NDArray[np.int64]:
         """Queue the previous batch's rows with a next use after batch `beyond`. Returns their slots."""
-        far = np.flatnonzero(self._previous.next_use > beyond)
-        slots = self._previous.slots.take(far)
+        previous, held = self._latest[0], self._held()
+        far = np.flatnonzero(previous.next_use > beyond)
+        slots = previous.slots.take(far)
+        if held.shape[0]:
+            self._is_held[held] = True
+            slots = slots[~self._is_held.take(slots)]
+            self._is_held[held] = False
         # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
         next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -54,12 +55,14 @@ class Verifier:
         self._batch_index = NO_BATCH
         self._home: dict[Row, Home] = {}
         self._row_at: dict[Home, Row] = {}
-        self._versions = Versions()
+        self._versions = Versions(spec.rows_delay)
         self._last_use: dict[Row, int] = {}
         self._last_eviction: dict[Row, int] = {}
         self._num_slots_used = [0] * spec.world_size
         # Of the previous batch: its rows, and which of them each record marks as needed by the next batch.
         self._previous_rows: set[Row] = set()
+        # Of the latest batches, oldest first: those whose updates a lookup leaves out are the last ones.
+        self._latest_rows: deque[set[Row]] = deque([set()] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
         self._previous_marks: list[dict[Row, bool]] = []
 
     def check(self, batch: Batch, plan: CachePlan) -> None:
@@ -170,11 +173,13 @@ class Verifier:
             )
             del self._home[row], self._row_at[rank, slot]
             self._last_eviction[row] = self._batch_index
-        if owner.evict_after >= self._batch_index:
-            self._fail(f"evict_after {owner.evict_after} waits for the batch itself")
+        latest = self._batch_index - 1 - self.spec.rows_delay
+        if owner.evict_after > max(latest, NO_BATCH):
+            what = "the batch itself" if owner.evict_after >= self._batch_index else "an update after the lookup"
+            self._fail(f"evict_after {owner.evict_after} waits for {what}")
         if self.spec.num_slots:
-            spares_previous = not any(row in self._previous_rows for row in evicted)
-            if owner.evict_after != NO_BATCH and owner.evict_after > self._batch_index - 1 - spares_previous:
+            spares_previous = not any(row in self._latest_rows[0] for row in evicted)
+            if owner.evict_after != NO_BATCH and owner.evict_after > latest - spares_previous:
                 self._fail(f"evict_after {owner.evict_after} waits for more than the evicted rows need")
             if not evicted and owner.evict_after != NO_BATCH:
                 self._fail(f"evict_after is {owner.evict_after}, but nothing is evicted")
@@ -264,6 +269,7 @@ class Verifier:
             self._versions.update(row, self._batch_index, push_now=marks[row])
             self._last_use[row] = self._batch_index
         self._previous_rows = rows
+        self._latest_rows.append(rows)
 
     def _expect_fresh(self, seen: Seen, what: str) -> None:
         if seen.is_stale:

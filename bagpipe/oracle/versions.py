@@ -3,7 +3,7 @@
 Replays what a reader finds if everything happens as late as the plan allows:
 
     pull early  ─ sees all updates up to two batches before
-    pull now    ─ also the updates of the previous batch that its sync now marks
+    pull now    ─ also the updates of the previous batch that its sync now marks, unless rows are read a batch late
     evict       ─ sees all updates up to `evict_after`
     fetch       ─ sees the evictions of plans up to `fetch_after`
 
@@ -54,9 +54,14 @@ class _Resident:
 
 
 class Versions:
-    """Versions of all rows, in slots and in the store."""
+    """Versions of all rows, in slots and in the store.
 
-    def __init__(self) -> None:
+    Args:
+        rows_delay: updates before the latest one that a pull must see, 0 or 1 (`OracleSpec.rows_delay`).
+    """
+
+    def __init__(self, rows_delay: int = 0) -> None:
+        self._rows_delay = rows_delay
         self._wanted: dict[Hashable, int] = {}
         self._resident: dict[Hashable, _Resident] = {}
         self._stored: dict[Hashable, list[tuple[int, int]]] = {}
@@ -68,11 +73,12 @@ class Versions:
 
     def pull(self, row: Hashable, batch: int, *, now: bool) -> Seen:
         """A consumer reads the row for a batch."""
-        in_time = batch - 1 if now else batch - 2
-        found = self._resident[row].landed(
+        resident, last = self._resident[row], batch - 1 - self._rows_delay
+        in_time = min(last, batch - 1 if now else batch - 2)
+        found = resident.landed(
             lambda update: update.batch <= batch - 2 or (update.batch <= in_time and update.push_now)
         )
-        return Seen(found, self._wanted[row])
+        return Seen(found, self._wanted[row] - sum(update.batch > last for update in resident.updates))
 
     def evict(self, row: Hashable, batch: int, *, after: int) -> Seen:
         """The plan of a batch writes the row back once the batch `after` is updated."""

@@ -56,7 +56,8 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
     num_tables = max(ref.table for ref in refs) + 1
     largest = max([len({(r.table, i) for r in refs for b in bags[r.feature] for i in b}) for bags in runs], default=0)
     world_size = draw(st.integers(1, max_ranks))
-    per_rank = -(-largest // world_size)
+    rows_delay = draw(st.sampled_from([0, 1]))
+    per_rank = -(-largest * (1 + rows_delay) // world_size)
     assign = draw(st.sampled_from(["contiguous", "locality", "own"]))
     if assign == "own":
         batches = [with_rank_examples(draw, batch, world_size) for batch in batches]
@@ -71,6 +72,7 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         world_size=world_size,
         assign=assign,
         example_shares=tuple(shares),
+        rows_delay=rows_delay,
     )
     return spec, batches
 
