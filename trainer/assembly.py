@@ -90,7 +90,7 @@ class BuiltModel:
     @property
     def eval_spec(self) -> OracleSpec:
         """Oracle spec of the held-out examples: every rank scores an equal share with the whole model."""
-        return dataclasses.replace(self.spec, example_shares=())
+        return dataclasses.replace(self.spec, example_shares=(), rows_delay=0)
 
 
 def build_training_model(config: Config, data: DataSchema, world_size: int = 1) -> BuiltModel:
@@ -129,6 +129,7 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
         world_size=world_size,
         assign=config.cacher.assign,
         example_shares=stages.mesh.example_shares if stages is not None else (),
+        rows_delay=config.pipeline.rows_delay,
     )
     return BuiltModel(config=config, data=data, converted=converted, rows=rows, spec=spec, dense=dense, stages=stages)
 
@@ -143,6 +144,7 @@ def build_cache(built: BuiltModel) -> RowCache:
         device,
         prefetch_depth=config.cache.prefetch_depth,
         kernels=select_kernels(built.rows, device, config.run.kernels),
+        batches_begun=1 + config.pipeline.rows_delay,
     )
     built.converted.bind(cache)
     return cache
@@ -244,6 +246,7 @@ def engine_settings(config: Config) -> EngineSettings:
     return EngineSettings(
         prefetch_depth=config.cache.prefetch_depth,
         read_ahead=config.cache.read_ahead,
+        rows_delay=config.pipeline.rows_delay,
     )
 
 

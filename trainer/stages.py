@@ -87,6 +87,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         num_processes=num_ranks if world_size > 1 else 1,
         replicas=world_size // num_ranks or 1,
         recompute=pipeline.recompute,
+        rows_delay=pipeline.rows_delay,
     )
     if config.run.compile:
         check_compiler(torch.device(config.run.device))

@@ -52,6 +52,12 @@ class ActiveBatch:
     context: BatchContext
     groups: tuple[ActiveTableGroup, ...]
 
+    def close(self) -> tuple[ActiveTableGroup, ...]:
+        """End the batch after its backward; returns its groups, with their gradients."""
+        for group in self.groups:
+            group.closed = True
+        return self.groups
+
 
 def lookup(group: ActiveTableGroup, weights: Tensor | None = None) -> Tensor:
     """Look up the vectors of a group, differentiably in its rows, unless they are frozen, and in `weights`.

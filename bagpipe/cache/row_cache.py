@@ -12,6 +12,7 @@ A row is dirty from its update until it is handed out for write-back. Clean rows
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,7 @@ class RowCache:
         streams: streams of the device; default: those of its kind.
         prefetch_depth: maximal number of batches in flight between fetch and insert.
         kernels: kernels for the schema and the device; default: the choice of `select_kernels`.
+        batches_begun: most batches begun and not ended: 2 if a lookup precedes the update of the batch before.
 
     Attributes:
         streams: streams of the device.
@@ -98,6 +100,7 @@ class RowCache:
         streams: Streams | None = None,
         prefetch_depth: int = 4,
         kernels: Kernels | None = None,
+        batches_begun: int = 1,
     ) -> None:
         self.schema = schema
         self.device = torch.device(device)
@@ -106,11 +109,12 @@ class RowCache:
         self.slots = SlotTable(num_slots)
         self.history = RowHistory(schema, self.device)
         self.current: ActiveBatch | None = None
+        self._begun: deque[ActiveBatch] = deque(maxlen=batches_begun)  # and not ended; of an evaluation, the latest
         self._fixed = num_slots > 0
         self.kernels: Kernels = select_kernels(schema, self.device) if kernels is None else kernels
         widest = max((schema.row_bytes(table) for table in range(len(schema.tables))), default=1)
         self._slab = Slab(num_slots, widest, self.device)
-        self._gathered = [Scratch(self.device) for _ in schema.tables]  # one per group, at most one per table
+        self._gathered = [[Scratch(self.device) for _ in schema.tables] for _ in range(batches_begun)]
         self._transfer = RowTransfer(schema, self._slab, self.streams, self.device, prefetch_depth=prefetch_depth)
         self._inserted = self._initialised = self._evicted = self._evicted_dirty = self._updated = 0
         self._count_lock = threading.Lock()
@@ -266,6 +270,7 @@ class RowCache:
         """
         self.slots.clear()
         self.current = None
+        self._begun.clear()
 
     # ---- the batch being computed --------------------------------------------------------------------------------
 
@@ -309,7 +314,7 @@ class RowCache:
 
         Args:
             context: the batch.
-            weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are in this cache.
+            weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are here.
             step: see `read`.
 
         Returns:
@@ -319,7 +324,7 @@ class RowCache:
             JobError: the batch was planned for several ranks and has no weights.
         """
         if weights is None:
-            views = [self._own_rows(group, step) for group in context.groups]
+            views = [self._own_rows(group, step, context.batch_index) for group in context.groups]
         else:
             views = [
                 RowView(records=rows, slot_index=None, dim=group.tables.dim)
@@ -330,16 +335,19 @@ class RowCache:
             for group, rows in zip(context.groups, views, strict=True)
         )
         self.current = ActiveBatch(context=context, groups=groups)
+        self._begun.append(self.current)
         return groups
 
-    def _own_rows(self, group: GroupContext, step: int | None) -> RowView:
+    def _own_rows(self, group: GroupContext, step: int | None, batch_index: int) -> RowView:
         local, dim, dtype = group.local, group.tables.dim, self.row_dtype(group.tables)
         if local is None:
             raise JobError(f"table group {group.tables.index} was planned for several ranks, but has no exchanged rows")
         view = RowView(records=self._slab.records(dtype), slot_index=local.slot_index, dim=dim)
-        if self.kernels.reads_slots and group.tables.first_table not in self.history.decaying:
+        # Gradients of per-id weights need the rows of the lookup, which may change before.
+        changes = len(self._gathered) > 1 and group.tables.lookup.weighted
+        if self.kernels.reads_slots and group.tables.first_table not in self.history.decaying and not changes:
             return view
-        out = self._gathered[group.tables.index].take(group.num_rows, dim, dtype)
+        out = self._gathered[batch_index % len(self._gathered)][group.tables.index].take(group.num_rows, dim, dtype)
         self.read(group.tables, local.slot_index, out, step)
         return RowView(records=out, slot_index=None, dim=dim)
 
@@ -347,16 +355,15 @@ class RowCache:
         """End the batch after its backward; returns its groups, with their gradients.
 
         Raises:
-            JobError: the batch is not the current one.
+            JobError: the batch is not begun.
         """
-        current = self.current
-        if current is None or current.context is not context:
-            begun = "none" if current is None else str(current.context.batch_index)
+        ended = next((batch for batch in self._begun if batch.context is context), None)
+        if ended is None:
+            begun = ", ".join(str(batch.context.batch_index) for batch in self._begun) or "none"
             raise JobError(f"update of batch {context.batch_index}, but the batch begun is {begun}")
-        self.current = None
-        for group in current.groups:
-            group.closed = True
-        return current.groups
+        self._begun.remove(ended)
+        self.current = None if self.current is ended else self.current
+        return ended.close()
 
     def update(self, context: BatchContext, settings: RowSteps) -> None:
         """Update each row that backward reached once, and end the batch. All rows are in this cache.
@@ -366,7 +373,7 @@ class RowCache:
             settings: of the optimizers.
 
         Raises:
-            JobError: the batch is not the current one.
+            JobError: the batch is not begun.
         """
         for group in self.end(context):
             local = group.context.local

@@ -15,7 +15,7 @@ from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import version_lags
-from bagpipe.schedule.registry import TRAINED_SCHEDULES, dense_schedule
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text", "predicts_weights"]
@@ -129,6 +129,26 @@ def _asynchronous_problem(config: Config) -> str | None:
     return None
 
 
+def _rows_delay_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if not pipeline.rows_delay:
+        return None
+    if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
+        return f"1 needs pipeline.schedule {' or '.join(ASYNCHRONOUS_SCHEDULES)}, got {pipeline.schedule}"
+    if pipeline.microbatches < pipeline.stages - 1:
+        return (
+            f"1 needs pipeline.microbatches of at least {pipeline.stages - 1}, one less than the stages, got "
+            f"{pipeline.microbatches}"
+        )
+    if config.checkpoint.dir:
+        return f"1 is not possible with checkpoints yet: leave checkpoint.dir empty, got {config.checkpoint.dir}"
+    if config.eval.every:
+        return f"1 is not possible with evaluations during training yet: set eval.every 0, got {config.eval.every}"
+    if config.run.verify:
+        return f"1 is not possible with run.verify yet, which stops after its batches: set 0, got {config.run.verify}"
+    return None
+
+
 @lru_cache(maxsize=256)  # zb-auto tries many orders, and a configuration is checked more than once
 def _refusal(pipeline: PipelineConfig, costs: tuple[tuple[str, float], ...]) -> str | None:
     try:
@@ -169,6 +189,7 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.costs": _costs_problem,
     "pipeline.memory": _setting_problem("memory"),
     "pipeline.recompute_share": _setting_problem("recompute_share"),
+    "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),
 }

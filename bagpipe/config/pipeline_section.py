@@ -24,6 +24,7 @@ class PipelineConfig:
         recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
         recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
             recompute fewer.
+        rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
         costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
@@ -37,6 +38,7 @@ class PipelineConfig:
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
     recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
+    rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0
     costs: str = ""  # its range is a rule

@@ -118,4 +118,5 @@ class Job:
             self.device,
             prefetch_depth=self.engine.prefetch_depth,
             kernels=select_kernels(self.rows, self.device, self.kernels),
+            batches_begun=1 + self.engine.rows_delay,
         )

@@ -4,8 +4,8 @@
 
 An op finishes its actions in lane order, so "action of batch b is done" is ``done[op] >= b * actions + position``: one
 comparison per requirement and action. The unit is the action, not the micro-batch: a schedule can run some backwards as
-B and others as I and W, in any order. Requirements implied by the lane's own order or by an earlier step of the same
-turn are dropped.
+B and others as I and W, in any order. A position counts the op's actions of one batch, even if they are in two turns.
+Requirements implied by the lane's own order or by an earlier step of the same turn are dropped.
 
 Where a lane has tracks, the steps of a track and micro-batch are a unit: a forward and its sends, say. Its first step
 has all requirements of the unit, those on other tracks of the lane and the limit of forwards in flight included. A unit
@@ -175,11 +175,13 @@ class _Compiler:
         self._in_flight = loop.in_flight
         self.actions = Counter(template.text for _, template in loop.templates)
         self._numbers = {text: number for number, text in enumerate(self.actions)}
-        self._positions: list[int] = []
+        self._positions = [0] * len(loop.templates)
         seen: Counter[str] = Counter()
-        for _, template in loop.templates:
-            seen[template.text] += 1
-            self._positions.append(seen[template.text])
+        # Those with a higher offset do a batch in an earlier turn (the rule "offsets": none overtakes another batch).
+        for number in sorted(range(len(loop.templates)), key=lambda number: -loop.templates[number][1].offset):
+            text = loop.templates[number][1].text
+            seen[text] += 1
+            self._positions[number] = seen[text]
         self._into: dict[int, list[tuple[Edge, int]]] = {}
         for edge in loop.edges:
             for src, dst in loop.connections(edge):

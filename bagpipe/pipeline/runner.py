@@ -179,22 +179,18 @@ class Runner:
         return self.end()
 
     def start(self) -> None:
-        """Start all lanes but that of the sink, which the caller walks with `step`. Instead of `run`.
-
-        Raises:
-            ScheduleError: the lane of the sink has turns without a batch.
-        """
+        """Start all lanes but that of the sink, which the caller walks with `step`. Instead of `run`."""
         self._begin(None)
         sink = self._compiled.sink
         number = next(n for n, lane in enumerate(self._compiled.lanes) if any(step.op == sink for step in lane.steps))
-        if any(step.offset for step in self._compiled.lanes[number].steps):
-            raise ScheduleError(f"lane {self._lanes[number].name} cannot be walked in steps of one batch")
         self._stepped = self._lanes[number]
         self._board.check_while_waiting(number, self._heed_requests)
         self._start_threads([other for other in range(len(self._lanes)) if other != number])
 
     def step(self, until: str | None = None) -> int | None:
-        """Walk the lane of the sink for one batch, in the thread that called `start`.
+        """Walk the lane of the sink until a batch ends, in the thread that called `start`.
+
+        A lane whose actions run ahead of its turn has then begun the next batch too.
 
         Args:
             until: operation of the lane (``0B``) after whose next action to return; the next call goes on there.

@@ -63,11 +63,13 @@ class EngineSettings:
     Attributes:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
+        rows_delay: updates that the lookup of a batch leaves out besides those of later batches, as planned.
         rows_lr, eps: of the row optimizer of all tables; None: the engine has `row_steps`.
     """
 
     prefetch_depth: int
     read_ahead: int
+    rows_delay: int = 0
     rows_lr: float | None = None
     eps: float | None = None
 
@@ -273,9 +275,17 @@ class Engine:
         known, clips = list(self._known), self.dense.clip.limits_rows
         update: LoopPart
         if peers is None:
-            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips)
+            update = LocalRows(
+                cache,
+                self.row_steps,
+                after_steps=self.dense.is_staged,
+                clips=clips,
+                rows_delay=settings.rows_delay,
+            )
         else:
-            update = exchanged = ExchangedRows(cache, peers, row_steps=self.row_steps, guard=guard, clips=clips)
+            update = exchanged = ExchangedRows(
+                cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=settings.rows_delay
+            )
             if self.recorder is not None:
                 known.append(exchanged.was_written)
         rows = Rows(

@@ -76,6 +76,7 @@ class ExchangedRows(EvaluationExchange):
         row_steps: settings of a batch's updates.
         guard: looks at the gradients that other ranks have sent.
         clips: the norm of the gradients of rows is limited: the dense step needs it, and says by what factor.
+        rows_delay: see `declare_exchange`.
     """
 
     row_waits = ("0X_PULL", "0X_PUSH")
@@ -88,8 +89,10 @@ class ExchangedRows(EvaluationExchange):
         row_steps: RowStepsOfBatch,
         guard: NonfiniteGuard,
         clips: bool = False,
+        rows_delay: int = 0,
     ) -> None:
         super().__init__(cache, peers)
+        self._rows_delay = rows_delay
         self._clips = clips
         self._row_steps = row_steps
         self._guard = guard
@@ -104,6 +107,7 @@ class ExchangedRows(EvaluationExchange):
             skips=self._guard.skips,
             decays=bool(self._cache.history.decaying),
             clips=self._clips,
+            rows_delay=self._rows_delay,
         )
 
     def handlers(self) -> Mapping[str, Handler]:

@@ -88,6 +88,7 @@ class StagedDense(DensePart):
         }
         self._runtime: StageRuntime
         self._loss_before: float = 0.0
+        self._next_batch = 0
 
     @property
     def loss_counters(self) -> tuple[str, ...]:
@@ -116,12 +117,14 @@ class StagedDense(DensePart):
 
     def start(self, run: LoopRun) -> None:
         super().start(run)
+        self._next_batch = run.first_batch
         sums = {int(number): value for number, value in run.carried.get("loss_sums", {}).items() if number.isdecimal()}
         # The stages go on with their own sums where the checkpoint's job had the same ones, else rank 0 has them all.
         is_same = sums.keys() == set(self.pipeline.instances)
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
-        if run.first_batch == 0:
-            for versions in self.pipeline.versions.values():
+        for versions in self.pipeline.versions.values():
+            versions.start(run.first_batch)
+            if run.first_batch == 0:
                 versions.begin()
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
@@ -148,8 +151,12 @@ class StagedDense(DensePart):
         self.limit(parameters, self._run.in_flight[b])
         self.pipeline.optimize(stage, b)
 
+    def finish_batch(self, b: int) -> None:
+        super().finish_batch(b)
+        self._next_batch = b + 1
+
     def loss_sums(self) -> Mapping[str, Tensor]:
-        sums = {str(number): value for number, value in self._runtime.loss_sums().items()}
+        sums = {str(number): value for number, value in self._runtime.loss_sums(self._next_batch).items()}
         if self._loss_before:
             first = next(iter(sums))
             sums[first] = sums[first] + self._loss_before

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from functools import partial
+
 from bagpipe.pipeline.compile import CompiledLoop, Requirement, Step, compile_loop
+from bagpipe.pipeline.runner import EndOfBatches, Runner
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge, Stage
@@ -86,3 +89,36 @@ def test_covering() -> None:
     assert Requirement(0, 1, 3, 1).covers(Requirement(0, 2, 3, 3))
     assert not Requirement(0, 2, 3, 3).covers(Requirement(0, 1, 3, 1))
     assert not Requirement(0, 1, 3, 3).covers(Requirement(1, 1, 3, 1))
+
+
+def test_a_batch_whose_units_are_in_two_turns_is_counted_in_its_own_order() -> None:
+    """Lane a does units 1, 0+ in a turn; unit 0 of a batch is its first action, so a waiter for it needs one."""
+    templates = (Template(op="F", unit=1), Template(op="F", offset=1), Template(op="OPT"))
+    loop = Loop(
+        lanes={
+            "data": (Template(op="X_READ"),),
+            "a": templates,
+            "b": (Template(op="F", stage=1), Template(op="F", stage=1, unit=1)),
+        },
+        edges=(
+            Edge(src="X_READ", dst="F"),
+            Edge(src="F", dst="F", dst_stage=1),
+            Edge(src="OPT", dst="X_READ", delay=3, kind="capacity"),
+        ),
+        source=(0, "X_READ"),
+        sink=(0, "OPT"),
+        stages=tuple(Stage(number=number, micro_per_batch=2) for number in (0, 1)),
+    )
+    assert needs(loop)["1F.0"] == ["0F(b-0)#1"]
+    assert needs(loop)["1F.1"] == ["0F(b-0)#2"]
+    done: list[tuple[str, int]] = []
+
+    def act(text: str, index: int) -> None:
+        if text == "X_READ" and index == 4:
+            raise EndOfBatches
+        done.append((text, index))
+
+    Runner(loop, {text: partial(act, text) for text in ("0F", "1F", "OPT", "X_READ")}).run()
+    assert [index for text, index in done if text == "0F"] == list(range(8))
+    for index in range(8):
+        assert done.index(("0F", index)) < done.index(("1F", index))

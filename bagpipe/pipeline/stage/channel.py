@@ -170,9 +170,9 @@ class Channel:
         for pending, _ in self._sent.pop(index, ()):
             pending.wait()
 
-    def wait_all_sent(self) -> None:
-        """Wait until all micro-batches are sent."""
-        for index in list(self._sent):
+    def wait_all_sent(self, end: int) -> None:
+        """Wait until all micro-batches before `end` are sent."""
+        for index in [index for index in list(self._sent) if index < end]:
             self.wait_sent(index)
 
     def _require_link(self) -> Link:

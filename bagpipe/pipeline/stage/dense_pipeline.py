@@ -149,7 +149,12 @@ class DensePipeline:
             if (parameters := [parameter for _, parameter in staged.parameters_of(stage)])
         }
         self.versions: Mapping[int, StageVersions] = {
-            stage: StageVersions(self.step.version_lags[stage], tuple(staged.parameters_of(stage)), optimizer)
+            stage: StageVersions(
+                self.step.version_lags[stage],
+                tuple(staged.parameters_of(stage)),
+                optimizer,
+                alternates=bool(self.step.turns),
+            )
             for stage, optimizer in self.optimizers.items()
             if self.step.version_lags
         }

@@ -33,6 +33,9 @@ __all__ = ["LossSum", "StageRunner", "Wiring"]
 
 T = TypeVar("T")
 
+#: Batches under way at a time, and one more.
+_SUMS_KEPT = 3
+
 #: (head, logits, labels) -> sum of the losses over examples.
 LossSum = Callable[[int, Tensor, Tensor], Tensor]
 
@@ -81,6 +84,7 @@ class StageRunner:
         loss_scale: multiplies the loss, and thereby every gradient.
         versions: weights of an asynchronous schedule; None: every batch has the newest ones.
         parameters: trainable parameters of the module, in the order of `versions`.
+        alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -105,6 +109,7 @@ class StageRunner:
         loss_scale: float = 1.0,
         versions: StageVersions | None = None,
         parameters: Sequence[nn.Parameter] = (),
+        alternates: bool = False,
     ) -> None:
         self.instance = instance
         self.module = module
@@ -124,6 +129,7 @@ class StageRunner:
         self._versions = versions
         self._parameters = parameters
         self._live: dict[int, _MicroBatch] = {}
+        self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
         self._grad_values = sorted({number for channel in wiring.output_grads for number in channel.numbers})
@@ -133,6 +139,9 @@ class StageRunner:
     def forward(self, index: int) -> None:
         batch, unit = divmod(index, self._units)
         given, division = self._batches.get(batch)
+        if self._sums_before is not None and batch not in self._sums_before:
+            latest = {b: total for b, total in self._sums_before.items() if b > batch - _SUMS_KEPT}
+            self._sums_before = {**latest, batch: self.loss_sum.clone()}  # another thread can be reading the last one
         starts = division.instances[self.instance.number]
         if starts[unit] == starts[unit + 1]:
             return
@@ -149,6 +158,14 @@ class StageRunner:
         for channel in self._wiring.outputs:
             users = division.flows[channel.number].users[unit]
             channel.put(index, [sent[number] for number in channel.numbers], users)
+
+    def loss_sum_before(self, batch: int) -> Tensor:
+        """The loss sum of the batches before this one, the next one to end. From any thread."""
+        if self._sums_before is None:
+            return self.loss_sum
+        so_far = self.loss_sum.clone()
+        # A forward of the batch may have changed the sum, but it kept the one before first.
+        return self._sums_before.get(batch, so_far)
 
     def recompute(self, index: int) -> None:
         live = self._live.get(index)

@@ -131,6 +131,7 @@ class StageRuntime:
                     loss_scale=loss_scale,
                     versions=versions.get(instance.stage),
                     parameters=self._parameters[instance.stage][-1],
+                    alternates=bool(step.turns),
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {
@@ -168,7 +169,7 @@ class StageRuntime:
         self._embedding_runners[number].embed_grad(batch)
         for channel in self._channels.values():
             if channel.link is not None:
-                channel.wait_all_sent()
+                channel.wait_all_sent((batch + 1) * channel.units)
 
     def parameters(self, stage: int) -> tuple[tuple[Parameter, ...], ...]:
         """Trainable parameters of a local stage, per pipe, in the order of `StagedModel.parameters_of`.
@@ -189,9 +190,15 @@ class StageRuntime:
                     parameter.grad = twin.grad.clone() if parameter.grad is None else parameter.grad.add_(twin.grad)
                     twin.grad = None
 
-    def loss_sums(self) -> Mapping[int, Tensor]:
-        """Stage instance -> loss sum over the examples whose heads ran there; float64 on the device."""
-        return {number: runner.loss_sum for number, runner in self._runners.items()}
+    def loss_sums(self, before: int | None = None) -> Mapping[int, Tensor]:
+        """Stage instance -> loss sum over the examples whose heads ran there; float64 on the device.
+
+        Args:
+            before: only of the batches before this one, the next one to end; None: of all forwards so far.
+        """
+        if before is None:
+            return {number: runner.loss_sum for number, runner in self._runners.items()}
+        return {number: runner.loss_sum_before(before) for number, runner in self._runners.items()}
 
     def loss_sum(self) -> Tensor:
         """Loss sum over the examples whose heads ran in this process, in instance order; float64 on the device."""

@@ -1,9 +1,11 @@
 """`StageVersions`: the weights that a stage of an asynchronous schedule keeps beside its newest ones.
 
     parameters        the newest version: b before OPT of batch b
-    versions          a ring of the `gap` versions before, if forwards use an older one        written before OPT
-    predictions       a ring of weights for the forwards of the next `gap` batches             written before OPT …
-    backward          weights for the backwards of the batch, if they are predicted too        … or after it, if gap = 0
+    versions          a ring of the `gap` versions before, if forwards use an older one     written before OPT
+    predictions       a ring of weights for the forwards of the next `gap` batches          … or for the first of them
+    backward          weights for the backwards of the batch, if they are predicted too     after OPT, as all with gap 0
+
+A forward that comes before the OPT that ends its version has the parameters themselves; its backward comes after it.
 
 Which batch has which weights is a function of its number (`VersionLags`). Buffers are made once and used again: batch b
 has place ``b % gap`` of a ring, and what that held has been used for the last time. Autograd counts the writes, and
@@ -36,12 +38,21 @@ class StageVersions:
         lags: of the stage.
         parameters: trainable parameters, by their names in the whole model; always the newest version.
         optimizer: of these parameters.
+        alternates: forwards of a batch can precede backwards of the batch before. Predictions that a backward shares
+            then take one place more.
 
     Raises:
         InputError: the schedule predicts weights, for which the optimizer has no rule.
     """
 
-    def __init__(self, lags: VersionLags, parameters: Sequence[tuple[str, Parameter]], optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        lags: VersionLags,
+        parameters: Sequence[tuple[str, Parameter]],
+        optimizer: Optimizer,
+        *,
+        alternates: bool = False,
+    ) -> None:
         self._lags = lags
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -49,7 +60,10 @@ class StageVersions:
         self._predictor = WeightPredictor(optimizer) if predicts else None
         gap = lags.forward_base
         self._versions = [] if lags.predicts_forward else [self._buffers() for _ in range(gap)]
-        self._predictions = [self._buffers() for _ in range(max(gap, 1))] if lags.predicts_forward else []
+        places = max(gap, 1) + (alternates and lags.is_same and gap > 0)
+        self._predictions = [self._buffers() for _ in range(places)] if lags.predicts_forward else []
+        self._newest = 0  # version
+        self._predicted = 0  # batches that have a prediction
         self._backward = self._buffers() if lags.predicts_backward else []
 
     def weights(self, of: Literal["forward", "backward"], b: int) -> Sequence[Tensor] | None:
@@ -58,15 +72,24 @@ class StageVersions:
         if of == "backward" and not lags.is_same:
             return self._backward if lags.predicts_backward else None
         if lags.predicts_forward:
+            if of == "forward" and b >= self._predicted:
+                self._predict_next()
             return self._predictions[b % len(self._predictions)]
         version = max(0, b - lags.forward)
-        return None if version == b else self._versions[version % len(self._versions)]
+        is_newest = version == (self._newest if of == "forward" else b)
+        return None if is_newest else self._versions[version % len(self._versions)]
+
+    def start(self, first_batch: int) -> None:
+        """Before a run, whose first batch this is: all batches before are done."""
+        self._newest = first_batch
+        self._predicted = first_batch + max(self._lags.forward_base, 1)
 
     def begin(self) -> None:
         """Before batch 0: the weights of the batches that begin before the first step."""
+        self.start(0)
         for buffers in (*self._versions, *self._predictions, *filter(None, [self._backward])):
             self._copy(buffers)
-        for b in range(len(self._predictions)):
+        for b in range(max(self._lags.forward_base, 1) if self._predictions else 0):
             self._predict(self._predictions[b], 0, b, self._lags.forward)
         if self._backward:
             self._predict(self._backward, 0, 0, self._lags.backward)
@@ -76,8 +99,8 @@ class StageVersions:
         gap = self._lags.forward_base
         if self._versions:
             self._copy(self._versions[b % gap])
-        elif self._predictions and gap:
-            self._predict(self._predictions[b % gap], b, b + gap, self._lags.forward)
+        elif self._predictions and gap and b + gap >= self._predicted:
+            self._predict_next()
 
     def stepped(self) -> None:
         """Right after the optimizer's step, while the parameters have the gradients of the batch."""
@@ -86,8 +109,9 @@ class StageVersions:
 
     def after_step(self, b: int) -> None:
         """After OPT of batch b: predict from version b + 1 for batch b + 1."""
+        self._newest = b + 1
         if self._predictions and not self._lags.forward_base:
-            self._predict(self._predictions[0], b + 1, b + 1, self._lags.forward)
+            self._predict_next()
         if self._backward:
             self._predict(self._backward, b + 1, b + 1, self._lags.backward)
 
@@ -138,6 +162,12 @@ class StageVersions:
 
     def _copy(self, buffers: _Buffers) -> None:
         torch._foreach_copy_(buffers, [parameter.detach() for parameter in self._parameters])
+
+    def _predict_next(self) -> None:
+        """Predict for the first batch without a prediction, which starts from the newest version."""
+        b = self._predicted
+        self._predict(self._predictions[b % len(self._predictions)], self._newest, b, self._lags.forward)
+        self._predicted = b + 1
 
     def _predict(self, buffers: _Buffers, base: int, b: int, lag: int) -> None:
         """Predict the weights of batch b from version `base`, which is the newest."""

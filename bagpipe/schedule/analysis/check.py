@@ -93,12 +93,18 @@ def _has_sink(loop: Loop) -> Iterator[str]:
         yield f"sink {loop.sink[0]}{loop.sink[1]} is performed by no lane"
 
 
-def _one_offset(loop: Loop) -> Iterator[str]:
-    """The units of an op share one offset, so that its progress is a single number of batches."""
-    offsets: dict[tuple[int, str], int] = {}
-    for _, template in loop.templates:
-        if offsets.setdefault(template.key, template.offset) != template.offset:
-            yield f"{template.text} has different offsets in its units"
+def _batch_after_batch(loop: Loop) -> Iterator[str]:
+    """A lane ends an op's actions of a batch before it begins those of the next, so that one number tells its progress.
+
+    In turn order, an action of batch b with offset o is in turn b - o.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, (_, template) in enumerate(loop.templates):
+        places.setdefault(template.text, []).append((-template.offset, number))
+    for text, found in places.items():
+        first_turn, first_number = min(found)
+        if max(found) > (first_turn + 1, first_number):
+            yield f"{text} of a batch begins before that of the batch before has ended"
 
 
 def _one_source(loop: Loop) -> Iterator[str]:
@@ -137,7 +143,7 @@ LOOP_RULES: tuple[Rule[Loop], ...] = (
 #: What `bagpipe.pipeline` needs to run a loop.
 RUNNER_RULES: tuple[Rule[Loop], ...] = (
     *LOOP_RULES,
-    Rule("offsets", "the units of an op share one offset", _one_offset),
+    Rule("offsets", "the units of an op come batch after batch", _batch_after_batch),
     Rule("source", "the source is performed once per batch", _one_source),
 )
 

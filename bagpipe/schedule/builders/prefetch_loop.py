@@ -34,6 +34,10 @@ Where the norm of row gradients is limited (*clips*), no row is updated before t
     compute   OPT            finds the factor          X_NORM(b)
               X_UPDATE, X_UPDATE_LATE                  OPT(b)
 
+An asynchronous schedule can read rows a batch late (*rows_delay* 1), so that forwards of b + 1 precede backwards of b:
+the lookup of b + 1 then comes before X_UPDATE(b) in the lane of both, X_PULL(b) waits for X_UPDATE(b - 2) only, and no
+row leaves the cache between the lookup and the update of its batch.
+
 With the dense part in stages, the lanes of a `StepProgram` replace F, B and OPT: the first forward that reads rows is
 X_EMBED, row gradients are complete after X_EMBED_GRAD.
 
@@ -85,7 +89,9 @@ def declare_reading(loop: LoopBuilder) -> None:
     loop.provide(Point.READ, "X_READ")
 
 
-def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, direct: bool = False) -> None:
+def declare_rows(
+    loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, direct: bool = False, rows_delay: int = 0
+) -> None:
     """Rows from the store to the cache and back, for training; for the arguments see `prefetch_loop`."""
     loop.lane("net-in", "X_FETCH")
     loop.lane("copy", "X_EVICT", "X_INSERT")
@@ -97,20 +103,21 @@ def declare_rows(loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, di
     # In direct mode batch b fetches the rows that batch b-1 left, and eviction b takes them out.
     loop.hazard(Point.STORED, "X_FETCH", FETCH_AFTER, 0 if direct else None)
     loop.edge(Point.READ, "X_EVICT")
-    loop.hazard(Point.UPDATE, "X_EVICT", EVICT_AFTER, 1 if direct else None)
+    loop.hazard(Point.UPDATE, "X_EVICT", EVICT_AFTER, 1 + rows_delay if direct else None)
     loop.capacity("X_WRITEBACK", "X_EVICT", write_depth)
     loop.edge("X_FETCH", "X_INSERT")
     loop.edge("X_EVICT", "X_INSERT")
     loop.edge("X_EVICT", "X_WRITEBACK")
 
 
-def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool = False) -> None:
+def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool = False, rows_delay: int = 0) -> None:
     """One update per row and batch, where all rows are in this rank's cache.
 
     Args:
         loop: the loop.
         after_steps: rows wait for the dense steps of their lane, before which gradients of stages are examined.
         clips: the norm of row gradients is limited; see the module.
+        rows_delay: updates that a batch's lookup leaves out, besides those of later batches; see the module.
     """
     if clips:
         loop.insert("X_NORM", after=Point.GRADIENTS)
@@ -118,7 +125,7 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool 
         loop.edge("X_NORM", Point.STEP)
         loop.edge(Point.STEP, "X_UPDATE")
     if after_steps or clips:
-        loop.append("X_UPDATE")
+        loop.append("X_UPDATE", lookups_ahead=rows_delay)
     else:
         loop.insert("X_UPDATE", after=Point.GRADIENTS)
     loop.provide(Point.UPDATE, "X_UPDATE")
@@ -126,7 +133,13 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool 
 
 
 def declare_exchange(
-    loop: LoopBuilder, *, write_depth: int, skips: bool = False, decays: bool = False, clips: bool = False
+    loop: LoopBuilder,
+    *,
+    write_depth: int,
+    skips: bool = False,
+    decays: bool = False,
+    clips: bool = False,
+    rows_delay: int = 0,
 ) -> None:
     """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
 
@@ -136,18 +149,19 @@ def declare_exchange(
         skips: OPT finds out whether the ranks leave the batch out, so that no row is updated before.
         decays: rows are sent as they are after the decay of the batch before, whose rate is known at its lookup.
         clips: the norm of row gradients is limited; see the module.
+        rows_delay: as of `declare_update`.
     """
     loop.lane("pull", "X_PREPULL", "X_PULL")
     loop.lane("push", "X_PUSH", "X_PUSH_LATE", *(["X_NORM"] if clips else []), "X_UPDATE_LATE")
     loop.lane("ack", "X_ACK")
     # The dense step fills the time in which the gradients travel.
-    loop.append("X_UPDATE")
+    loop.append("X_UPDATE", lookups_ahead=rows_delay)
     loop.edge(loop.so_far(Point.STORED), "X_ACK")
     loop.edge(loop.so_far(Point.ROWS_READY), "X_PREPULL")
     loop.edge("X_UPDATE", "X_PREPULL", delay=2)
     loop.edge("X_UPDATE_LATE", "X_PREPULL", delay=2)
     loop.edge("X_PREPULL", "X_PULL")
-    loop.edge("X_UPDATE", "X_PULL", delay=1)
+    loop.edge("X_UPDATE", "X_PULL", delay=1 + rows_delay)
     loop.edge(Point.GRADIENTS, "X_PUSH")
     loop.edge(Point.GRADIENTS, "X_UPDATE")
     loop.edge("X_PUSH", "X_UPDATE")
@@ -218,6 +232,10 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
         loop.in_flight(name, most)
     loop.edge(Point.ROWS_READY, lanes.embed)
     loop.resolved(lanes.edges)
+    if step.turns:  # lanes do actions of a batch before its lookup: it announces no batch to them
+        for name, templates in lanes.lanes.items():
+            for key in dict.fromkeys(template.key for template in templates if name.startswith("compute")):
+                loop.edge(Point.READ, key)
     loop.provide(Point.LOOKUP, lanes.embed)
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)
@@ -304,11 +322,12 @@ def prefetch_loop(
             declare_evaluation_exchange(loop)
         declare_evaluation(loop, microbatches=microbatches)
         return loop.build().loop
-    declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct)
+    delay = 0 if step is None else step.rows_delay
+    declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct, rows_delay=delay)
     if ranks > 1:
-        declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips)
+        declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips, rows_delay=delay)
     else:
-        declare_update(loop, after_steps=step is not None, clips=clips)
+        declare_update(loop, after_steps=step is not None, clips=clips, rows_delay=delay)
     if step is None:
         declare_dense(loop, microbatches=microbatches)
     else:

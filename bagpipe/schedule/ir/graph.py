@@ -101,7 +101,7 @@ class Graph:
     def _sources(self, edge: Edge, atom: Action, hazards: Hazards) -> Iterator[int]:
         if atom.index is None:
             return
-        units = units_per_batch(self._units, edge.dst_key)
+        units = units_per_batch(self._units, edge.dst_key, atom.peer)
         src_units = units_per_batch(self._units, edge.src_key)
         batch, unit = divmod(atom.index, units)
         src_batch = _source_batch(edge, batch, hazards)

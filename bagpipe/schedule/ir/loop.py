@@ -4,8 +4,9 @@
                                                   └─runner─────> the same actions until the source has no more batches
 
 Dependencies and capacity edges alone bound how far a lane runs ahead of another. A template's offset shifts its batch
-inside the lane: with offset 2, turn b does batch b + 2. This makes a software pipeline of one lane, or an asynchronous
-schedule whose forwards of batch b + 1 precede backwards of batch b. Turns before 0 do only actions with a batch >= 0.
+inside the lane: with offset 2, turn b does batch b + 2, with offset -1 batch b - 1. This makes a software pipeline of
+one lane, or an asynchronous schedule whose forwards of batch b + 1 precede backwards of batch b. In the first turns
+only actions with a batch >= 0 are done.
 
 A lane can leave a part of its turn open: `Template.track`. Its templates then have one of the possible orders, which
 `unroll` shows; the runner takes what is ready.

@@ -12,7 +12,7 @@ anew and so put itself in between: with several ranks `ROWS_READY` is X_PULL. `b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from bagpipe.errors import ScheduleError
@@ -110,7 +110,7 @@ class LoopBuilder:
         self.read_ahead = read_ahead
         self._lanes: dict[str, list[Template]] = {}
         self._inserts: list[tuple[Template, Point]] = []
-        self._appended: list[Template] = []
+        self._appended: list[tuple[Template, int]] = []
         self._links: list[_Link] = []
         self._edges: list[Edge] = []
         self._stages: list[Stage] = []
@@ -131,9 +131,15 @@ class LoopBuilder:
         """Put an action of stage 0 right behind the operations of a point, in their lane."""
         self._inserts.append((Template(op=op), after))
 
-    def append(self, op: str) -> None:
-        """Put an action of stage 0 at the end of the lane of `Point.LOOKUP`, behind what other parts put there."""
-        self._appended.append(Template(op=op))
+    def append(self, op: str, *, lookups_ahead: int = 0) -> None:
+        """Put an action of stage 0 at the end of the lane of `Point.LOOKUP`, behind what other parts put there.
+
+        Args:
+            op: the action.
+            lookups_ahead: its batch b comes after the lookup of batch b + lookups_ahead, and before the next one. Where
+                the lookup does not run that far ahead of the lane's turn, the action follows it right behind.
+        """
+        self._appended.append((Template(op=op), lookups_ahead))
 
     def stage(self, *stages: Stage) -> None:
         """Add stages, for their numbers of micro-batches."""
@@ -182,9 +188,11 @@ class LoopBuilder:
                 lane, position = _last(lanes, key)
                 lanes[lane].insert(position + 1, template)
         names = sort_lanes(lanes)
-        main = _last(lanes, self._at(Point.LOOKUP)[0])[0]
-        lanes[main] += self._appended
-        ends = [lanes[main][-1].key, *(lanes[n][-1].key for n in names if n.startswith("compute") and n != main)]
+        main, place = _last(lanes, self._at(Point.LOOKUP)[0])
+        for template, lookups_ahead in self._appended:
+            offset = lanes[main][place].offset - lookups_ahead
+            lanes[main].insert(len(lanes[main]) if offset >= 0 else place + 1, replace(template, offset=offset))
+        ends = [_end(lanes[main]), *(_end(lanes[n]) for n in names if n.startswith("compute") and n != main)]
         loop = Loop(
             lanes={name: tuple(lanes[name]) for name in names},
             edges=(
@@ -236,6 +244,11 @@ def _edge(link: _Link, src: OpKey, dst: OpKey) -> Edge:
         kind=link.kind,
         hazard=link.hazard,
     )
+
+
+def _end(templates: list[Template]) -> OpKey:
+    """The operation that ends a batch in a lane."""
+    return max(enumerate(templates), key=lambda item: (-item[1].offset, item[0]))[1].key
 
 
 def _last(lanes: Mapping[str, list[Template]], key: OpKey) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.version_lags import VersionLags
@@ -71,6 +72,8 @@ class StepProgram:
         in_flight: compute lane that chooses the order of its F and B -> most micro-batches in flight; empty: all lanes
             have the program's order. RECVs are then in lanes ``recv<n>``.
         version_lags: of an asynchronous schedule, by stage: the weights that its batches have.
+        turns: lane -> what it repeats, where actions of two batches alternate: the actions of `program` with offsets.
+            Empty: every lane does one batch after the other.
     """
 
     graph: StageGraph
@@ -82,6 +85,7 @@ class StepProgram:
     num_pipes: int
     version_lags: Mapping[int, VersionLags] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    turns: Mapping[str, tuple[Template, ...]] = field(default_factory=dict)
 
     def embedding_stage_of(self, pipe: int) -> EmbeddingStage:
         """The embedding stage of a pipe's examples."""
@@ -98,3 +102,8 @@ class StepProgram:
         first = process * self.num_processes
         names = (f"recv{number}" for number in range(first, first + self.num_processes))
         return tuple(name for name in names if name in self.program.lanes)
+
+    @property
+    def rows_delay(self) -> int:
+        """Updates of rows that a lookup leaves out: 1 if lookups precede the update of the batch before."""
+        return 1 if self.turns else 0

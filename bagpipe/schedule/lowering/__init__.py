@@ -2,5 +2,6 @@
 
 Program ──rewrite, embedding, optimizer, sends: passes──> Program with REC, X_EMBED, REDUCE_GRAD, OPT, SEND, RECV
 receives: RECVs in lanes of their own, where lanes choose their order
+turns: the lanes where actions of two batches alternate
 step_program: the passes for training ──> StepProgram ──stage_lanes──> StageLanes of one process
 """

@@ -58,6 +58,7 @@ def add_sends(
     *,
     torch_names: bool = False,
     cells: Mapping[str, Sequence[Action | None]] | None = None,
+    lookup_first: bool = True,
 ) -> Program:
     """The program with a SEND and a RECV for every value that passes between processes.
 
@@ -70,6 +71,7 @@ def add_sends(
         torch_names: SEND_F, RECV_F, SEND_B, RECV_B between stages with adjacent numbers, as in PyTorch's tables;
             otherwise SENDX_F:n and so on.
         cells: the lanes' actions with idle steps (None), which pace the walk; default: no idle steps.
+        lookup_first: X_EMBED comes before all RECVs of its lane.
 
     Raises:
         ScheduleError: a lane has no process, a dependency between processes has no message, or the program deadlocks.
@@ -112,9 +114,9 @@ def add_sends(
         pass
     if not all(done):
         graph.order()  # raises with the cycle
-    # X_EMBED comes before the first RECV: it announces the batch to its lane.
-    ordered = {lane: sorted(row, key=lambda action: action.op != "X_EMBED") for lane, row in lowered.items()}
-    return dataclasses.replace(program, lanes={lane: tuple(row) for lane, row in ordered.items()})
+    if lookup_first:  # it announces the batch to its lane
+        lowered = {lane: sorted(row, key=lambda action: action.op != "X_EMBED") for lane, row in lowered.items()}
+    return dataclasses.replace(program, lanes={lane: tuple(row) for lane, row in lowered.items()})
 
 
 def _links(program: Program, home: Mapping[str, int], torch_names: bool) -> dict[tuple[OpKey, int], list[_Link]]:

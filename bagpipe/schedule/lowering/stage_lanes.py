@@ -8,7 +8,7 @@ A lane that chooses its order has two tracks: backwards, and after them forwards
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bagpipe.schedule.ir.actions import Action
@@ -66,20 +66,25 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
 
 
 def lane_templates(step: StepProgram, lane: str) -> tuple[Template, ...]:
-    """The actions of a lane for one batch."""
+    """The actions of a lane for one turn."""
     found: list[Template] = []
     computed: list[int] = []  # positions of the latest computations
-    for atom in (atom for action in step.program.lanes[lane] for atom in action.atoms):
-        track = _track(step, atom) if lane in step.in_flight else None
-        template = Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer, track=track)
-        if OPS[atom.op].role == "recv" and computed:
+    for template in step.turns.get(lane) or _of_one_batch(step, lane):
+        if OPS[template.op].role == "recv" and computed:
             found.insert(computed[0], template)
             computed = [position + 1 for position in computed]
             continue
-        if OPS[atom.op].role in _COMPUTATIONS:
+        if OPS[template.op].role in _COMPUTATIONS:
             computed = [*computed, len(found)][-_RECEIVES_AHEAD:]
         found.append(template)
     return tuple(found)
+
+
+def _of_one_batch(step: StepProgram, lane: str) -> Iterator[Template]:
+    """The actions of a lane that does one batch after the other."""
+    for atom in (atom for action in step.program.lanes[lane] for atom in action.atoms):
+        track = _track(step, atom) if lane in step.in_flight else None
+        yield Template(op=atom.op, stage=atom.stage, unit=atom.index or 0, peer=atom.peer, track=track)
 
 
 def _track(step: StepProgram, atom: Action) -> int | None:

@@ -15,6 +15,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.builders.asynchronous import drained
 from bagpipe.schedule.builders.one_f_one_b import one_f_one_b
+from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.program import Program, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
@@ -24,6 +25,7 @@ from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, 
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
+from bagpipe.schedule.lowering.turns import turn_loop, turns
 from bagpipe.schedule.registry import dense_schedule
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
 
@@ -39,6 +41,7 @@ def step_program(
     num_processes: int = 1,
     replicas: int = 1,
     recompute: bool = False,
+    rows_delay: int = 0,
 ) -> StepProgram:
     """One batch of dense stages, ready to run.
 
@@ -50,6 +53,8 @@ def step_program(
         num_processes: processes of a replica: 1, which runs all lanes, or one per pipeline rank.
         replicas: replicas of the whole pipeline.
         recompute: forwards keep only their inputs; activations are recomputed before the backward.
+        rows_delay: of an asynchronous schedule. 0: rows of a batch are read after the updates of the batch before, so a
+            batch ends before the next one begins. 1: after those of the batch before that; see `turns`.
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the number of processes is
@@ -62,10 +67,11 @@ def step_program(
             f"{found.name}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
         )
     lags: Mapping[int, VersionLags] = {}
-    if isinstance(found, AsynchronousSchedule):
-        # Rows of a batch are read after the updates of the batch before, so a batch ends before the next one begins.
-        loop = found.loop(graph, chunks)
-        lags, order = version_lags(loop), drained(graph, loop)
+    loop = found.loop(graph, chunks) if isinstance(found, AsynchronousSchedule) else None
+    _check_delay(found, graph, rows_delay)
+    if loop is not None:
+        order = loop if rows_delay else drained(graph, loop)
+        lags = version_lags(loop)
         check(order.unroll(order.ramp()))
         dense = one_f_one_b(graph, 1)
     else:
@@ -82,24 +88,46 @@ def step_program(
     if replicas * found.num_pipes > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
-    homes = home | {reduce_lane(process): process for process in set(home.values())}
-    program = add_sends(program, homes)
+    compute = tuple(home)
+    home |= {reduce_lane(process): process for process in set(home.values())}
+    found_stages = embedding_stages(flat, home)
+    alternating: Mapping[str, tuple[Template, ...]] = {}
+    if loop is not None and rows_delay:
+        alternating = turns(program, loop, found_stages, home)
+        together = turn_loop(program, alternating, found_stages[0])
+        check(together.unroll(together.ramp()))
+    program = add_sends(program, home)
     in_flight: dict[str, int] = {}
     if isinstance(found, DynamicSchedule):
-        program = separate_receives(program, homes)
-        in_flight = dict(zip(home, found.limits(graph), strict=True))
+        program = separate_receives(program, home)
+        in_flight = dict(zip(compute, found.limits(graph), strict=True))
     check(program)
     return StepProgram(
         graph=graph,
         schedule=found.name,
         program=program,
         instances=stage_instances(flat, home),
-        embedding_stages=embedding_stages(flat, home),
+        embedding_stages=found_stages,
         num_processes=num_processes,
         num_pipes=found.num_pipes,
         version_lags=lags,
         in_flight=in_flight,
+        turns=alternating,
     )
+
+
+def _check_delay(schedule: DenseSchedule, graph: StageGraph, rows_delay: int) -> None:
+    if rows_delay not in (0, 1):
+        raise ScheduleError(
+            f"rows can be read after the batch before, or the one before that: 0 or 1, got {rows_delay}"
+        )
+    if rows_delay and not isinstance(schedule, AsynchronousSchedule):
+        raise ScheduleError(f"{schedule.name}: only an asynchronous schedule has anything to do meanwhile, got delay 1")
+    if rows_delay and graph.microbatches < graph.num_stages - 1:
+        raise ScheduleError(
+            f"{schedule.name}: rows that are read a batch late need at least {graph.num_stages - 1} micro-batches, one "
+            f"less than the stages, got {graph.microbatches}"
+        )
 
 
 def _on_compute_lanes(program: Program) -> Program:

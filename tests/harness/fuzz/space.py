@@ -206,6 +206,7 @@ LEFT: Mapping[str, str] = {
     "data.unlabelled": "refused in training",
     "data.eval_path": "the same code reads it as data.path",
     "data.test_path": "scored from a checkpoint after training, as the command eval does",
+    "pipeline.rows_delay": "refuses the checkpoints that a draw resumes from",
     "pipeline.partition": "names modules of one model",
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",

@@ -110,7 +110,7 @@ def test_sends_are_waited_for_only_in_wait_sends() -> None:
     assert pile.log == ["send [4, 3] to 2, tag 5", "send [4, 1] to 2, tag 5"]
     edge.wait_sent(1)
     edge.wait_sent(0)
-    edge.wait_all_sent()
+    edge.wait_all_sent(1000)
     assert pile.log[2:] == ["waited, sent"] * 2
 
 

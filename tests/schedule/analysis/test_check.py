@@ -50,8 +50,8 @@ BROKEN_LOOPS = {
     "source: lane net-in: 0X_FETCH does not depend": dataclasses.replace(LOOP, edges=LOOP.edges[2:]),
     "source: source 0X_PLAN must be performed once": dataclasses.replace(LOOP, source=(0, "X_PLAN")),
     "sink: sink 0X_PUSH_LATE": dataclasses.replace(LOOP, sink=(0, "X_PUSH_LATE")),
-    "offsets: 0F has different offsets": Loop(
-        lanes={"a": (Template(op="X_READ", offset=1), Template(op="F"), Template(op="F", unit=1, offset=1))},
+    "offsets: 0F of a batch begins before that of the batch before has ended": Loop(
+        lanes={"a": (Template(op="X_READ", offset=1), Template(op="F", offset=1), Template(op="F", unit=1))},
         source=(0, "X_READ"),
         sink=(0, "F"),
         stages=(Stage(number=0, micro_per_batch=2),),

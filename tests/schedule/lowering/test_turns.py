@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.errors import ScheduleError
+from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop
+from bagpipe.schedule.analysis.simulate import simulate
+from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
+from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.stage_graph import chain
+from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.lowering.step_program import step_program
+from bagpipe.schedule.lowering.turns import turn_loop
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
+
+
+def step_of(
+    stages: int, micro: int, *, processes: int = 1, replicas: int = 1, name: str = "pipedream", delay: int = 1
+) -> StepProgram:
+    return step_program(
+        chain(stages, micro),
+        [(0, True), (stages - 1, False)],
+        name,
+        num_processes=processes,
+        replicas=replicas,
+        rows_delay=delay,
+    )  # fmt: skip
+
+
+def loop_of(step: StepProgram, process: int, *, ranks: int) -> Loop:
+    return prefetch_loop(
+        prefetch_depth=2, read_ahead=4, write_depth=2, direct=True, ranks=ranks, step=step, process=process
+    )
+
+
+def lane_text(step: StepProgram, lane: str) -> str:
+    return " ".join(f"{t.text}{t.unit}{t.offset * '+'}" for t in step.turns[lane])
+
+
+def test_what_lanes_repeat() -> None:
+    step = step_of(2, 2)
+    assert lane_text(step, "compute0") == "0F1 0B0 2X_EMBED0+ 0F0+ 0B1 2X_EMBED_GRAD0 0OPT0"
+    assert lane_text(step, "compute1") == "1F0 1B0 1F1 1B1 1OPT0"
+    main = loop_of(step, 0, ranks=1).lanes["compute0"]
+    assert (main[-1].op, main[-1].offset) == ("X_UPDATE", 0)
+    (update,) = [t for t in loop_of(step_of(2, 2, processes=2), 1, ranks=2).lanes["compute1"] if t.op == "X_UPDATE"]
+    assert update.offset == -1
+
+
+@given(data=st.data(), stages=st.integers(1, 5), name=st.sampled_from(list(ASYNCHRONOUS_SCHEDULES)))
+@settings(max_examples=30, deadline=None)
+def test_loops_of_all_processes_are_valid_and_read_rows_in_time(data: st.DataObject, stages: int, name: str) -> None:
+    micro = data.draw(st.integers(max(1, stages - 1), 2 * stages))
+    processes, replicas = data.draw(st.sampled_from([1, stages])), data.draw(st.sampled_from([1, 2]))
+    step = step_of(stages, micro, processes=processes, replicas=replicas, name=name)
+    check(step.program)
+    together = turn_loop(step.program, step.turns, step.embedding_stages[0])
+    check(together.unroll(7))  # sends and receives match, ramps included
+    for process in range(processes):
+        loop = loop_of(step, process, ranks=processes * replicas)
+        check_loop(loop, RUNNER_RULES)
+        order = loop.unroll(7).lanes[f"compute{step.embedding_stages[process].position}"]
+        places = {(a.op, a.index): place for place, a in enumerate(order) if a.op in ("X_EMBED", "X_UPDATE")}
+        for b in range(6):
+            assert places["X_EMBED", b + 1] < places["X_UPDATE", b]
+            assert b == 0 or places["X_UPDATE", b - 1] < places["X_EMBED", b + 1]
+
+
+def seconds(action: Action) -> float:
+    return {"F": 1.0, "B": 2.0}.get(action.op, 0.0)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(2, 1), (2, 8), (4, 3), (4, 8)])
+def test_no_lane_waits_once_the_pipeline_is_full(stages: int, micro: int) -> None:
+    """A batch takes as long as its forwards and backwards in one lane; without the delay it drains the pipeline."""
+    for delay, expected in ((0, 3 * (micro + stages - 1)), (1, 3 * micro)):
+        loop = loop_of(step_of(stages, micro, delay=delay), 0, ranks=1)
+        spans = [simulate(loop.unroll(batches), seconds).makespan for batches in (20, 30)]
+        assert (spans[1] - spans[0]) / 10 == expected
+
+
+def test_recomputation_precedes_its_backward() -> None:
+    step = step_program(chain(2, 2), [(0, True), (1, False)], "pipeoptim", recompute=True, rows_delay=1)
+    assert lane_text(step, "compute0") == "0F1 0REC0 0B0 2X_EMBED0+ 0F0+ 0REC1 0B1 2X_EMBED_GRAD0 0OPT0"
+
+
+@pytest.mark.parametrize(
+    ("name", "micro", "delay", "complaint"),
+    [
+        ("1f1b", 4, 1, "1f1b: only an asynchronous schedule"),
+        ("pipedream", 2, 1, "at least 3 micro-batches"),
+        ("pipedream", 4, 2, "0 or 1, got 2"),
+    ],
+)
+def test_what_has_no_turns(name: str, micro: int, delay: int, complaint: str) -> None:
+    with pytest.raises(ScheduleError, match=complaint):
+        step_of(4, micro, name=name, delay=delay)

@@ -1,0 +1,186 @@
+"""Rows that are read a batch late (`pipeline.rows_delay`): the serial reference, caches, ranks, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config
+from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.batches import bounds
+from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
+from data.formats import open_source
+from tests.system.jobs import change, largest_batch, run_job
+from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
+from tests.system.reference import PlainTables
+from tests.system.staging import assert_equal_numbers, run_staged, staged
+from tests.system.test_exactness import MakeConfig
+from trainer.assembly import build_training_model
+
+_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-6),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-6, weight_decay=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-6),
+}
+#: Settings beside the name and the rate.
+_SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "sgd": {"optim__momentum": 0.9},
+    "adamw": {"optim__weight_decay": 0.01},
+}
+
+
+def job(clicks: MakeConfig, schedule: str, stages: int, dense: str = "adagrad", **values: object) -> Config:
+    config = change(clicks("sum", "dlrm", "adagrad"), run__dtype="float64", optim__dense=dense)
+    config = staged(change(config, **_SETTINGS.get(dense, {})), schedule, stages, pipeline__rows_delay=1)
+    return change(config, **values)
+
+
+def reference(config: Config) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """Losses, dense parameters, and rows with their state, of plain tables and a plain loop.
+
+    The lookup of batch b reads the tables as they were before the update of batch b - 1.
+    """
+    built = build_training_model(config, open_source(config.data, config.run.seed).schema)
+    assert built.stages is not None, "the job has stages"
+    model, batches = built.stages.staged, [plain_batch(batch, built.data) for batch in all_batches(config)]
+    tables = PlainTables(plain_tables(built, batches, config.run.dtype), sparse=True)
+    embedding = copy.deepcopy(model.embedding)
+    embedding.get_submodule("sparse_arch").embedding_bag_collection = tables
+    rows = torch.optim.Adagrad(tables.parameters(), lr=config.optim.rows_lr, eps=config.optim.eps)
+    for stage in model.stages:
+        if not list(stage.module.parameters()):
+            stage.module.register_parameter("none", nn.Parameter(torch.zeros(1)))  # optimizers want one
+    parameters = {name: p.detach() for name, p in built.converted.model.named_parameters() if "none" not in name}
+    (head,) = [number for stage in model.stages for _, number in stage.heads]
+    names = [(tuple(map(str, stage.inputs)), tuple(map(str, stage.outputs))) for stage in model.stages]
+    serial = SerialVersions(
+        [
+            SerialStage(module=stage.module, inputs=inputs, outputs=outputs)
+            for stage, (inputs, outputs) in zip(model.stages, names, strict=True)
+        ],
+        lambda number, parameters: _OPTIMIZERS[config.optim.dense](parameters),
+        lambda v: (
+            nn.functional.binary_cross_entropy_with_logits(v[str(head)].reshape(-1), v["labels"], reduction="sum")
+            / v["size"]
+        ),
+        ASYNCHRONOUS_SCHEDULES[config.pipeline.schedule]
+        .loop(model.graph(config.pipeline.microbatches))
+        .unroll(len(batches)),
+    )
+    losses = []
+    before = [table.detach().clone() for table in tables.parameters()]
+    for batch in batches:
+        tables.batch, size = batch, len(batch.labels)
+        now = [table.detach().clone() for table in tables.parameters()]
+        _set(tables, before)
+        looked_up = dict(zip(model.embedding_values, embedding(batch.dense.double(), None), strict=True))
+        _set(tables, now)
+        units = [
+            {
+                **{str(n): v[first:end].detach().requires_grad_(v.requires_grad) for n, v in looked_up.items()},
+                "labels": batch.labels[first:end].double(),
+                "size": torch.tensor(float(size)),
+            }
+            for first, end in pairwise(bounds(size, config.pipeline.microbatches))
+        ]
+        trained = serial.train(units)
+        losses.append(trained.loss)
+        wanted = [n for n, value in looked_up.items() if value.requires_grad]
+        rows.zero_grad()
+        torch.autograd.backward(
+            [looked_up[n] for n in wanted], [torch.cat([unit[str(n)] for unit in trained.gradients]) for n in wanted]
+        )
+        before = now
+        rows.step()
+    records = {
+        table.name: torch.cat([weight.detach(), rows.state[weight]["sum"]], dim=1)
+        for table, weight in zip(tables.tables, tables.parameters(), strict=True)
+    }
+    return losses, parameters, records
+
+
+def _set(tables: nn.Module, values: list[Tensor]) -> None:
+    for table, value in zip(tables.parameters(), values, strict=True):
+        table.data.copy_(value)  # the version that autograd checks stays: gradients of sums need no weights
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro", "dense"),
+    [
+        ("pipedream", 2, 3, "adam"),
+        ("pipedream-vertical", 4, 3, "sgd"),
+        ("pipedream-2bw", 4, 8, "adagrad"),
+        ("spectrain", 4, 4, "adamw"),
+        ("spectrain-v2", 4, 4, "adagrad"),
+        ("pipeoptim", 2, 1, "adam"),
+        ("pipeoptim", 4, 5, "sgd"),
+        ("pipedream", 1, 2, "adam"),
+    ],
+)
+def test_a_job_equals_the_serial_reference(
+    clicks: MakeConfig, schedule: str, stages: int, micro: int, dense: str
+) -> None:
+    config = job(clicks, schedule, stages, dense, pipeline__microbatches=micro)
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        losses, parameters, rows = reference(config)
+    assert len(losses) > 20
+    end = run_job(change(config, cache__rows=2 * largest_batch(config)))
+    np.testing.assert_allclose(end.losses, losses, rtol=0, atol=1e-12)
+    for name, value in parameters.items():
+        torch.testing.assert_close(end.dense[name], value, rtol=0, atol=1e-12, msg=name)
+    for name, value in rows.items():
+        np.testing.assert_allclose(end.rows[name][1], value.numpy(), rtol=0, atol=1e-12, err_msg=name)
+    direct = run_job(change(config, cache__rows=0))
+    assert (direct.digests, direct.losses) == (end.digests, end.losses)
+
+
+@pytest.mark.parametrize(
+    ("schema", "model", "ranks", "assign"),
+    [("mixed", "deepfm", 2, "contiguous"), ("weighted", "dlrm", 1, "contiguous"), ("sum", "dlrm", 4, "contiguous")],
+)
+def test_any_cache_and_ranks_give_the_same_job(
+    clicks: MakeConfig, schema: str, model: str, ranks: int, assign: str
+) -> None:
+    config = change(clicks(schema, model, "adam"), run__dtype="float64", optim__dense="adam")
+    config = staged(config, "pipeoptim", 2, pipeline__rows_delay=1, cacher__assign=assign)
+    direct = run_staged(change(config, cache__rows=0), ranks)
+    cached = run_staged(change(config, cache__rows=2 * largest_batch(config), oracle__lookahead=3), ranks)
+    assert (cached.digests, cached.loss_sum) == (direct.digests, direct.loss_sum)
+    if ranks > 1:
+        assert_equal_numbers(cached, run_staged(config))
+
+
+def test_rows_without_a_delay_are_others(clicks: MakeConfig) -> None:
+    config = job(clicks, "pipedream", 2)
+    assert run_job(config).digests != run_job(change(config, pipeline__rows_delay=0)).digests
+
+
+def test_the_rows_of_two_batches_must_fit(clicks: MakeConfig) -> None:
+    config = job(clicks, "pipedream", 2, cache__rows=largest_batch(clicks("sum", "dlrm", "adagrad")))
+    error = run_job(config).trained.input_error
+    assert "more of the batch before (pipeline.rows_delay 1) but cache.rows is" in str(error)
+
+
+def test_what_is_not_possible_with_it(clicks: MakeConfig, tmp_path: Path) -> None:
+    config = job(clicks, "pipedream", 4)
+    check_config(config)
+    for changed, complaint in (
+        ({"pipeline__schedule": "1f1b"}, "pipeline.rows_delay 1 needs pipeline.schedule pipedream or .*, got 1f1b"),
+        ({"pipeline__microbatches": 2}, "pipeline.rows_delay 1 needs pipeline.microbatches of at least 3, .* got 2"),
+        ({"checkpoint__dir": str(tmp_path)}, "pipeline.rows_delay 1 is not possible with checkpoints yet"),
+        ({"eval__every": 3, "data__eval_fraction": 0.1}, "is not possible with evaluations during training yet"),
+        ({"run__verify": 2}, "pipeline.rows_delay 1 is not possible with run.verify yet"),
+        ({"pipeline__rows_delay": 2}, "pipeline.rows_delay must be from 0 to 1, got 2"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            check_config(change(config, **changed))
