@@ -199,6 +199,7 @@ def build_dense(
         precision=built.dense.precision,
         clip=clip_of(config.optim),
         loss=loss_of(config.model, built.data),
+        orders=built.stages.order_log(rank, records=bool(config.pipeline.record)),
     )
 
 

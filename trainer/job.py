@@ -27,6 +27,7 @@ from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import OnBatch
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.progress import RunResult
+from bagpipe.training.staged_dense import StagedDense
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
 from bagpipe.util.program import note
 from trainer.devices import check_device, cuda_devices
@@ -36,6 +37,7 @@ from trainer.observe.meter import planned_steps
 from trainer.observe.reporter import Reporter, TrainingFacts
 from trainer.observe.sinks import open_reporter
 from trainer.open_job import TrainerJob, open_trainer_job
+from trainer.orders import write_orders
 from trainer.result import Result
 from trainer.scoring import test_metrics
 from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
@@ -177,14 +179,24 @@ def _finish(
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
     result, test_error = _result(job, ranks, totals, trained, evaluation, reporter)
     unwritten = _write(result, result_path, config) if result_path and ranks.is_first else None
+    unrecorded = _record_orders(job, ranks)
     reporter.end(dataclasses.asdict(result))
     # Barrier: rank 0 must not stop its cacher and store while other ranks use them, or are connected to the cacher.
     job.source.close()
     ranks.gather(None)
-    problem = evaluation.error or unwritten or test_error
+    problem = evaluation.error or unwritten or unrecorded or test_error
     if problem is not None:
         raise problem
     return result
+
+
+def _record_orders(job: TrainerJob, ranks: Ranks) -> InputError | JobError | None:
+    """Write the orders that lanes have chosen, if asked for; called by all ranks. The error of rank 0."""
+    dense, stages, path = job.open.engine.dense, job.built.stages, job.built.config.pipeline.record
+    if not path or stages is None or stages.shape is None or not isinstance(dense, StagedDense):
+        return None
+    assert dense.order_log is not None, "the schedule has no order"
+    return write_orders(path, stages.shape, dense.order_log, ranks)
 
 
 def _write(result: Result, path: str, config: Config) -> JobError | None:
@@ -212,6 +224,7 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
     if config.checkpoint.dir:
         check_folder(config.checkpoint.dir, "checkpoint.dir")
     files = {"--result": result_path if rank == 0 else "", "run.trace": path_of_rank(config.run.trace, rank)}
+    files["pipeline.record"] = config.pipeline.record if rank == 0 else ""
     for key, path in files.items():
         if path:
             check_writable(path, key)

@@ -26,8 +26,10 @@ from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.training.current_rows import CurrentRows
+from bagpipe.training.dense import DensePart
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
 from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
@@ -37,6 +39,7 @@ from trainer.held_out import HeldOutBatches
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_key
 from trainer.observe.reporter import Reporter
+from trainer.orders import within_orders
 from trainer.services import Services, open_services
 from trainer.settings import changeable_settings, default_settings, result_settings
 from trainer.stages import open_stages
@@ -82,13 +85,17 @@ class TrainerJob:
     def batches(self) -> Generator[RankBatch, None, None]:
         """Training batches, from the start of the job."""
         checkpoints = self.open.checkpoints
-        return self.source.batches(
+        batches = self.source.batches(
             "train",
             self.built.spec,
             max_steps=self.built.config.run.steps,
             first_batch=checkpoints.first_batch,
             reader_state=checkpoints.reader_state,
         )
+        orders = None if self.built.stages is None else self.built.stages.orders
+        if orders is None:
+            return batches
+        return within_orders(batches, orders, self.built.config.pipeline, checkpoints.first_batch)
 
 
 def open_trainer_job(
@@ -186,6 +193,7 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
         peers, model = ranks.peers, built.converted.model
         if peers is None:
             dense = build_dense(built)
+            _keep_orders(dense, stack)
             return RankDense(dense=dense, parts=(*build_parts(built, dense), *more))
         held, links, reduce = open_stages(built.stages, peers)
         replicas = None
@@ -194,9 +202,16 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
         else:
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
+        _keep_orders(dense, stack)
         return RankDense(dense=dense, parts=(*build_parts(built, dense), *more), replicas=replicas, held=held)
 
     return make
+
+
+def _keep_orders(dense: DensePart, stack: ExitStack) -> None:
+    """Until the session ends."""
+    if isinstance(dense, StagedDense) and dense.order_log is not None:
+        stack.enter_context(dense.order_log)
 
 
 def _check_memory(built: BuiltModel, world_size: int) -> None:

@@ -20,6 +20,7 @@ from bagpipe.config.sections import CheckpointConfig, Config, ModelConfig, Optim
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from trainer.orders import replay_hash
 
 __all__ = [
     "changeable_settings",
@@ -57,6 +58,8 @@ _FREE = frozenset(
         "data.epochs",
         "optim.ema_evaluate",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions
+        "pipeline.record",
+        "pipeline.replay",
         "run.steps",
         "run.peer_timeout_s",
         "run.trace",
@@ -115,6 +118,7 @@ def common_settings(config: Config) -> dict[str, Any]:
             settings[f"{section}.{name}"] = list(value) if isinstance(value, tuple) else value
     settings["run.device"] = config.run.device.partition(":")[0]
     settings["pipeline.costs"] = costs_text(config.pipeline)  # of a file, what it says: ranks must order alike
+    settings["pipeline.replay"] = replay_hash(config.pipeline)
     return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
 
 

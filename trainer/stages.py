@@ -25,11 +25,13 @@ from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
+from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
+from bagpipe.schedule.formats.order_text import Orders, OrderShape
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import dense_schedule
-from bagpipe.schedule.schedule import DenseSchedule
+from bagpipe.schedule.schedule import DenseSchedule, DynamicSchedule
 from bagpipe.split.assignment import graph_stages
 from bagpipe.split.batch_dependence import batch_dependent_operators
 from bagpipe.split.operators import ModelParts
@@ -38,6 +40,7 @@ from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
+from trainer.orders import model_hash, read_orders
 
 __all__ = ["StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
@@ -47,10 +50,33 @@ _ONE_STAGE = "1f1b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedJob:
-    """A model in stages, and the ranks that run them."""
+    """A model in stages, and the ranks that run them.
+
+    Attributes:
+        staged: the stages.
+        mesh: their ranks.
+        shape: of orders that the lanes choose; None: the schedule has an order.
+        orders: those that the job repeats.
+    """
 
     staged: StagedModel
     mesh: Mesh
+    shape: OrderShape | None = None
+    orders: Orders | None = None
+
+    def order_log(self, rank: int, *, records: bool) -> OrderLog | None:
+        """The orders of a rank's lanes; None: the schedule has an order."""
+        if self.shape is None:
+            return None
+        step = self.mesh.step
+        replica, process = self.mesh.coordinates(rank)
+        return OrderLog(
+            lanes={lane: int(lane.removeprefix("compute")) for lane in step.lanes_of(process)},
+            replica=replica,
+            num_actions=2 * self.shape.graph.microbatches,
+            orders=self.orders,
+            records=records,
+        )
 
 
 def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: int) -> StagedJob | None:
@@ -92,7 +118,13 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     if config.run.compile:
         check_compiler(torch.device(config.run.device))
     staged = prepared(staged, precision, compiles=config.run.compile)
-    return StagedJob(staged=staged, mesh=Mesh(step=step, world_size=world_size))
+    mesh = Mesh(step=step, world_size=world_size)
+    shape = None
+    if isinstance(schedule, DynamicSchedule):
+        limits = schedule.limits(step.graph)
+        shape = OrderShape(graph=step.graph, replicas=mesh.num_replicas, model=model_hash(staged), limits=limits)
+    orders = None if shape is None else read_orders(pipeline, shape)
+    return StagedJob(staged=staged, mesh=mesh, shape=shape, orders=orders)
 
 
 def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:

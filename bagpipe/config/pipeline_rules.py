@@ -192,4 +192,6 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),
+    "pipeline.record": lambda config: _unused(config, "record", ["dynamic"]),
+    "pipeline.replay": lambda config: _unused(config, "replay", ["dynamic"]),
 }

@@ -27,6 +27,8 @@ class PipelineConfig:
         rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
+        record: of dynamic: write the orders that the job has taken to this file when it ends.
+        replay: of dynamic: repeat the orders of such a file; the bits are the same with and without.
         costs: of zb-auto: durations of F, I and W of each stage, and of B if measured: "0F=3,0I=2,…", or a .json file.
         memory: of zb-auto: most micro-batches in flight: one number, or one per pipeline rank; empty: no limit.
     """
@@ -41,6 +43,8 @@ class PipelineConfig:
     rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0
+    record: str = ""
+    replay: str = ""
     costs: str = ""  # its range is a rule
     memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
 

@@ -3,6 +3,7 @@
 schedule.ir.loop.Loop, handlers ──compile──> steps ──> runner.Runner.run() ──> report.Report
                                                       │  one lane.Lane per thread, started and joined inside run()
                                                       ├── free_order  the next step, where a lane chooses
+                                                      │           (order_log: orders given, and taken down)
                                                       ├── board   progress of ops, waiting lanes, end, error
                                                       ├── stream  lane -> stream; events order device lanes
                                                       │           (cuda_stream: CUDA's)

@@ -353,6 +353,7 @@ class Engine:
             wake=self._wake,
             grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
             first_batch=run.first_batch,
+            orders={lane: order for part in run.parts for lane, order in part.orders().items()},
         )
         self._run = run
         try:

@@ -26,6 +26,7 @@ from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import ScheduleError
 from bagpipe.kernels.interface import RowSteps
 from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stage.batches import StageBatch
@@ -171,6 +172,10 @@ class LoopPart:
 
     def hazards(self) -> Mapping[str, Callable[[int], int]]:
         """Hazard -> function of the waiting batch giving the batch to wait for, -1 for none."""
+        return {}
+
+    def orders(self) -> Mapping[str, LaneOrder]:
+        """Lane with tracks -> its orders, given or taken down."""
         return {}
 
     def hooks(self) -> Iterable[Hook]:

@@ -16,7 +16,9 @@ from bagpipe.dense.clip import NO_CLIP, Clip
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
+from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
@@ -38,6 +40,7 @@ class StagedDense(DensePart):
         optimizer: of all parameters of the model; takes over the state of the stages' when a run ends.
         precision: as the stages were prepared.
         loss: of the model's outputs.
+        orders: of lanes that choose theirs; None: the schedule has an order.
         clip: a limit of the norm needs the gradients of all stages: only for one stage.
 
     Raises:
@@ -55,6 +58,7 @@ class StagedDense(DensePart):
         precision: Precision,
         clip: Clip = NO_CLIP,
         loss: Loss = BCE,
+        orders: OrderLog | None = None,
     ) -> None:
         super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision, clip=clip)
         if clip.norm and len(pipeline.staged.stages) > 1:
@@ -62,6 +66,7 @@ class StagedDense(DensePart):
         if self.loss_scale.growth_interval:
             raise InputError("a loss scale that grows is not possible with stages")
         self.pipeline = pipeline
+        self.order_log = orders
         self._loss = loss
         self.chunks = {
             str(stage): ModelChunk(
@@ -111,6 +116,9 @@ class StagedDense(DensePart):
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
             **{f"{n}REDUCE_GRAD": partial(self.reduce, stage) for stage, n in own.items() if n in reduces},
         }
+
+    def orders(self) -> Mapping[str, LaneOrder]:
+        return {} if self.order_log is None else self.order_log.lanes
 
     def hooks(self) -> Iterable[Hook]:
         yield Hook(at=Point.READ, when="after", call=self._read)

@@ -32,8 +32,8 @@ MODELS = [
     ("finalmlp", "mean"),
 ]
 
-#: One schedule of each kind: a chain, a graph, two pipes, a V with split backwards, a V with overlap.
-DIGESTED = ("1f1b", "graph", "chimera", "zb-v", "dualpipe-v")
+#: One schedule of each kind: a chain, a free order, a graph, two pipes, a V with split backwards, a V with overlap.
+DIGESTED = ("1f1b", "dynamic", "graph", "chimera", "zb-v", "dualpipe-v")
 
 MICROBATCHES = 8
 

@@ -103,7 +103,9 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
     assert json.loads(job.result.read_text())["samples"] == 2700
 
 
-@pytest.mark.parametrize(("ranks", "schedule"), [(1, "1f1b"), (2, "1f1b"), (1, "pipeoptim"), (2, "pipedream-2bw")])
+@pytest.mark.parametrize(
+    ("ranks", "schedule"), [(1, "1f1b"), (2, "1f1b"), (1, "pipeoptim"), (2, "pipedream-2bw"), (2, "dynamic")]
+)
 def test_a_staged_job_resumes(ranks: int, schedule: str, server: EmbeddedServer, tmp_path: Path) -> None:
     stages = ["--pipeline.schedule", schedule, *STAGES[2:]]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages])

@@ -208,6 +208,8 @@ LEFT: Mapping[str, str] = {
     "data.test_path": "scored from a checkpoint after training, as the command eval does",
     "pipeline.rows_delay": "refuses the checkpoints that a draw resumes from",
     "pipeline.partition": "names modules of one model",
+    "pipeline.record": "of dynamic, whose order changes no bit",
+    "pipeline.replay": "repeats a file of another job",
     "model.first_gate": "names columns of one data set",
     "model.second_gate": "names columns of one data set",
     "run.device": "the machine's",
