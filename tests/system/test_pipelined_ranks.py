@@ -49,6 +49,16 @@ def test_dropout_is_the_same_in_processes(clicks: MakeConfig, redis_server: Embe
     assert in_processes(config, redis_server, 2) == run_staged(config).digests
 
 
+@pytest.mark.parametrize(("schedule", "num_ranks"), [("pipeoptim", 2), ("spectrain-v2", 4)])
+def test_rows_that_are_read_a_batch_late(
+    clicks: MakeConfig, redis_server: EmbeddedServer, schedule: str, num_ranks: int
+) -> None:
+    config = staged(clicks("mixed", "deepfm", limit=150), schedule, num_ranks, pipeline__rows_delay=1)
+    rows = -(-2 * largest_batch(config) // num_ranks)
+    there = in_processes(config, redis_server, num_ranks, cache__rows=rows, oracle__lookahead=4)
+    assert there == run_staged(change(config, cache__rows=0)).digests
+
+
 def test_replicas_and_a_daemon(clicks: MakeConfig, redis_server: EmbeddedServer, tmp_path: Path) -> None:
     """Two replicas of two stages, with a separate cacher daemon."""
     config = staged(clicks("mean", "dcnv2", "adam", limit=100), "1f1b", 2, pipeline__recompute=True)
