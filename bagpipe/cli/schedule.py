@@ -13,18 +13,21 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.formats.cost_text import amount, check_complete, check_stages, costs_of_json, costs_of_text
+from bagpipe.schedule.formats.order_text import recorded_program
 from bagpipe.schedule.formats.version_text import version_text
 from bagpipe.schedule.ir.program import Program
+from bagpipe.schedule.ir.stage_graph import parse_stage_graph
 from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
 from bagpipe.schedule.registry import SCHEDULES
-from bagpipe.schedule.schedule import Schedule
+from bagpipe.schedule.schedule import DynamicSchedule, Schedule
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -45,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for schedule in SCHEDULES.values():
         child = names.add_parser(schedule.name, help=schedule.summary, description=schedule.summary, allow_abbrev=False)
         _option_arguments(child, schedule)
+        if isinstance(schedule, DynamicSchedule):
+            child.add_argument(
+                "--orders", default="", metavar="FILE", help="show an order of this file of pipeline.record; checks all"
+            )
+            child.add_argument("--batch", type=int, default=0, metavar="N", help="of --orders; default: 0")
         child.add_argument(
             "--cost",
             default="",
@@ -91,7 +99,7 @@ def run(flags: argparse.Namespace) -> str:
     costs = costs_of_json(_text_of(flags.cost), where) if is_file else costs_of_text(flags.cost, where)
     latency = amount("--latency", flags.latency)
     values = {option.name: getattr(flags, option.name) for option in schedule.options}
-    program = _lowered(schedule.program({**values, "costs": costs, "latency": latency}), flags.lower)
+    program = _lowered(_program(schedule, {**values, "costs": costs, "latency": latency}, flags), flags.lower)
     check(program)
     if flags.versions:
         return version_text(program)
@@ -107,11 +115,23 @@ def run(flags: argparse.Namespace) -> str:
     return _DRAWN[flags.format](simulate(program, costs, latency=latency))
 
 
-def _text_of(path: str) -> str:
+def _program(schedule: Schedule, values: Mapping[str, Any], flags: argparse.Namespace) -> Program:
+    """The schedule's program, or one batch of the orders that a job has recorded."""
+    if not isinstance(schedule, DynamicSchedule) or not flags.orders:
+        return schedule.program(values)
+    graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
+    most = schedule.configured({"in_flight": values["in_flight"]}).limits(graph)
+    try:
+        return recorded_program(_text_of(flags.orders, "--orders"), graph, most, batch=flags.batch)
+    except ScheduleError as error:
+        raise InputError(f"--orders {flags.orders}: {error}") from None
+
+
+def _text_of(path: str, flag: str = "--cost") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--cost {path}: {error}") from None
+        raise InputError(f"{flag} {path}: {error}") from None
 
 
 def _lowered(program: Program, names: str) -> Program:

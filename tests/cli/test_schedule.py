@@ -216,6 +216,20 @@ def test_an_asynchronous_schedule_can_be_lowered(name: str, capsys: pytest.Captu
     assert "0SENDX_F0:1" in capsys.readouterr().out
 
 
+def test_recorded_orders_are_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "orders"
+    command = ["schedule", "dynamic", "--stages", "1", "--microbatches", "2", "--format", "csv", "--orders", str(path)]
+    header = "# bagpipe orders 1: stages 1, microbatches 2, replicas 1, model 0123"
+    path.write_text(f"{header}\nbatch 7 replica 0 rank 0: 0F0,0B0,0F1,0B1\n", encoding="utf-8")
+    assert main([*command, "--batch", "7"]) == 0
+    assert capsys.readouterr().out == "0F0,0B0,0F1,0B1\n"
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f"error: --orders {path}: there is no batch 0 of replica 0\n")
+    path.unlink()
+    assert main(command) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_has_a_version_table(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", name, "--versions"]) == 0

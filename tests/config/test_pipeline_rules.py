@@ -61,6 +61,9 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
             {"schedule": "1f1b", "recompute_share": 0.5},
             "pipeline.recompute_share 0.5 needs pipeline.schedule 1f1b-shifted, got 1f1b",
         ),
+        ({"schedule": "1f1b", "in_flight": 4}, "pipeline.in_flight 4 needs pipeline.schedule dynamic, got 1f1b"),
+        ({"schedule": "gpipe", "record": "a"}, "pipeline.record a needs pipeline.schedule dynamic, got gpipe"),
+        ({"schedule": "1f1b", "replay": "a"}, "pipeline.replay a needs pipeline.schedule dynamic, got 1f1b"),
     ],
 )
 def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], line: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from bagpipe.config.sections import Config, ModelConfig, PipelineConfig
+from bagpipe.config.sections import Config, ModelConfig, PipelineConfig, RunConfig
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model
 from tests.trainer.schemas import schema_of
-from trainer.stages import StagedJob, stage_model
+from trainer.stages import StagedJob, check_dynamic, stage_model
 
 DATA = schema_of(None, None, None, dense=2)
 CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))
@@ -102,3 +102,10 @@ def test_a_model_that_mixes_examples_takes_whole_batches_only(norm: nn.Module | 
     assert job(1) is not None
     with pytest.raises(InputError, match=rf"pipeline\.microbatches must be 1 .*{named}\), got 2"):
         job(2)
+
+
+def test_ranks_on_devices_cannot_choose_their_order() -> None:
+    config = Config(pipeline=PipelineConfig(schedule="dynamic", stages=2), run=RunConfig(device="cuda"))
+    check_dynamic(config, 1)
+    with pytest.raises(InputError, match=r"pipeline.schedule dynamic with 2 ranks needs run.device cpu: .* got cuda"):
+        check_dynamic(config, 2)

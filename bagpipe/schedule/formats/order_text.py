@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check, in_flight
 from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
-__all__ = ["OrderKey", "OrderShape", "Orders", "order_line", "orders_of_text"]
+__all__ = ["OrderKey", "OrderShape", "Orders", "order_line", "orders_of_text", "recorded_program"]
 
 #: (batch, replica, pipeline rank).
 OrderKey = tuple[int, int, int]
@@ -27,6 +28,7 @@ Orders = Mapping[OrderKey, bytes]
 
 _OPS = "BF"
 _NUMBER = r"(0|[1-9]\d{0,11})"
+_HEADER_END = re.compile(rf"replicas {_NUMBER}, model ([0-9a-f]+)$", re.ASCII)
 _LINE = re.compile(rf"batch {_NUMBER} replica {_NUMBER} rank {_NUMBER}: (\S+)", re.ASCII)
 
 
@@ -83,6 +85,26 @@ def orders_of_text(text: str, shape: OrderShape) -> Orders:
         found[key] = known.setdefault(tracks, tracks)
     _check(found, shape)
     return found
+
+
+def recorded_program(text: str, graph: StageGraph, limits: tuple[int, ...], *, batch: int, replica: int = 0) -> Program:
+    """One batch of recorded orders, after a check of all of them.
+
+    Args:
+        text: of any model.
+        graph, limits: see `OrderShape`.
+        batch, replica: whose order.
+
+    Raises:
+        ScheduleError: see `orders_of_text`; or the text has no such batch or replica.
+    """
+    found = _HEADER_END.search(text.partition("\n")[0])
+    replicas, model = (int(found[1]), found[2]) if found else (1, "")
+    orders = orders_of_text(text, OrderShape(graph=graph, replicas=replicas, model=model, limits=limits))
+    if (batch, replica, 0) not in orders:
+        raise ScheduleError(f"there is no batch {batch} of replica {replica}")
+    ranks = range(graph.num_stages)
+    return dense_program(graph, [_row(rank, orders[batch, replica, rank]) for rank in ranks])
 
 
 def _parsed(line: str, shape: OrderShape) -> tuple[OrderKey, bytes]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.builders.dynamic import dynamic, limits
-from bagpipe.schedule.formats.order_text import Orders, OrderShape, order_line, orders_of_text
+from bagpipe.schedule.formats.order_text import Orders, OrderShape, order_line, orders_of_text, recorded_program
 from bagpipe.schedule.ir.stage_graph import chain
 
 SHAPE = OrderShape(graph=chain(2, 2), replicas=1, model="0123", limits=(2, 1))
@@ -56,3 +56,12 @@ def test_orders_survive_text(
 def test_other_texts_are_refused(lines: list[str], complaint: str) -> None:
     with pytest.raises(ScheduleError, match=f"^{complaint}"):
         orders_of_text("\n".join(lines), SHAPE)
+
+
+def test_one_batch_of_a_text() -> None:
+    program = recorded_program("\n".join(GOOD), SHAPE.graph, SHAPE.limits, batch=0)
+    assert [" ".join(a.text for a in row) for row in program.lanes.values()] == ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
+    with pytest.raises(ScheduleError, match="there is no batch 1 of replica 0"):
+        recorded_program("\n".join(GOOD), SHAPE.graph, SHAPE.limits, batch=1)
+    with pytest.raises(ScheduleError, match=r"expected orders of this job, .* got 'nothing'"):
+        recorded_program("nothing", SHAPE.graph, SHAPE.limits, batch=0)
