@@ -90,7 +90,7 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
     run = session.begin(job.batches(), job.open.checkpoints.first_batch, stops_on_signals=True)
     with session.failing():
         if job.verification is not None and not job.verification.is_recording and job.open.ranks.is_first:
-            note(f"run.verify: nothing is compared: the job goes on from step {run.next_batch} of another")
+            note(f"run.verify: nothing is compared: the job resumes at step {run.next_batch}")
         if evaluator.history.best_step == job.open.checkpoints.first_batch:
             evaluator.name_best()  # the process ended between publishing and naming it
         is_over = evaluator.history.is_over(job.built.config.eval)

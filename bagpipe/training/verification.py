@@ -31,6 +31,7 @@ from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey, Program
 from bagpipe.training.part import Hook, LoopPart, LoopRun
 from bagpipe.training.staged_dense import StagedDense
+from bagpipe.types.model_inputs import device_of
 
 __all__ = ["TOLERANCES", "Verification", "Verified"]
 
@@ -137,7 +138,8 @@ class Verification(LoopPart):
         self._seed = seed
         self._units = step.program.micro_per_batch
         self._records: dict[int, _Record] = {}
-        self._losses: dict[int, Tensor] = {}
+        #: By instance, whose lane alone writes them, and batch.
+        self._losses: dict[tuple[int, int], Tensor] = {}
         self._rates: dict[int, float] = {}
         self._before: dict[int, Tensor] = {}
         self._recorded: _Record | None = None
@@ -187,15 +189,21 @@ class Verification(LoopPart):
             group: all ranks; None: there is one.
             gather: JSON-able values of all ranks.
         """
+        device = device_of(self._dense.model)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the lanes recorded on streams of their own
         weights = {name: p.detach().clone() for name, p in self._dense.parameters.items()}
         if group is not None:
             for name, weight in weights.items():
                 group.broadcast(weight, holders[name])
-        losses = {str(b): float(loss) for b, loss in self._losses.items()}
+        losses = [0.0] * num_batches
+        for (_, b), loss in self._losses.items():
+            if b < num_batches:  # lanes may have begun the next one
+                losses[b] += float(loss)
         noted = gather({"losses": losses, "rates": {str(b): rate for b, rate in self._rates.items()}})
         found: dict[str, Any] | None = None
         if self._records:
-            sums = [sum(rank["losses"].get(str(b), 0.0) for rank in noted) for b in range(num_batches)]
+            sums = [sum(rank["losses"][b] for rank in noted) for b in range(num_batches)]
             rates = next(rank["rates"] for rank in noted if rank["rates"])
             found = asdict(self._compare(sums, [rates[str(b)] for b in range(num_batches)], weights))
         self._forget()
@@ -227,7 +235,8 @@ class Verification(LoopPart):
         b = index // self._units[key[0]]
         if b < self.num_batches:
             added = self._dense.loss_sums()[str(key[0])] - self._before[key[0]]
-            self._losses[b] = self._losses[b] + added if b in self._losses else added
+            before = self._losses.get((key[0], b))
+            self._losses[key[0], b] = added if before is None else before + added
 
     def _note_rate(self, key: OpKey, b: int) -> None:
         chunk = self._dense.chunk_of(key)
