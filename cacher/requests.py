@@ -176,7 +176,9 @@ def _example_shares(value: object, world_size: int) -> list[int]:
 
 
 def _rows_delay(value: object) -> int:
-    """The trainer decides when its rows are read."""
+    """The trainer decides when its rows are read. None counts as 0."""
+    if value is None:
+        return 0
     if type(value) is not int or value not in (0, 1):
         raise InputError(f"oracle spec: expected rows_delay 0 or 1, got {str(value)[:80]}")
     return value

@@ -197,6 +197,7 @@ def test_a_hello_that_is_refused(target: Target, message: pb.TrainerMessage, wor
         (start(spec=spec_text(example_shares=[1, 1])), "oracle spec: expected up to 1 example shares, got [1, 1]"),
         (start(spec=spec_text(example_shares=[True])), "oracle spec: expected up to 1 example shares, got [True]"),
         (start(spec=spec_text(example_shares="1")), "oracle spec: expected up to 1 example shares, got 1"),
+        (start(spec=spec_text(rows_delay=2)), "oracle spec: expected rows_delay 0 or 1, got 2"),
         (start(spec=spec_text(example_shares=[-1])), "example shares: expected a number from 0 to"),
         (start(watermark=3), "expected first batch and watermark up to the next batch"),
         (start(first_batch=3), "expected first batch and watermark up to the next batch"),
