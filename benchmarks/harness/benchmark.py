@@ -154,7 +154,7 @@ def _run(benchmark: Benchmark, options: argparse.Namespace, argv: Sequence[str] 
     words = sys.argv[1:] if argv is None else argv
     harness = ("out", "report", "rehearse")
     return {
-        "command": shlex.join(["python", "-m", f"benchmarks.{benchmark.name}.main", *words]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{benchmark.name}.main", *map(_without_folder, words)]),
         "settings": {name: _plain(value) for name, value in vars(options).items() if name not in harness},
         "code": code_digest(),
         "load average": load_average(),
@@ -163,7 +163,13 @@ def _run(benchmark: Benchmark, options: argparse.Namespace, argv: Sequence[str] 
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return _without_folder(str(value)) if isinstance(value, str | Path) else value
+
+
+def _without_folder(word: str) -> str:
+    """A word of a command line without the folders of this machine: an absolute path's last part."""
+    flag, equals, value = word.rpartition("=")
+    return f"{flag}{equals}{Path(value).name}" if value.startswith("/") else word
 
 
 def _measure(parts: Mapping[str, Measure], results: Results, run: Mapping[str, Any]) -> int:
