@@ -43,6 +43,7 @@ ARGUMENTS: Mapping[str, str] = {
     "oracle.lookahead": "lookahead",
     "oracle.policy": "the eviction policy",
     "pipeline.microbatches": "the number of micro-batches",
+    "pipeline.rows_delay": "the delay of rows",
     "pipeline.schedule": "the schedule of stages",
     "run.autocast": "the dtype of autocast",
     "run.device": "device",
