@@ -1,7 +1,8 @@
-"""What do the delayed and predicted weights of asynchronous schedules cost in quality, and what could they win in time?
+"""What do the delayed and predicted weights of asynchronous schedules cost in quality, and what do they win in time?
 
 quality      one training job ──> AUC and log loss on held-out examples over time, in processes of their own
 distance     predicted, stale and actual weights of a job, per stage and batch
 throughput   simulated time of a batch in the steady state, with and without waiting for rows
+ranks        jobs on two ranks: measured and simulated time of a step
 main, report parts, tables, curves
 """

@@ -1,9 +1,9 @@
 """What do asynchronous schedules cost in quality, and what could they win in time?
 
-    python -m benchmarks.asynchrony.main [sample] [synthetic] [distance] [throughput] --data.path FILE
+    python -m benchmarks.asynchrony.main [sample] [synthetic] [distance] [throughput] [ranks] --data.path FILE
 
 sample, synthetic: AUC over time against synchronous training, on Criteo's click logs and on synthetic ones. distance:
-predicted against actual weights. throughput: simulated. See README.md.
+predicted against actual weights. throughput: simulated. ranks: measured on two ranks. See README.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
 from benchmarks.asynchrony.distance import OPTIMIZERS, measure_distances
 from benchmarks.asynchrony.quality import Run, measure, runs_of
+from benchmarks.asynchrony.ranks import round_of
 from benchmarks.asynchrony.report import draw, tables
 from benchmarks.asynchrony.throughput import speeds
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.harness.machine import TRAINING_PACKAGES
 
-PARTS = ("sample", "synthetic", "distance", "throughput")
+PARTS = ("sample", "synthetic", "distance", "throughput", "ranks")
 #: (stages, micro-batches). With four stages and one micro-batch the gaps are 3, 2, 1, 0; else 1, and 0 on the last.
 SETTINGS = ((2, 4), (4, 4), (4, 1))
 SPEED_SETTINGS = [(2, 1), (2, 8), (4, 1), (4, 4), (4, 8), (8, 8)]
@@ -47,6 +48,7 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
         "synthetic": partial(_quality, "", options.examples, options),
         "distance": partial(_distance, options),
         "throughput": _throughput,
+        "ranks": partial(_ranks, options),
     }
     return {name: made[name] for name in names}
 
@@ -74,6 +76,15 @@ def _throughput(part: Part) -> None:
     part.keep([asdict(speed) for speed in speeds(SPEED_SETTINGS)])
 
 
+def _ranks(options: argparse.Namespace, part: Part) -> None:
+    for number in range(options.rounds):
+        found = round_of(options.rank_examples)
+        part.add(found)
+        base = found["1f1b/0"]["measured_s"]
+        shown = (f"{job} {base / times['measured_s']:.3f}" for job, times in found.items())
+        part.say(f"#{number} speed against 1f1b: {', '.join(shown)}")
+
+
 def _flags(parser: argparse.ArgumentParser) -> None:
     sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
     parser.add_argument("names", nargs="*", metavar="|".join(PARTS), help="default: all")
@@ -81,6 +92,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=80_000, help="examples of the click logs")
     parser.add_argument("--examples", type=int, default=2_000_000, help="synthetic examples")
     parser.add_argument("--distance-examples", type=int, default=40_000, help="examples of a job of `distance`")
+    parser.add_argument("--rank-examples", type=int, default=160_000, help="examples of a job of `ranks`")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of `ranks`")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--settings", type=int, default=len(SETTINGS), help="the last so many of (2, 4), (4, 4), (4, 1)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks.asynchrony.quality import BATCH_SIZE, SYNCHRONOUS
@@ -28,6 +28,7 @@ def tables(values: Values) -> str:
         *(_quality(TITLES[name], found_of(values, name)) for name in TITLES if found_of(values, name)),
         *(_distance(found) for found in [found_of(values, "distance")] if found),
         *(_throughput(found) for found in [found_of(values, "throughput")] if found),
+        *(_ranks(found) for found in [found_of(values, "ranks")] if found),
     ]
     return "\n".join(parts)
 
@@ -141,6 +142,31 @@ def _throughput(records: Records) -> str:
         for stages, microbatches, names, free, rows_time, synchronous in _grouped(records)
     ]
     return "### Simulated steady state: B = 2 F, all else free\n\n" + table(headers, rows)
+
+
+def _ranks(rounds: Records) -> str:
+    headers = (
+        "schedule", "rows_delay", "step ms", "simulated ms", "measured / simulated", "times 1f1b", "simulated",
+    )  # fmt: skip
+    rows = []
+    for job in rounds[0]:
+        schedule, rows_delay = job.split("/")
+        own = [found[job] for found in rounds]
+        bases = [found[f"{SYNCHRONOUS}/0"] for found in rounds]
+        pairs = list(zip(bases, own, strict=True))
+        rows.append(
+            (
+                schedule,
+                rows_delay,
+                f"{median(each['measured_s'] for each in own) * 1e3:.1f}",
+                f"{median(each['simulated_s'] for each in own) * 1e3:.1f}",
+                f"{median(each['measured_s'] / each['simulated_s'] for each in own):.3f}",
+                f"{median(base['measured_s'] / each['measured_s'] for base, each in pairs):.3f}",
+                f"{median(base['simulated_s'] / each['simulated_s'] for base, each in pairs):.3f}",
+            )
+        )
+    title = f"### Two ranks, two stages, 8 micro-batches: medians of {len(rounds)} rounds\n\n"
+    return title + table(headers, rows)
 
 
 def _grouped(records: Records) -> Iterator[tuple[int, int, str, float, float, float]]:
