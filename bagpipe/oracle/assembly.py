@@ -48,14 +48,16 @@ def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:
 
 
 def places_among(rows: RowList, others: RowList) -> NDArray[np.int64]:
-    """int64 ``[len(rows)]``: place of each row among `others`, of the same tables; -1 if it is not there."""
+    """int64 ``[len(rows)]``: place of each row among `others`, of the same tables; -1 if it is not there.
+
+    Inside a table the ids of both ascend as unsigned numbers, as those of `bagpipe.oracle.index.BatchIndex.unique` do.
+    """
     found = np.full(len(rows), -1, dtype=np.int64)
     for table, (first, stop) in enumerate(itertools.pairwise(rows.table_offsets.tolist())):
         start, end = others.table_offsets[table : table + 2].tolist()
         if first < stop and start < end:
-            by_id = np.argsort(others.ids[start:end], kind="stable")
-            places = np.searchsorted(others.ids[start:end], rows.ids[first:stop], sorter=by_id)
-            places = by_id.take(np.minimum(places, end - start - 1)) + start
+            places = np.searchsorted(others.ids[start:end].view(np.uint64), rows.ids[first:stop].view(np.uint64))
+            places = np.minimum(places, end - start - 1) + start
             found[first:stop] = np.where(others.ids.take(places) == rows.ids[first:stop], places, -1)
     return found
 

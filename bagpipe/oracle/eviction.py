@@ -170,9 +170,13 @@ class EvictionQueue:
 
     def any_in_both(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
         """Whether the two arrays share a slot."""
-        self._is_marked[first] = True
-        found = bool(self._is_marked.take(second).any())
-        self._is_marked[first] = False
+        return bool(self.are_among(second, first).any())
+
+    def are_among(self, slots: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool ``[len(slots)]``: whether each slot is one of the others."""
+        self._is_marked[others] = True
+        found = self._is_marked.take(slots)
+        self._is_marked[others] = False
         return found
 
     def _bucket(self, priority: int) -> deque[_Chunk]:

@@ -86,7 +86,6 @@ class ResidentSet:
         nothing = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
         # Of the latest batches, oldest first: the previous one, then those whose rows are held.
         self._latest = deque([nothing] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
-        self._is_held = np.zeros(spec.num_slots if spec.rows_delay else 0, dtype=np.bool_)
         self.num_slots_used = 0
 
     @property
@@ -101,7 +100,7 @@ class ResidentSet:
             used: as in `make_room`.
         """
         held = self._held()
-        return int(held.shape[0] - np.isin(used, held).sum()) if held.shape[0] else 0
+        return int(held.shape[0] - np.count_nonzero(self._queue.are_among(self._own(used), held)))
 
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
@@ -127,7 +126,7 @@ class ResidentSet:
             victims.append(self._queue.pop(short, min_priority=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
-            mine = used[(used >= 0) & (used < self._free.shape[0])]
+            mine = self._own(used)
             previous = self._latest[0].slots
             spared = previous if is_spared else previous[:0]
             self._enqueue_all_but(np.concatenate([mine, self._held(), spared, *victims]))
@@ -161,6 +160,10 @@ class ResidentSet:
         """The batch just planned uses these slots; `next_use` follows it."""
         self._latest.append(_Uses(slots, next_use))
 
+    def _own(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the used slots that are slots of this rank."""
+        return used[(used >= 0) & (used < self._free.shape[0])]
+
     def _held(self) -> NDArray[np.int64]:
         """The slots that may not be emptied, beside those of the batch being planned."""
         return self._latest[-1].slots if self._rows_delay else np.empty(0, dtype=np.int64)
@@ -171,9 +174,7 @@ class ResidentSet:
         far = np.flatnonzero(previous.next_use > beyond)
         slots = previous.slots.take(far)
         if held.shape[0]:
-            self._is_held[held] = True
-            slots = slots[~self._is_held.take(slots)]
-            self._is_held[held] = False
+            slots = slots[~self._queue.are_among(slots, held)]
         # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
         next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER

@@ -59,10 +59,9 @@ class Verifier:
         self._last_use: dict[Row, int] = {}
         self._last_eviction: dict[Row, int] = {}
         self._num_slots_used = [0] * spec.world_size
-        # Of the previous batch: its rows, and which of them each record marks as needed by the next batch.
-        self._previous_rows: set[Row] = set()
         # Of the latest batches, oldest first: those whose updates a lookup leaves out are the last ones.
         self._latest_rows: deque[set[Row]] = deque([set()] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
+        # Of the previous batch: which of its rows each record marks as needed by the next batch.
         self._previous_marks: list[dict[Row, bool]] = []
 
     def check(self, batch: Batch, plan: CachePlan) -> None:
@@ -245,7 +244,7 @@ class Verifier:
 
     def _check_pulls(self, rank: int, exchange: ExchangePlan, rows: Sequence[Row]) -> None:
         """A pull waits for the previous batch if and only if that batch changes the row in its slot."""
-        changing = self._previous_rows if self.spec.num_slots else set()
+        changing = self._latest_rows[-1] if self.spec.num_slots else set()
         for row, now in zip(rows, exchange.pull_now.tolist(), strict=True):
             self._expect_fresh(
                 self._versions.pull(row, self._batch_index, now=now), f"rank {rank} pulls {row} before its last update"
@@ -268,7 +267,6 @@ class Verifier:
         for row in rows:
             self._versions.update(row, self._batch_index, push_now=marks[row])
             self._last_use[row] = self._batch_index
-        self._previous_rows = rows
         self._latest_rows.append(rows)
 
     def _expect_fresh(self, seen: Seen, what: str) -> None:
