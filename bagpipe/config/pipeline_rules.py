@@ -14,7 +14,7 @@ from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.ir.version_lags import version_lags
+from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 
@@ -44,13 +44,16 @@ def costs_text(pipeline: PipelineConfig) -> str:
 
 def predicts_weights(pipeline: PipelineConfig) -> bool:
     """Whether a forward or backward of the schedule has predicted weights."""
-    if pipeline.schedule not in TRAINED_SCHEDULES:
-        return False
+    return any(each.predicts_forward or each.predicts_backward for each in _lags(pipeline))
+
+
+def _lags(pipeline: PipelineConfig) -> tuple[VersionLags, ...]:
+    """The version lags of the stages; empty: the schedule is not asynchronous."""
+    if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
+        return ()
     schedule = configured_schedule(pipeline)
-    if not isinstance(schedule, AsynchronousSchedule):
-        return False
-    lags = version_lags(schedule.loop(chain(pipeline.stages, pipeline.microbatches))).values()
-    return any(each.predicts_forward or each.predicts_backward for each in lags)
+    assert isinstance(schedule, AsynchronousSchedule), "listed as one"
+    return tuple(version_lags(schedule.loop(chain(pipeline.stages, pipeline.microbatches))).values())
 
 
 def _configured(pipeline: PipelineConfig, costs: Mapping[str, float]) -> DenseSchedule:
@@ -111,14 +114,12 @@ _PREDICTABLE = ("sgd", "adagrad", "adam", "adamw")
 
 def _asynchronous_problem(config: Config) -> str | None:
     pipeline = config.pipeline
-    schedule = configured_schedule(pipeline)
-    if not isinstance(schedule, AsynchronousSchedule):
+    if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
         return None
     if config.run.compile:
         return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
-    graph = chain(pipeline.stages, pipeline.microbatches)
-    lags = version_lags(schedule.loop(graph)).values()
-    if predicts_weights(pipeline) and config.optim.dense not in _PREDICTABLE:
+    lags = _lags(pipeline)
+    if any(each.predicts_forward or each.predicts_backward for each in lags) and config.optim.dense not in _PREDICTABLE:
         known = ", ".join(_PREDICTABLE)
         return f"{pipeline.schedule} predicts weights, which needs optim.dense {known}, got {config.optim.dense}"
     if config.run.autocast != "off" and not all(each.is_same for each in lags):
