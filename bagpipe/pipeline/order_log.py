@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
-from typing import BinaryIO, cast
+from typing import IO
 
 from bagpipe.schedule.formats.order_text import OrderKey, Orders
 
@@ -35,22 +36,27 @@ class LaneLog:
         self._record_bytes = _BATCH_BYTES + num_actions
         self._orders = orders
         self._records = records
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
 
     def given(self, batch: int) -> Sequence[int] | None:
         return None if self._orders is None else self._orders.get((batch, self._replica, self._rank))
 
     def taken(self, batch: int, tracks: Sequence[int]) -> None:
-        if self._records:
-            if self._file is None:
-                self._file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  (open until `close`)
+        if self._file is not None:
             self._file.write(batch.to_bytes(_BATCH_BYTES, "little") + bytes(tracks))
 
-    def close(self) -> None:
-        """Forget what has been taken. The lane has ended."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Take down orders from now on, if they are recorded; at the end forget them. The lane has ended then."""
+        if not self._records:
+            yield
+            return
+        with tempfile.TemporaryFile() as file:
+            self._file = file
+            try:
+                yield
+            finally:
+                self._file = None
 
     def records(self) -> Iterator[tuple[OrderKey, bytes]]:
         """What has been taken, in the order of batches. The lane has ended."""
@@ -63,7 +69,7 @@ class LaneLog:
 
 
 class OrderLog:
-    """The lanes of a process that choose their order. Context manager: forgets their records at the end.
+    """The lanes of a process that choose their order. Context manager: they are recorded until its end.
 
     Args:
         lanes: lane -> pipeline rank.
@@ -80,13 +86,15 @@ class OrderLog:
             lane: LaneLog(replica=replica, rank=rank, num_actions=num_actions, orders=orders, records=records)
             for lane, rank in lanes.items()
         }
+        self._stack = ExitStack()
 
     def __enter__(self) -> OrderLog:
+        for lane in self.lanes.values():
+            self._stack.enter_context(lane.opened())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lane in self.lanes.values():
-            lane.close()
+        self._stack.close()
 
     def batches(self) -> Iterator[list[tuple[OrderKey, bytes]]]:
         """Batch by batch, what the lanes have taken. They have ended."""
