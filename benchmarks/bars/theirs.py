@@ -8,8 +8,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import InputError
 from benchmarks.bars.settings import BATCH_SIZE, CLIP_NORM, MODELS, OPTIMIZERS, PATIENCE, Outcome, Run
+from benchmarks.harness.child import run_child
 
 __all__ = ["Fuxictr"]
 
@@ -77,7 +78,4 @@ class Fuxictr:
             task_file, outcome_file = Path(folder) / "task.json", Path(folder) / "outcome.json"
             task_file.write_text(json.dumps(task), encoding="utf-8")
             command = [str(self.python), "-P", str(_TRIAL), str(task_file), str(outcome_file)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-            if done.returncode:
-                raise JobError(f"FuxiCTR ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-            return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
+            return Outcome(**run_child(command, outcome_file, name="FuxiCTR", timeout_s=_TIMEOUT_S))

@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
 from benchmarks.door.contenders import BASELINE, CONTENDERS, Outcome, Task
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.child import run_child
 from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.processor_use import MAX_OTHER_CORES
 from benchmarks.harness.report import table, verdict
@@ -84,10 +84,7 @@ def _run(task: Task, folder: Path) -> Outcome:
     task_file, outcome_file = folder / "task.json", folder / "outcome.json"
     task_file.write_text(json.dumps(asdict(task)))
     command = [sys.executable, "-m", "benchmarks.door.trial", str(task_file), str(outcome_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise JobError(f"{task.contender} ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-    return _outcome(json.loads(outcome_file.read_text()))
+    return _outcome(run_child(command, outcome_file, name=task.contender, timeout_s=_TIMEOUT_S))
 
 
 def _outcome(value: Mapping[str, Any]) -> Outcome:

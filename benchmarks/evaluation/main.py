@@ -6,9 +6,7 @@ python -m benchmarks.evaluation.main [--every 50] [--repeats 5] [--out DIR]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bagpipe.errors import JobError
 from bagpipe.util.environment import check_environment
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.child import run_child
 from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.report import table, verdict
 
@@ -37,10 +35,7 @@ def _measure(options: argparse.Namespace, part: Part) -> None:
         with tempfile.TemporaryDirectory() as folder:
             outcome = Path(folder) / "outcome.json"
             command = [sys.executable, "-m", "benchmarks.evaluation.trial", str(outcome), folder, str(options.turns)]
-            done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-            if done.returncode:
-                raise JobError(f"the trial ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-            found = json.loads(outcome.read_text())
+            found = run_child([*command, *flags], outcome, name="the trial", timeout_s=_TIMEOUT_S)
         part.add(found)
         later = found["evaluations"][1:] or found["evaluations"]
         part.say(f"#{repeat} {_ratio(later, 'wall_s', 'forward_wall_s'):.2f} times the forwards")

@@ -5,6 +5,7 @@ rounds      contestants take turns; medians, spreads, ratios paired by round
 results     results.json: parts of one machine, each with the run that measured it
 report      Markdown tables between two marks of the README, and their provenance
 plot        SVG panels (matplotlib)
+child       a program in a process of its own, and what it leaves in a file
 machine     processor, versions, load, digest of the code
 processor_use, shaped_link   CPU time of other jobs; a store server behind a 1 Gbit/s link
 """
