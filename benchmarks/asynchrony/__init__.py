@@ -3,6 +3,7 @@
 quality      one training job ──> AUC and log loss on held-out examples over time, in processes of their own
 distance     predicted, stale and actual weights of a job, per stage and batch
 throughput   simulated time of a batch in the steady state, with and without waiting for rows
+varying      simulated time of a batch where the times of actions vary, of `dynamic` too
 ranks        jobs on two ranks: measured and simulated time of a step
 main, report parts, tables, curves
 """

@@ -1,4 +1,4 @@
-"""How far predicted weights are from those that they stand for, beside the stale ones that they start from.
+"""Distance of predicted weights from the actual ones, beside that of the stale weights that they start from.
 
 before OPT of batch b the parameters are version b:      stale    version b - gap
                                                          actual   version b + ahead, once it exists

@@ -1,9 +1,10 @@
 """What do asynchronous schedules cost in quality, and what could they win in time?
 
-    python -m benchmarks.asynchrony.main [sample] [synthetic] [distance] [throughput] [ranks] --data.path FILE
+    python -m benchmarks.asynchrony.main [sample] [synthetic] [distance] [throughput] [varying] [ranks] --data.path FILE
 
 sample, synthetic: AUC over time against synchronous training, on Criteo's click logs and on synthetic ones. distance:
-predicted against actual weights. throughput: simulated. ranks: measured on two ranks. See README.md.
+predicted against actual weights. throughput: simulated. varying: simulated with times of actions that vary, `dynamic`
+too. ranks: measured on two ranks. See README.md.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from benchmarks.asynchrony.quality import Run, measure, runs_of
 from benchmarks.asynchrony.ranks import round_of
 from benchmarks.asynchrony.report import draw, tables
 from benchmarks.asynchrony.throughput import speeds
+from benchmarks.asynchrony.varying import varying_times
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.harness.machine import TRAINING_PACKAGES
 
-PARTS = ("sample", "synthetic", "distance", "throughput", "ranks")
+PARTS = ("sample", "synthetic", "distance", "throughput", "varying", "ranks")
 #: (stages, micro-batches). With four stages and one micro-batch the gaps are 3, 2, 1, 0; else 1, and 0 on the last.
 SETTINGS = ((2, 4), (4, 4), (4, 1))
 SPEED_SETTINGS = [(2, 1), (2, 8), (4, 1), (4, 4), (4, 8), (8, 8)]
@@ -48,6 +50,7 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
         "synthetic": partial(_quality, "", options.examples, options),
         "distance": partial(_distance, options),
         "throughput": _throughput,
+        "varying": _varying,
         "ranks": partial(_ranks, options),
     }
     return {name: made[name] for name in names}
@@ -74,6 +77,10 @@ def _distance(options: argparse.Namespace, part: Part) -> None:
 
 def _throughput(part: Part) -> None:
     part.keep([asdict(speed) for speed in speeds(SPEED_SETTINGS)])
+
+
+def _varying(part: Part) -> None:
+    part.keep([asdict(case) for case in varying_times()])
 
 
 def _ranks(options: argparse.Namespace, part: Part) -> None:

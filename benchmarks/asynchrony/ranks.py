@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from bagpipe.errors import JobError
+from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.lowering.turns import turn_loop
+from benchmarks.asynchrony.throughput import steady
+from benchmarks.harness.child import run_child
 
 __all__ = ["JOBS", "round_of"]
 
@@ -68,20 +67,15 @@ def simulated_s(schedule: str, rows_delay: int, costs: Mapping[str, float]) -> f
     step = step_program(graph, _EMBEDDING_EDGES, schedule, num_processes=2, rows_delay=rows_delay)
     if not step.turns:
         return float(simulate(step.program, costs).makespan)
-    loop = turn_loop(step.program, step.turns, step.embedding_stages[0])
-    times = [simulate(loop.unroll(number), costs).makespan for number in (8, 16)]
-    return float(times[1] - times[0]) / 8
+    return steady(turn_loop(step.program, step.turns, step.embedding_stages[0]), costs, first=8)
 
 
 def _run(flags: Sequence[str], folder: Path) -> float:
     stages = ["--pipeline.stages", "2", "--pipeline.microbatches", str(MICROBATCHES)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
-    done = subprocess.run(
-        [*command, *MODEL, *stages, *flags], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    result = run_child(
+        [*command, *MODEL, *stages, *flags], folder / "result.json", name="the job", timeout_s=_TIMEOUT_S
     )
-    if done.returncode:
-        raise JobError(f"the job ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return float(result["step_s_p50"])
 
 
@@ -96,7 +90,7 @@ def _costs(traces: Sequence[Path]) -> dict[str, float]:
             if event["ph"] == "X" and event["cat"] == "action" and name and lanes[event["tid"]].startswith("compute"):
                 key = f"{lanes[event['tid']]} {name[1]}" if name[1] == "0X_UPDATE" else name[1]
                 times.setdefault(key, []).append(event["dur"] / 1e6)
-    costs = {name: median(own) for name, own in times.items()}
+    costs = measured_costs(times)
     # The row update follows the gradients of rows in the same lane, and has no action in the program of the stages.
     for rank in range(len(traces)):
         costs[f"{rank + 2}X_EMBED_GRAD"] += costs.pop(f"compute{rank} 0X_UPDATE")

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.asynchrony.quality import BATCH_SIZE, SYNCHRONOUS
 from benchmarks.asynchrony.throughput import WORK
+from benchmarks.asynchrony.varying import DRAWS, MICROBATCHES, STAGES
 from benchmarks.harness.benchmark import Values, found_of
 from benchmarks.harness.plot import panels
 from benchmarks.harness.report import table
@@ -28,6 +29,7 @@ def tables(values: Values) -> str:
         *(_quality(TITLES[name], found_of(values, name)) for name in TITLES if found_of(values, name)),
         *(_distance(found) for found in [found_of(values, "distance")] if found),
         *(_throughput(found) for found in [found_of(values, "throughput")] if found),
+        *(_varying(found) for found in [found_of(values, "varying")] if found),
         *(_ranks(found) for found in [found_of(values, "ranks")] if found),
     ]
     return "\n".join(parts)
@@ -142,6 +144,19 @@ def _throughput(records: Records) -> str:
         for stages, microbatches, names, free, rows_time, synchronous in _grouped(records)
     ]
     return "### Simulated steady state: B = 2 F, all else free\n\n" + table(headers, rows)
+
+
+def _varying(cases: Records) -> str:
+    synchronous, limits = cases[0]["synchronous"], cases[0]["dynamic"]
+    headers = ("times", *(f"`{name}`" for name in synchronous), *(f"`dynamic`, {n} in flight" for n in limits))
+    rows = [
+        (case["case"], *(f"{time:.1f}" for time in (*case["synchronous"].values(), *case["dynamic"].values())))
+        for case in cases
+    ]
+    title = (
+        f"### Times that vary: {STAGES} ranks, {MICROBATCHES} micro-batches, F = 1 and B = 2 on average, {DRAWS} draws"
+    )
+    return title + "\n\n" + table(headers, rows)
 
 
 def _ranks(rounds: Records) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagpipe.schedule.analysis.simulate import simulate
@@ -10,7 +11,7 @@ from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
 
-__all__ = ["Speed", "speeds"]
+__all__ = ["Speed", "speeds", "steady"]
 
 COSTS = {"F": 1.0, "B": 2.0, "OPT": 0.0, "PRED": 0.0, "PRED_B": 0.0}
 #: Forward and backward of a micro-batch.
@@ -52,7 +53,7 @@ def speeds(settings: list[tuple[int, int]]) -> list[Speed]:
                     schedule=name,
                     stages=stages,
                     microbatches=microbatches,
-                    free=_steady(loop, stages),
+                    free=steady(loop, COSTS, first=4 * stages),
                     rows=_steady_with_rows(loop, drained(graph, loop), synchronous),
                     synchronous=synchronous,
                     least=WORK * microbatches,
@@ -61,10 +62,10 @@ def speeds(settings: list[tuple[int, int]]) -> list[Speed]:
     return found
 
 
-def _steady(loop: Loop, stages: int) -> float:
-    """Time of a batch between two long programs."""
-    first, more = 4 * stages, 8
-    times = [simulate(loop.unroll(number), COSTS).makespan for number in (first, first + more)]
+def steady(loop: Loop, costs: Mapping[str, float], *, first: int) -> float:
+    """Time of a batch between two long programs, of `first` and of eight more batches."""
+    more = 8
+    times = [simulate(loop.unroll(number), costs).makespan for number in (first, first + more)]
     return (times[1] - times[0]) / more
 
 
