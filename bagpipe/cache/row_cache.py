@@ -314,7 +314,7 @@ class RowCache:
 
         Args:
             context: the batch.
-            weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are here.
+            weights: per group, the weights ``[U, dim]`` received from the owners; None: all rows are in this cache.
             step: see `read`.
 
         Returns:

@@ -23,7 +23,7 @@ __all__ = ["OrderKey", "OrderShape", "Orders", "order_line", "orders_of_text", "
 
 #: (batch, replica, pipeline rank).
 OrderKey = tuple[int, int, int]
-#: What each of them has taken: a byte per action.
+#: Key -> tracks in the order taken, a byte per action.
 Orders = Mapping[OrderKey, bytes]
 
 _OPS = "BF"
@@ -34,7 +34,7 @@ _LINE = re.compile(rf"batch {_NUMBER} replica {_NUMBER} rank {_NUMBER}: (\S+)", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderShape:
-    """What a job and the orders that it repeats have in common.
+    """Shape of recorded orders, which the job that repeats them must have too.
 
     Attributes:
         graph: the stages, one per pipeline rank.
