@@ -1,72 +1,40 @@
-"""Tables and curves of the results."""
+"""Tables of the results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median, stdev
-from typing import Any
 
-from benchmarks.asynchrony.quality import BATCH_SIZE, SYNCHRONOUS
+from benchmarks.asynchrony.quality import SYNCHRONOUS
+from benchmarks.asynchrony.records import TITLES, Key, Records, by_key, jobs_of
 from benchmarks.asynchrony.throughput import WORK
 from benchmarks.asynchrony.varying import DRAWS, MICROBATCHES, STAGES
 from benchmarks.harness.benchmark import Values, found_of
-from benchmarks.harness.plot import panels
-from benchmarks.harness.report import table
+from benchmarks.harness.report import table, verdict
 
-__all__ = ["draw", "tables"]
+__all__ = ["tables"]
 
-Records = Sequence[Mapping[str, Any]]
-#: Schedule, stages, micro-batches.
-Key = tuple[str, int, int]
-TITLES = {"sample": "Criteo Terabyte sample", "synthetic": "synthetic Criteo Kaggle"}
+#: A step on two ranks takes at most so many times what is simulated; its speed is at most so much less than simulated.
+TARGET_STEP, TARGET_SPEED = 1.15, 0.05
 
 
 def tables(values: Values) -> str:
     """All parts that were measured."""
     parts = [
         *(_quality(TITLES[name], found_of(values, name)) for name in TITLES if found_of(values, name)),
+        *(_late_rows(found) for found in [found_of(values, "late-rows")] if found),
         *(_distance(found) for found in [found_of(values, "distance")] if found),
         *(_throughput(found) for found in [found_of(values, "throughput")] if found),
         *(_varying(found) for found in [found_of(values, "varying")] if found),
         *(_ranks(found) for found in [found_of(values, "ranks")] if found),
+        *(_dense_ranks(found) for found in [found_of(values, "dense-ranks")] if found),
     ]
     return "\n".join(parts)
 
 
-def draw(values: Values, folder: Path) -> None:
-    """Mean AUC over the examples trained, a curve per schedule of four stages and its fewest micro-batches."""
-    found = {name: found_of(values, name) for name in TITLES if found_of(values, name)}
-    if not found:
-        return
-    with panels(folder / "auc.svg", len(found), size=(7 * len(found), 4.5)) as axes:
-        for axis, (name, records) in zip(axes, found.items(), strict=True):
-            for key, runs in _by_key(records).items():
-                if key[0] == SYNCHRONOUS or key[1:] in ((4, 1), (4, 3)):
-                    steps = [score["step"] * BATCH_SIZE for score in next(iter(runs.values()))]
-                    aucs = [fmean(run[n]["auc"] for run in runs.values()) for n in range(len(steps))]
-                    style = {"color": "black", "linewidth": 2.5} if key[0] == SYNCHRONOUS else {"marker": "o"}
-                    axis.plot(steps, aucs, label=key[0], **style)
-            axis.set_title(f"{TITLES[name]}: 4 stages, fewest micro-batches", fontsize=10)
-            axis.set_xlabel("examples trained")
-            axis.set_ylabel("AUC, mean of the seeds")
-            axis.grid(visible=True, alpha=0.3)
-            axis.legend(fontsize=8)
-
-
-def _by_key(records: Records) -> dict[Key, dict[int, list[Mapping[str, float]]]]:
-    """Key -> seed -> scores."""
-    found: dict[Key, dict[int, list[Mapping[str, float]]]] = {}
-    for record in records:
-        run = record["run"]
-        key = (run["schedule"], run["stages"], run["microbatches"])
-        found.setdefault(key, {})[run["seed"]] = record["scores"]
-    return found
-
-
 def _quality(title: str, records: Records) -> str:
-    runs = _by_key(records)
+    runs = by_key(records)
     base = next(of_seed for key, of_seed in runs.items() if key[0] == SYNCHRONOUS)
     examples = records[0]["examples"]
     headers = (
@@ -74,7 +42,7 @@ def _quality(title: str, records: Records) -> str:
         "minus 1f1b's, and its standard error", "log loss minus 1f1b's",
     )  # fmt: skip
     rows = []
-    for (schedule, stages, microbatches), of_seed in sorted(runs.items(), key=_order):
+    for (schedule, stages, microbatches, _), of_seed in sorted(runs.items(), key=_order):
         seeds = [seed for seed in of_seed if seed in base]
         last = [of_seed[seed][-1] for seed in seeds]
         gains = [score["auc"] - base[seed][-1]["auc"] for seed, score in zip(seeds, last, strict=True)]
@@ -96,8 +64,40 @@ def _quality(title: str, records: Records) -> str:
     return f"### {title}, {examples:,} examples, the last fifth held out; Adam\n\n" + table(headers, rows)
 
 
+def _late_rows(records: Records) -> str:
+    runs = by_key(records)
+    base = next(of_seed for key, of_seed in runs.items() if key[0] == SYNCHRONOUS)
+    headers = (
+        "stages", "schedule", "runs", "AUC, rows_delay 0", "AUC, rows_delay 1", "1 minus 0, and its standard error",
+        "0 minus 1f1b's", "1 minus 1f1b's", "log loss, 1 minus 0",
+    )  # fmt: skip
+    rows: list[tuple[object, ...]] = [
+        ("any", SYNCHRONOUS, len(base), _spread([of[-1]["auc"] for of in base.values()]), *(None,) * 5)
+    ]
+    for (schedule, stages, microbatches, late), of_seed in runs.items():
+        if not late:
+            continue
+        others = runs[schedule, stages, microbatches, 0]
+        seeds = [seed for seed in of_seed if seed in base and seed in others]
+        aucs = [
+            [scores[seed][-1]["auc"] for seed in seeds] for scores in (base, others, of_seed)
+        ]  # of 1f1b, with rows_delay 0 and 1
+        losses = [of_seed[seed][-1]["log_loss"] - others[seed][-1]["log_loss"] for seed in seeds]
+        gains = [
+            [late - early for early, late in zip(aucs[first], aucs[second], strict=True)]
+            for first, second in ((1, 2), (0, 1), (0, 2))
+        ]
+        spreads = (_spread(aucs[1]), _spread(aucs[2]))
+        rows.append((stages, schedule, len(seeds), *spreads, *map(_difference, gains), _difference(losses)))
+    examples = records[0]["examples"]
+    title = (
+        f"### Rows a batch late; {TITLES['sample']}, {examples:,} examples, 4 micro-batches, AUC at the end; Adam\n\n"
+    )
+    return title + table(headers, rows)
+
+
 def _order(item: tuple[Key, object]) -> tuple[bool, int, int]:
-    (schedule, stages, microbatches), _ = item
+    (schedule, stages, microbatches, _), _ = item
     return schedule != SYNCHRONOUS, stages, -microbatches
 
 
@@ -182,6 +182,52 @@ def _ranks(rounds: Records) -> str:
         )
     title = f"### Two ranks, two stages, 8 micro-batches: medians of {len(rounds)} rounds\n\n"
     return title + table(headers, rows)
+
+
+def _dense_ranks(rounds: Records) -> str:
+    headers = (
+        "schedule", "rows_delay", "batch ms", "simulated ms", "measured / simulated", "times 1f1b", "simulated",
+        "by 1f1b's actions: simulated ms", "times 1f1b", "cores of others",
+    )  # fmt: skip
+    rows, steps, speeds = [], [], []
+    jobs = jobs_of(rounds)
+    for job in jobs:
+        schedule, rows_delay = job.split("/")
+        own, bases = [found[job] for found in rounds], [found[jobs[0]] for found in rounds]
+        pairs = list(zip(bases, own, strict=True))
+        ratio = median(each["measured_s"] / each["simulated_s"] for each in own)
+        speed, expected, by_base = (
+            median(base[field] / each[field] for base, each in pairs)
+            for field in ("measured_s", "simulated_s", "by_base_s")
+        )
+        if job != jobs[0]:
+            steps.append(ratio)
+            speeds.append(expected - speed)
+        rows.append(
+            (
+                schedule,
+                rows_delay,
+                f"{median(each['measured_s'] for each in own) * 1e3:.1f}",
+                f"{median(each['simulated_s'] for each in own) * 1e3:.1f}",
+                f"{ratio:.3f}",
+                f"{speed:.3f}",
+                f"{expected:.3f}",
+                f"{median(each['by_base_s'] for each in own) * 1e3:.1f}",
+                f"{by_base:.3f}",
+                f"{median(each['others'] for each in own):.2f}",
+            )
+        )
+    worst, least = max(steps), max(speeds)
+    title = f"### The dense part alone on two ranks, 8 micro-batches: medians of {len(rounds)} rounds\n\n"
+    return (
+        title
+        + table(headers, rows)
+        + (
+            f"\nBatch, at most {TARGET_STEP} times simulated: {verdict(worst, at_most=TARGET_STEP)}, at worst "
+            f"{worst:.3f}. Times 1f1b, at least simulated minus {TARGET_SPEED}: "
+            f"{verdict(least, at_most=TARGET_SPEED)}, at worst minus {least:.3f}.\n"
+        )
+    )
 
 
 def _grouped(records: Records) -> Iterator[tuple[int, int, str, float, float, float]]:

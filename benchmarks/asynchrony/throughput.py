@@ -62,10 +62,10 @@ def speeds(settings: list[tuple[int, int]]) -> list[Speed]:
     return found
 
 
-def steady(loop: Loop, costs: Mapping[str, float], *, first: int) -> float:
+def steady(loop: Loop, costs: Mapping[str, float], *, first: int, latency: float = 0.0) -> float:
     """Time of a batch between two long programs, of `first` and of eight more batches."""
     more = 8
-    times = [simulate(loop.unroll(number), costs).makespan for number in (first, first + more)]
+    times = [simulate(loop.unroll(number), costs, latency=latency).makespan for number in (first, first + more)]
     return (times[1] - times[0]) / more
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import mean, median
 
 import torch
@@ -23,7 +24,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from benchmarks.pipeline.runners import SCHEDULES
 from benchmarks.pipeline.workload import Process, Workload, make_step
 
-__all__ = ["forecast"]
+__all__ = ["RUNNER_S", "TimedLinks", "forecast", "ping_pong"]
 
 
 #: Overhead of the runner per action: requirements, clock, progress (README.md).
@@ -33,7 +34,7 @@ RUNNER_S = 3.5e-6
 def forecast(peers: TorchPeers, links: StageLinks, workload: Workload, schedule: str) -> float:
     """Predicted seconds per step, from steps of another schedule. Both ranks call it together."""
     other = next(name for name in SCHEDULES if name != schedule)
-    passage_s = _ping_pong(peers, links, workload, times=400)
+    passage_s = ping_pong(peers, links, workload.message_shape, times=400)
     costs: dict[str, float] = {}
     for own in peers.gather(_action_costs(peers, links, workload, make_step(workload, other))):
         costs.update(own)
@@ -42,7 +43,7 @@ def forecast(peers: TorchPeers, links: StageLinks, workload: Workload, schedule:
 
 def _action_costs(peers: TorchPeers, links: StageLinks, workload: Workload, step: StepProgram) -> dict[str, float]:
     """Mean seconds of each op of this process, without waits for messages, with the runner's overhead."""
-    timed = _TimedLinks(links)
+    timed = TimedLinks(links)
     own = Process(workload, step, process=peers.rank, links=timed)
     spent: dict[str, list[float]] = defaultdict(list)
 
@@ -62,7 +63,7 @@ def _action_costs(peers: TorchPeers, links: StageLinks, workload: Workload, step
     return {text.partition(":")[0]: mean(times) for text, times in spent.items() if "X_READ" not in text}
 
 
-class _TimedLinks:
+class TimedLinks:
     """Links that measure how long one lane waits for transfers.
 
     Attributes:
@@ -81,7 +82,7 @@ class _TimedLinks:
 
 
 class _Timed:
-    def __init__(self, links: _TimedLinks, pending: Pending) -> None:
+    def __init__(self, links: TimedLinks, pending: Pending) -> None:
         self._links = links
         self._pending = pending
 
@@ -91,9 +92,9 @@ class _Timed:
         self._links.waited_s += time.perf_counter() - start_s
 
 
-def _ping_pong(peers: TorchPeers, links: StageLinks, workload: Workload, *, times: int) -> float:
-    """Median seconds from before a send until the receiver continues, for messages of one micro-batch."""
-    other, out, back = 1 - peers.rank, torch.ones(workload.message_shape), torch.empty(workload.message_shape)
+def ping_pong(peers: TorchPeers, links: StageLinks, shape: Sequence[int], *, times: int) -> float:
+    """Median seconds from before a send until the receiver continues, for float32 messages of a shape."""
+    other, out, back = 1 - peers.rank, torch.ones(*shape), torch.empty(*shape)
     rounds = []
     peers.gather(None)
     for turn in range(times):
