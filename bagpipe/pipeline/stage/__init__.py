@@ -10,5 +10,6 @@ instance          actions of one stage in one pipe          embedding_stage   on
 channel           tensors between two stages                batches           examples of each micro-batch
 backward          whole, or inputs and weights apart        seeding           random numbers of a forward
 stage_versions    weights kept by asynchronous schedules    versioned_call    a forward and backward with them
+resharding        a tensor from one layout to another, over links
 prediction        weights some optimizer steps ahead        serial_versions   training by the table, in one thread
 """
