@@ -10,6 +10,8 @@ Configuration and batch size alone decide which executor computes a batch, so a 
 a cache, resumed or not. `bagpipe.training.dense` makes a part of the training loop of an executor; `parallel` sums
 gradients over ranks.
 
+chunks/: memory of the dense part under a byte budget.
+
 lamb: an optimizer that torch lacks. clip: limits of gradients.
 compiler: torch.compile. graphs, cuda_graph: capture and replay. loss_scale: its growth. stage_module: a stage's
 autocast.

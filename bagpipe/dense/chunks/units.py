@@ -1,0 +1,118 @@
+"""`Unit`: parameters that are used together, because one module's forward uses them; and the moments of their use.
+
+module with parameters of its own     a unit; its forward and its backward need its chunks
+ParameterList, ParameterDict          no forward of their own: the module around them is the unit
+MultiheadAttention                    reads parameters of the modules in it: one unit with them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from bagpipe.dense.chunks.layout import ChunkLayout
+from bagpipe.dense.chunks.moments import Moment, Use
+from bagpipe.errors import InputError
+
+__all__ = ["Unit", "check_slots", "gradient_moment", "module_moment", "step_moment", "units_of"]
+
+_WITHOUT_FORWARD = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
+_WHOLE = (nn.MultiheadAttention,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """See above.
+
+    Attributes:
+        name: of the module.
+        module: whose forward uses the parameters.
+        parameters: of the module.
+        chunks: of them, ascending.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[nn.Parameter, ...]
+    chunks: tuple[int, ...]
+
+
+def units_of(model: nn.Module, chunk_of: Mapping[nn.Parameter, int]) -> tuple[Unit, ...]:
+    """The units of a model.
+
+    Args:
+        model: the model.
+        chunk_of: chunk of each of its parameters.
+
+    Raises:
+        InputError: a parameter is in two units.
+    """
+    modules = dict(model.named_modules())
+    found: dict[str, list[nn.Parameter]] = {}
+    owners: dict[nn.Parameter, tuple[str, str]] = {}
+    for name, module in modules.items():
+        for key, parameter in module.named_parameters(recurse=False):
+            owner, full_name = _owner(name, modules), f"{name}.{key}" if name else key
+            other = owners.setdefault(parameter, (owner, full_name))
+            if other[1] == full_name:
+                found.setdefault(owner, []).append(parameter)
+            elif other[0] != owner:
+                raise InputError(
+                    f"dense.budget_bytes is not possible for {other[1]}, which is {full_name} too: weights that two "
+                    "modules share have no one place"
+                )
+    return tuple(
+        Unit(name, modules[name], tuple(own), tuple(sorted({chunk_of[parameter] for parameter in own})))
+        for name, own in found.items()
+    )
+
+
+def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """Name of the module whose forward uses the parameters of a module."""
+    path = name.split(".")
+    for end in range(1, len(path)):
+        if isinstance(modules[".".join(path[:end])], _WHOLE):
+            return ".".join(path[:end])
+    while name and isinstance(modules[name], _WITHOUT_FORWARD):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def module_moment(kind: str, units: Iterable[Unit]) -> Moment:
+    """A forward, or the backward of what it computed, inside the forwards of some units, the innermost last."""
+    opened = tuple(units)
+    chunks = sorted({chunk for unit in opened for chunk in unit.chunks})
+    return Moment(f"{kind} {opened[-1].name or 'the model'}", tuple(Use(chunk) for chunk in chunks))
+
+
+def gradient_moment(layout: ChunkLayout, chunk: int, *, is_first: bool) -> Moment:
+    """A gradient comes to its chunk, the first of the batch or one more."""
+    return Moment(f"gradient {chunk}", (Use(layout.gradient(chunk), reads=not is_first, writes=True),))
+
+
+def step_moment(layout: ChunkLayout, chunk: int) -> Moment:
+    """The optimizer's step on a chunk of parameters."""
+    state = [Use(layout.state(chunk, name), writes=True) for name in layout.states]
+    return Moment(f"step {chunk}", (Use(chunk, writes=True), Use(layout.gradient(chunk)), *state))
+
+
+def check_slots(layout: ChunkLayout, units: Iterable[Unit], budget_bytes: int) -> None:
+    """Check that a budget holds every unit, inside the units around it, and every step.
+
+    Raises:
+        InputError: it does not; names the largest and its bytes.
+    """
+    by_name = {unit.name: unit for unit in units}
+    needs: list[tuple[int, str]] = [(2 + len(layout.states), "a step of the optimizer")] if by_name else []
+    for name in by_name:
+        path = name.split(".") if name else []
+        around = [by_name[outer] for end in range(len(path) + 1) if (outer := ".".join(path[:end])) in by_name]
+        needs.append((len({chunk for unit in around for chunk in unit.chunks}), name or "the model"))
+    most, name = max(needs, key=lambda need: need[0], default=(0, ""))
+    if budget_bytes < most * layout.chunk_bytes:
+        raise InputError(
+            f"dense.budget_bytes must be at least {most * layout.chunk_bytes}, what the largest unit, {name}, needs "
+            f"({most} chunks of {layout.chunk_bytes} bytes), got {budget_bytes}"
+        )

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bagpipe.dense.chunks.arena import Arena, Part
+from bagpipe.pipeline.stream import NullStreams
+from tests.dense.chunks.poison import PoisonedArena
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[Arena, PoisonedArena], ids=["plain", "poisoned"])
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    made: Arena = request.param(3, 256, 2, device=CPU, streams=NullStreams())
+    yield made
+    made.close()
+
+
+def place(arena: Arena, *values: float) -> list[torch.Tensor]:
+    """One tensor a chunk, at byte 8."""
+    tensors = [torch.full((4, 5), value) for value in values]
+    for chunk, tensor in enumerate(tensors):
+        arena.place(tensor, Part.of(tensor, chunk, 8))
+    return tensors
+
+
+def test_tensors_follow_their_chunk_and_keep_what_was_written(arena: Arena) -> None:
+    first, second, third = place(arena, 1, 2, 3)
+    for round_ in range(4):
+        for chunk, tensor in ((0, first), (1, second), (2, third)):
+            if not arena.has_room:
+                arena.leave(min(arena.held))
+            arena.come(chunk) if chunk not in arena.held else None
+            arena.use(chunk, writes=True)
+            assert arena.find(tensor) == (chunk, 8)
+            tensor.add_(10)
+            assert tensor.unique().tolist() == [chunk + 1 + 10 * (round_ + 1)]
+    arena.go_home()
+    assert [tensor.unique().tolist() for tensor in (first, second, third)] == [[41], [42], [43]]
+    assert arena.held == frozenset()
+    assert arena.peak_bytes == 512
+
+
+def test_a_chunk_that_has_not_changed_is_not_copied_back() -> None:
+    arena = Arena(2, 256, 1, device=CPU, streams=NullStreams())
+    (first,) = place(arena, 1)
+    for writes in (False, True):
+        arena.come(0)
+        arena.use(0, writes=writes)
+        arena.leave(0)
+        assert arena.num_copies == {"device": 1 + writes, "host": int(writes)}
+    arena.drop(0)
+    arena.come(0)
+    arena.leave(0)
+    assert arena.num_copies == {"device": 2, "host": 1}
+    arena.settle()
+    assert first.unique().tolist() == [1]
+    arena.close()
+
+
+def test_a_tensor_at_home_is_told_from_others(arena: Arena) -> None:
+    (first,) = place(arena, 1)
+    with pytest.raises(LookupError):
+        arena.find(first)
+    assert arena.find(torch.zeros(2)) is None
