@@ -31,7 +31,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/cache/gradient_squares.py": "tests/cache/test_row_exchange.py",
     "bagpipe/config/ranges.py": "tests/config/test_rules.py",
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
-    **{f"bagpipe/config/{each}_section.py": "tests/config/test_keys.py" for each in ("optim", "pipeline")},
+    **{f"bagpipe/config/{each}_section.py": "tests/config/test_keys.py" for each in ("dense", "optim", "pipeline")},
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/lookahead/interface.py": "tests/lookahead/test_inline.py",

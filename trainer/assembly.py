@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,12 +25,14 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
 from bagpipe.models.torchrec_models import build_model
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.rates import Schedule
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.schedule import AsynchronousSchedule
 from bagpipe.store.interface import Store
+from bagpipe.training.chunked_dense import ChunkedDense
 from bagpipe.training.dense import DensePart, GradientSum, WholeDense
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
@@ -40,7 +43,7 @@ from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
-from trainer.dense import dense_executor, loss_of, precision_of
+from trainer.dense import budget_of, dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
 from trainer.model_check import check_loss_weights, check_model
@@ -174,14 +177,17 @@ def build_dense(
     undecayed = undecayed_parameters(model.named_parameters(), config.optim.weight_decay_exempt)
     optimizer = dense_optimizer(model.parameters(), config.optim, undecayed)
     if built.stages is None:
-        return WholeDense(
-            model=model,
-            optimizer=optimizer,
-            executor=built.dense,
-            skips_nonfinite=config.run.nonfinite == "skip",
-            replicas=replicas,
-            clip=clip_of(config.optim),
-        )
+        settings: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer,
+            "executor": built.dense,
+            "skips_nonfinite": config.run.nonfinite == "skip",
+            "replicas": replicas,
+            "clip": clip_of(config.optim),
+        }
+        if not config.dense.is_chunked:
+            return WholeDense(**settings)
+        return ChunkedDense(**settings, budget=budget_of(config.dense), streams=open_streams(config.run.device))
     pipeline = DensePipeline(
         staged=built.stages.staged,
         mesh=built.stages.mesh,

@@ -10,7 +10,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from bagpipe.config.sections import Config, ModelConfig, RunConfig
+from bagpipe.config.sections import Config, DenseConfig, ModelConfig, RunConfig
+from bagpipe.dense.chunks.chunked_model import Budget
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
@@ -27,7 +28,7 @@ from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 from trainer.tasks import Tasks
 
-__all__ = ["dense_executor", "loss_of", "precision_of"]
+__all__ = ["budget_of", "dense_executor", "loss_of", "precision_of"]
 
 
 def precision_of(run: RunConfig) -> Precision:
@@ -39,6 +40,11 @@ def precision_of(run: RunConfig) -> Precision:
             value=run.loss_scale or DEFAULT_LOSS_SCALE[run.autocast], growth_interval=run.loss_scale_growth_interval
         ),
     )
+
+
+def budget_of(config: DenseConfig) -> Budget:
+    """What the device holds of the dense part."""
+    return Budget(num_bytes=config.budget_bytes, chunk_bytes=config.chunk_bytes, state_on_host=config.state == "host")
 
 
 def loss_of(config: ModelConfig, data: DataSchema) -> Loss:

@@ -198,7 +198,9 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
         held, links, reduce = open_stages(built.stages, peers)
         replicas = None
         if built.stages is None:
-            replicas = stack.enter_context(DenseParallel(model, peers.dense))
+            replicas = stack.enter_context(
+                DenseParallel(model, peers.dense, overlaps=not built.config.dense.is_chunked)
+            )
         else:
             share_model(model, peers.dense)
         dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)

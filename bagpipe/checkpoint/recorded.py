@@ -38,6 +38,10 @@ class RecordedDense(Protocol):
         """Its chunks by name."""
         ...
 
+    def settle(self) -> None:
+        """Before parameters or optimizer state are read: they are complete where they are."""
+        ...
+
     @property
     def loss_counters(self) -> tuple[str, ...]:
         """Names of its loss sums."""

@@ -217,6 +217,7 @@ class Recorder:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
             chunk = dense.chunks[name]
+            dense.settle()
             pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
             pending.dense[name] = capture(
                 cache.streams,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bagpipe.config.dense_rules import DENSE_PROBLEMS
 from bagpipe.config.keys import config_keys
 from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
@@ -227,6 +228,7 @@ RULES: tuple[Rule, ...] = (
     Rule("eval.keep_best", _best_problem),
     *(Rule(path, problem) for path, problem in MODEL_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in PIPELINE_PROBLEMS.items()),
+    *(Rule(path, problem) for path, problem in DENSE_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in OPTIM_PROBLEMS.items()),
     Rule("run.nonfinite", _nonfinite_problem),
     Rule("run.autocast", _autocast_problem),

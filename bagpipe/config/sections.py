@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
 from bagpipe.config.pipeline_section import PipelineConfig
@@ -24,6 +25,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DataFormat",
+    "DenseConfig",
     "DenseOptimizer",
     "Durability",
     "EvalConfig",
@@ -345,6 +347,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    dense: DenseConfig = field(default_factory=DenseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)

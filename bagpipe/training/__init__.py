@@ -8,6 +8,7 @@
     row_exchange    X_PREPULL, X_PULL, X_PUSH, X_PUSH_LATE, X_NORM, X_UPDATE_LATE, X_ACK       lanes pull, push, ack
     dense           F, B, OPT of the whole model                                       lane compute
     accumulated_dense   the same, for several micro-batches a step                     lane compute
+    chunked_dense   F, B, OPT with memory in chunks, under a budget                    lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
     nonfinite, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'

@@ -1,6 +1,7 @@
 """`DensePart`, the one interface of the dense model: lanes and handlers, model chunks, loss sums, gradient checks.
 
     WholeDense    F  B  OPT of the whole model, computed by a `DenseExecutor` (plain, compiled, captured)
+    ChunkedDense  the same under a byte budget of the device                     (`bagpipe.training.chunked_dense`)
     StagedDense   the lanes of a `StepProgram`                                   (`bagpipe.training.staged_dense`)
 
 Other parts see *model chunks*: the whole model, or the stages that this process holds. A chunk is what an optimizer
@@ -130,6 +131,9 @@ class DensePart(LoopPart):
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         """The chunk that an operation of `Point.STEP` steps; None if it has no parameters."""
 
+    def settle(self) -> None:
+        """Before parameters or optimizer state are read while a run goes on: they are complete where they are."""
+
     def start(self, run: LoopRun) -> None:
         self._run = run
         self.loss_scale = self.precision.loss_scale.resumed(run.carried)
@@ -254,13 +258,17 @@ class WholeDense(DensePart):
                 for name, buffer in self.model.named_buffers():
                     buffer.copy_(self._buffers[name])
         else:
-            self.loss_scale.unscale_parameters(self.model.parameters())
-            self.limit(self.model.parameters(), batch)
-            self.optimizer.step()
+            self.update(batch)
         self._buffers = {}
         if self.skips_nonfinite and not batch.is_skipped:
             self._count(b)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def update(self, batch: InFlightBatch) -> None:
+        """Step the optimizer with the gradients of a batch, which are complete."""
+        self.loss_scale.unscale_parameters(self.model.parameters())
+        self.limit(self.model.parameters(), batch)
+        self.optimizer.step()
 
     def finish_batch(self, b: int) -> None:
         super().finish_batch(b)

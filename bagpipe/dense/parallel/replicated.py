@@ -54,6 +54,7 @@ class DenseParallel:
         bucket_bytes: largest size of a bucket; a larger parameter gets its own.
         backwards_per_step: number of micro-batches. A bucket is exchanged after this many backwards have reached all
             of its parameters, or in `reduce`.
+        overlaps: exchanges begin during the backward; otherwise all are in `reduce`, and `grad` may be empty before.
 
     Raises:
         InputError: in backward: a parameter has a sparse gradient.
@@ -68,10 +69,12 @@ class DenseParallel:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         backwards_per_step: int = 1,
+        overlaps: bool = True,
     ) -> None:
         self._model = model
         self._group = group
         self._backwards_per_step = backwards_per_step
+        self._overlaps = overlaps
         self._buckets = [
             _PendingBucket(bucket, number, len(bucket.parameters) * backwards_per_step)
             for number, bucket in enumerate(make_buckets(model.named_parameters(), bucket_bytes, group.world_size))
@@ -90,7 +93,7 @@ class DenseParallel:
 
     def __enter__(self) -> Self:
         share_model(self._model, self._group)
-        for pending in self._buckets:
+        for pending in self._buckets if self._overlaps else ():
             for name, parameter in zip(pending.bucket.names, pending.bucket.parameters, strict=True):
                 handle = parameter.register_post_accumulate_grad_hook(self._hook(pending, name))  # type: ignore[no-untyped-call]
                 self._handles.append(handle)

@@ -307,6 +307,9 @@ def _twin(
         settings["store.existing"] = "reset"  # decaying rows of another job are refused
     if settings["eval.every"] == "0":
         settings["eval.unit"] = "step"
+    chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
+    if not is_consistent({**job, **chunks}):
+        settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"

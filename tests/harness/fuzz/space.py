@@ -181,6 +181,10 @@ TWIN: Mapping[str, Values] = {
     "eval.unit": _even("eval.unit", step=3),
     "eval.batches": {"0": 2, "1": 1},
     "eval.metric": dict.fromkeys(typing.get_args(Metric), 1.0),
+    # as large as any drawn model needs; state on the host moves chunks all the same
+    "dense.budget_bytes": {"0": 3, "64000000": 1},
+    "dense.chunk_bytes": {"0": 3, "4000000": 1},
+    "dense.state": _even("dense.state"),
 }
 
 #: Drawn or computed outside these tables.
