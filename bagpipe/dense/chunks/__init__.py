@@ -11,5 +11,6 @@ values at the same alignment.
 
 layout: tensors in chunks. moments: uses of chunks. moves: the plan of a batch's moves, by next use. simulate: its time.
 arena: slots, homes and the lane that copies. walker: the order that is walked, planned or on demand. units: modules
-whose parameters are used together, and their hooks. state: tensors that optimizers keep.
+whose parameters are used together, and their moments. state: tensors that optimizers keep. chunked_model: a model
+and its optimizer in chunks, and their hooks.
 """
