@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +49,7 @@ from bagpipe.types.schema import DataSchema
 from benchmarks.asynchrony.ranks import MICROBATCHES, MODEL
 from benchmarks.asynchrony.throughput import steady
 from benchmarks.harness.child import run_child
-from benchmarks.harness.processor_use import ProcessorUse
+from benchmarks.harness.processor_use import MAX_OTHER_CORES, ProcessorUse
 from benchmarks.harness.rounds import turns
 from benchmarks.pipeline.forecast import RUNNER_S, TimedLinks, ping_pong
 from data.synthetic_options import options_at
@@ -64,6 +65,8 @@ DENSE_JOBS = (("1f1b", 0), ("pipedream", 1), ("pipedream-2bw", 1), ("pipeoptim",
 #: Batches at either end of a block that do not count.
 _RAMP = 2
 _PINGS = 200
+#: Most blocks of a job in a round, where other programs disturb them.
+_TRIES = 3
 #: Rounds of one pair of processes: what an interruption loses.
 ROUNDS_AT_A_TIME = 5
 _TIMEOUT_S = 500.0
@@ -204,7 +207,7 @@ def measure(peers: TorchPeers, rounds: int, batches: int, *, flags: Sequence[str
 
     A record has for each job, ``schedule/rows_delay``, the seconds of a batch: ``measured_s``; ``simulated_s`` from the
     job's own times of actions; ``by_base_s`` from those of the first job; and ``others``, the cores that other programs
-    used meanwhile.
+    used meanwhile. A block that others disturbed is repeated, and the least disturbed one counts.
     """
     torch.set_num_threads(1)
     links = peers.open_links(NUM_RANKS)
@@ -218,26 +221,48 @@ def measure(peers: TorchPeers, rounds: int, batches: int, *, flags: Sequence[str
     found: list[Record] = []
     for number in range(rounds):
         latency_s = ping_pong(peers, links, jobs[base].message_shape, times=_PINGS)
-        blocks: dict[str, tuple[float, dict[str, float], float]] = {}
+        blocks: dict[str, _Block] = {}
         for _, name in turns(list(jobs), 1, shuffle_seed=number):
-            peers.gather(None)  # a barrier: both ranks start together
-            before = ProcessorUse.now(pids)
-            measured_s, spent = jobs[name].run(batches)
-            others = ProcessorUse.now(pids).cores_since(before)[1]
-            ranks: list[dict[str, float]] = peers.gather(measured_costs(spent))
-            costs = {key: value for own in ranks for key, value in own.items()}
-            blocks[name] = (peers.gather(measured_s)[0], costs, peers.gather(others)[0])
+            tries: list[_Block] = []
+            while len(tries) < _TRIES and not (tries and tries[-1].others <= MAX_OTHER_CORES):
+                tries.append(_block(peers, jobs[name], batches, pids))
+            blocks[name] = min(tries, key=lambda block: block.others)
         record: Record = {"latency_s": latency_s}
         for name, job in jobs.items():
-            measured_s, costs, others = blocks[name]
+            own = blocks[name]
             record[name] = {
-                "measured_s": measured_s,
-                "simulated_s": simulated_s(job.step, costs, latency_s),
-                "by_base_s": simulated_s(job.step, blocks[base][1], latency_s),
-                "others": others,
+                "measured_s": own.measured_s,
+                "simulated_s": simulated_s(job.step, own.costs, latency_s),
+                "by_base_s": simulated_s(job.step, blocks[base].costs, latency_s),
+                "others": own.others,
             }
         found.append(record)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """A block of batches of one job, the same on both ranks.
+
+    Attributes:
+        measured_s: seconds of a batch on rank 0.
+        costs: median seconds of the actions of all ranks.
+        others: cores that other programs used.
+    """
+
+    measured_s: float
+    costs: Mapping[str, float]
+    others: float
+
+
+def _block(peers: TorchPeers, job: DenseJob, batches: int, pids: Sequence[int]) -> _Block:
+    peers.gather(None)  # a barrier: both ranks start together
+    before = ProcessorUse.now(pids)
+    measured_s, spent = job.run(batches)
+    others = ProcessorUse.now(pids).cores_since(before)[1]
+    ranks: list[tuple[float, float, dict[str, float]]] = peers.gather((measured_s, others, measured_costs(spent)))
+    costs = {key: value for _, _, own in ranks for key, value in own.items()}
+    return _Block(measured_s=ranks[0][0], costs=costs, others=ranks[0][1])
 
 
 def simulated_s(step: StepProgram, costs: Mapping[str, float], latency_s: float) -> float:

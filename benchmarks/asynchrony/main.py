@@ -2,7 +2,8 @@
 
     python -m benchmarks.asynchrony.main [PART …] --data.path FILE
 
-    sample, synthetic, movielens  AUC over time against 1f1b: Criteo's click logs, synthetic ones, ratings
+    sample, movielens             AUC over time against 1f1b: Criteo's click logs, synthetic ratings
+    synthetic, synthetic-small    the same on synthetic click logs, of as many examples as asked, and of fewer
     late-rows                     AUC with rows that are read a batch late, on Criteo's click logs
     distance                      predicted against actual weights
     throughput, varying           simulated; with times of actions that vary, `dynamic` too
@@ -37,13 +38,18 @@ from benchmarks.asynchrony.varying import varying_times
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.harness.machine import TRAINING_PACKAGES
 
-PARTS = ("sample", "synthetic", "movielens", "late-rows", "distance", "throughput", "varying", "ranks", "dense-ranks")
+PARTS = (
+    "sample", "synthetic", "synthetic-small", "movielens", "late-rows", "distance", "throughput", "varying", "ranks",
+    "dense-ranks",
+)  # fmt: skip
 #: Parts that read Criteo's click logs.
 _ON_LOGS = {"sample", "late-rows", "distance"}
 #: (stages, micro-batches). With four stages and one micro-batch the gaps are 3, 2, 1, 0; else 1, and 0 on the last.
 SETTINGS = ((2, 4), (4, 4), (4, 1))
 #: Those of `late-rows`, which needs one micro-batch less than stages.
 LATE_SETTINGS = ((2, 4), (4, 4))
+#: Examples of `synthetic-small`, in which all settings can be compared.
+SMALL_EXAMPLES = 100_000
 SPEED_SETTINGS = [(2, 1), (2, 8), (4, 1), (4, 4), (4, 8), (8, 8)]
 
 
@@ -58,6 +64,7 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
     made: dict[str, Measure] = {
         "sample": partial(_quality, "sample", options.limit, options),
         "synthetic": partial(_quality, "synthetic", options.examples, options),
+        "synthetic-small": partial(_quality, "synthetic", SMALL_EXAMPLES, options),
         "movielens": partial(_quality, "movielens", options.ratings, options),
         "late-rows": partial(_late_rows, options),
         "distance": partial(_distance, options),

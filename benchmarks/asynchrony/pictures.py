@@ -14,13 +14,13 @@ from benchmarks.harness.plot import Axes, panels
 
 __all__ = ["draw"]
 
-#: Width of a panel and height of a picture in inches.
-_WIDTH, _HEIGHT = 6.5, 4.5
+#: Width and height of a panel in inches, and most panels in a row.
+_WIDTH, _HEIGHT, _COLUMNS = 6.5, 4.5, 2
 
 
 def draw(values: Values, folder: Path) -> None:
     """Write auc.svg, distance.svg and throughput.svg, each with a panel for every part that was measured."""
-    _draw(folder / "auc.svg", [(_auc, (TITLES[name], found)) for name in TITLES if (found := found_of(values, name))])
+    _draw(folder / "auc.svg", [(_auc, (name, found)) for name in TITLES if (found := found_of(values, name))])
     distances: Records = found_of(values, "distance") or []
     optimizers = dict.fromkeys(record["optimizer"] for record in distances)
     _draw(
@@ -41,12 +41,14 @@ def _draw(path: Path, drawn: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
     """One panel for each function and its arguments behind the axis."""
     if not drawn:
         return
-    with panels(path, len(drawn), size=(_WIDTH * len(drawn), _HEIGHT)) as axes:
+    columns = min(len(drawn), _COLUMNS)
+    size = (_WIDTH * columns, _HEIGHT * -(-len(drawn) // columns))
+    with panels(path, len(drawn), size=size, columns=columns) as axes:
         for axis, (function, arguments) in zip(axes, drawn, strict=True):
             function(axis, *arguments)
 
 
-def _auc(axis: Axes, title: str, records: Records) -> None:
+def _auc(axis: Axes, part: str, records: Records) -> None:
     """Mean over the seeds, a curve per schedule of four stages and its fewest micro-batches."""
     for key, runs in by_key(records).items():
         if key[0] == SYNCHRONOUS or key[1:] in ((4, 1, 0), (4, 3, 0)):
@@ -56,7 +58,7 @@ def _auc(axis: Axes, title: str, records: Records) -> None:
             axis.plot(steps, aucs, label=key[0], **style)
     _label(
         axis,
-        f"{title}: 4 stages, fewest micro-batches",
+        f"{TITLES[part]}, {records[0]['examples']:,} examples; 4 stages, fewest micro-batches",
         x="examples trained",
         y="AUC, mean of the seeds",
         legend="lower right",
@@ -102,7 +104,7 @@ def _speeds(axis: Axes, title: str, rounds: Records) -> None:
         for name, field in (("simulated", "simulated_s"), ("measured", "measured_s"))
     }
     _bars(axis, [job.replace("/", ",\nrows_delay ") for job in jobs], found)
-    _label(axis, f"two ranks, {title}: simulated and measured", y="times 1f1b")
+    _label(axis, f"two ranks, {title}: simulated and measured", y="times 1f1b", legend="lower right")
 
 
 def _bars(axis: Axes, names: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:

@@ -16,6 +16,7 @@ Scores: TypeAlias = Sequence[Mapping[str, float]]
 TITLES: Mapping[str, str] = {
     "sample": "Criteo Terabyte sample",
     "synthetic": "synthetic Criteo Kaggle",
+    "synthetic-small": "synthetic Criteo Kaggle",
     "movielens": "synthetic ratings like MovieLens'",
 }
 

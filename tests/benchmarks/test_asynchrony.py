@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from bagpipe.schedule.analysis.costs import measured_costs
+from bagpipe.testing.local_links import LocalLinks, Mail
+from benchmarks.asynchrony.dense_ranks import DENSE_JOBS, DenseJob, simulated_s
 from benchmarks.asynchrony.main import BENCHMARK
 from benchmarks.asynchrony.quality import LATE_SCHEDULES, Run, flags_of, late_runs_of, runs_of
 from benchmarks.asynchrony.ratings import NUM_FILMS, NUM_GENRES, NUM_USERS, write_ratings
@@ -87,6 +92,42 @@ def test_flags_of_a_job() -> None:
     late = flags_of(Run(schedule="pipedream", stages=2, microbatches=4, seed=1, rows_delay=1), ["--data.path", "x"])
     assert late[late.index("--pipeline.rows_delay") + 1] == "1"
     assert late[late.index("--data.path") + 1] == "x"
+
+
+TINY = [
+    "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,4", "--data.batch_size", "32",
+    "--optim.dense", "adam",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "rows_delay"), [("1f1b", 0), ("pipeoptim", 1)])
+def test_dense_part_alone_times_every_action(schedule: str, rows_delay: int) -> None:
+    mail = Mail(timeout_s=60)
+    jobs = [DenseJob(schedule, rows_delay, rank=rank, links=LocalLinks(mail, rank, 0), flags=TINY) for rank in range(2)]
+    before = [[p.detach().clone() for _, p in jobs[r].pipeline.staged.parameters_of(r)] for r in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda job: job.run(8), jobs))
+    costs: dict[str, float] = {}
+    for rank, (batch_s, spent) in enumerate(found):
+        assert batch_s > 0
+        counts = {op: len(times) for op, times in spent.items()}
+        assert (counts[f"{rank}F"], counts[f"{rank}B"], counts[f"{rank}OPT"]) == (64, 64, 8)
+        costs |= measured_costs(spent)
+        after = [p for _, p in jobs[rank].pipeline.staged.parameters_of(rank)]
+        assert not any(torch.equal(old, new) for old, new in zip(before[rank], after, strict=True))
+    assert simulated_s(jobs[0].step, costs, 0.0) >= 8 * max(costs[f"{r}F"] + costs[f"{r}B"] for r in range(2))
+
+
+def test_dense_part_alone_is_simulated_as_its_schedule() -> None:
+    """Nothing but forwards and backwards costs: 1f1b has a bubble of one micro-batch, the others have none."""
+    links = LocalLinks(Mail(timeout_s=60), 0, 0)
+    free = {f"{stage}{op}": 0.0 for stage in range(4) for op in ("OPT", "X_EMBED", "X_EMBED_GRAD")}
+    free |= dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B", "SENDX_F", "RECVX_F", "SENDX_B", "RECVX_B"), 0.0)
+    costs = {**free, "F": 1.0, "B": 2.0}
+    times = [
+        simulated_s(DenseJob(name, late, rank=0, links=links, flags=TINY).step, costs, 0.0) for name, late in DENSE_JOBS
+    ]
+    assert times == pytest.approx([27, 24, 24, 24])
 
 
 def test_records_by_key_and_jobs() -> None:
