@@ -190,7 +190,8 @@ class Runner:
     def step(self, until: str | None = None) -> int | None:
         """Walk the lane of the sink until a batch ends, in the thread that called `start`.
 
-        A lane whose actions run ahead of its turn has then begun the next batch too.
+        A lane whose actions run ahead of its turn has then begun the next batch too. Of a turn that ends the batch
+        before it, the rest follows with the next call.
 
         Args:
             until: operation of the lane (``0B``) after whose next action to return; the next call goes on there.
@@ -205,10 +206,10 @@ class Runner:
         self._release()
         self._heed_requests()
         before = self._num_batches()
-        op = None if until is None else self._compiled.op_names.index(until)
-        done = 0 if op is None else self._board.done[op]
+        op = self._compiled.sink if until is None else self._compiled.op_names.index(until)
+        done = self._board.done[op]
         while self._stepped.advance(op):
-            if self._num_batches() > before or (op is not None and self._board.done[op] > done):
+            if self._num_batches() > before or (until is not None and self._board.done[op] > done):
                 return self._first_batch + before
         if self._board.error is not None:
             self.end()

@@ -116,8 +116,12 @@ class DensePart(LoopPart):
         """Names of the sums of losses that are counted here."""
 
     @abstractmethod
-    def loss_sums(self) -> Mapping[str, Tensor]:
-        """Counter -> float64 scalar on the device: the sum of the losses of all examples counted there so far."""
+    def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
+        """Counter -> float64 scalar on the device: the sum of the losses of all examples counted there so far.
+
+        Args:
+            before: of the batches before this one, as far as their forwards are done; None: of those that have ended.
+        """
 
     @abstractmethod
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
@@ -275,7 +279,7 @@ class WholeDense(DensePart):
         if self._scale_holder is not None:
             self._scale_holder.write(self.loss_scale)
 
-    def loss_sums(self) -> Mapping[str, Tensor]:
+    def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
         return {"model": self._loss_sum}
 
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:

@@ -22,10 +22,10 @@ from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
-from bagpipe.schedule.builders.prefetch_loop import declare_stages
+from bagpipe.schedule.builders.prefetch_loop import TURN, declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.schedule.lowering.stage_lanes import lane_templates
+from bagpipe.schedule.lowering.stage_lanes import stage_lanes
 from bagpipe.training.dense import DensePart, ModelChunk
 from bagpipe.training.part import Hook, LoopRun
 
@@ -78,13 +78,14 @@ class StagedDense(DensePart):
             for stage in pipeline.stages
         }
         step, process = pipeline.step, pipeline.process
+        self._lanes = stage_lanes(step, process)
         self._embedding = step.embedding_stages[process].number
         self._stage_of = {instance.number: instance.stage for instance in step.instances}
         self._units = step.program.micro_per_batch
         #: Micro-batch of a batch's first forward, by instance: a table may take them in any order.
         self._first_units = {
             template.stage: template.unit
-            for templates in reversed([lane_templates(step, lane) for lane in step.lanes_of(process)])
+            for templates in reversed([self._lanes.lanes[lane] for lane in step.lanes_of(process)])
             for template in reversed(templates)
             if template.op == "F"
         }
@@ -111,6 +112,7 @@ class StagedDense(DensePart):
         reduces = {action.stage for action in step.program.lanes.get(f"reduce{process}", ())}
         return {
             **self._runtime.handlers(),
+            **({TURN: lambda b: None} if self._lanes.paced else {}),
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
@@ -163,8 +165,9 @@ class StagedDense(DensePart):
         super().finish_batch(b)
         self._next_batch = b + 1
 
-    def loss_sums(self) -> Mapping[str, Tensor]:
-        sums = {str(number): value for number, value in self._runtime.loss_sums(self._next_batch).items()}
+    def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
+        found = self._runtime.loss_sums(self._next_batch if before is None else before)
+        sums = {str(number): value for number, value in found.items()}
         if self._loss_before:
             first = next(iter(sums))
             sums[first] = sums[first] + self._loss_before

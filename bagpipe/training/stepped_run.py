@@ -54,6 +54,7 @@ class SteppedRun:
         end: ends the parts after the lanes, and gives the result.
         checkpointing: makes checkpoints; None: without a recorder.
         exchanges: training with several ranks: lanes wait for lanes of other ranks.
+        begun_ahead: batches that are begun before the batch of a step ends.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SteppedRun:
         *,
         checkpointing: Checkpointing | None = None,
         exchanges: bool = False,
+        begun_ahead: int = 0,
     ) -> None:
         self._run = run
         self._runner = runner
@@ -74,6 +76,7 @@ class SteppedRun:
         self._end = end
         self._checkpointing = checkpointing
         self._exchanges = exchanges
+        self._begun_ahead = begun_ahead
         self._next_batch = run.first_batch
         self._next_part = 0
         self._has_ended = False
@@ -225,10 +228,15 @@ class SteppedRun:
     def end_here(self) -> RunResult:
         """End the run after the batches computed so far; those read ahead are dropped. All ranks call it alike.
 
+        Where a step begins the next batch too (`pipeline.rows_delay`), that one is computed first.
+
         Raises: see `Engine.train`.
         """
         self.settle()
-        self._runner.cut(self._next_batch)
+        has_begun = self._next_batch > self._run.first_batch
+        self._runner.cut(self._next_batch + (self._begun_ahead if has_begun else 0))
+        while self.step() is not None:
+            pass
         return replace(self.end(), input_error=None)  # an error of later batches is none of this run
 
     @property

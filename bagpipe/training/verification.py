@@ -228,13 +228,14 @@ class Verification(LoopPart):
                 value.register_hook(_keeper(record.gradients, position))  # type: ignore[no-untyped-call]
 
     def _note_sum(self, key: OpKey, index: int) -> None:
-        if index // self._units[key[0]] < self.num_batches:
-            self._before[key[0]] = self._dense.loss_sums()[str(key[0])].clone()
+        b = index // self._units[key[0]]
+        if b < self.num_batches:
+            self._before[key[0]] = self._dense.loss_sums(b + 1)[str(key[0])].clone()
 
     def _note_loss(self, key: OpKey, index: int) -> None:
         b = index // self._units[key[0]]
         if b < self.num_batches:
-            added = self._dense.loss_sums()[str(key[0])] - self._before[key[0]]
+            added = self._dense.loss_sums(b + 1)[str(key[0])] - self._before[key[0]]
             before = self._losses.get((key[0], b))
             self._losses[key[0], b] = added if before is None else before + added
 

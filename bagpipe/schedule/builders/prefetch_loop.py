@@ -36,7 +36,8 @@ Where the norm of row gradients is limited (*clips*), no row is updated before t
 
 An asynchronous schedule can read rows a batch late (*rows_delay* 1), so that forwards of b + 1 precede backwards of b:
 the lookup of b + 1 then comes before X_UPDATE(b) in the lane of both, X_PULL(b) waits for X_UPDATE(b - 2) only, and no
-row leaves the cache between the lookup and the update of its batch.
+row leaves the cache between the lookup and the update of its batch. Between two turns every stage has made the steps of
+the batches before and no other one: in other compute lanes OPT(b) waits for X_TURN(b), with which the turn of b begins.
 
 With the dense part in stages, the lanes of a `StepProgram` replace F, B and OPT: the first forward that reads rows is
 X_EMBED, row gradients are complete after X_EMBED_GRAD.
@@ -62,6 +63,7 @@ __all__ = [
     "EVICT_AFTER",
     "FETCH_AFTER",
     "READY_AFTER",
+    "TURN",
     "declare_accumulation",
     "declare_dense",
     "declare_evaluation",
@@ -75,6 +77,8 @@ __all__ = [
     "prefetch_loop",
 ]
 
+#: Operation that begins a turn, where lanes of the process would otherwise run ahead of it.
+TURN = "X_TURN"
 #: Hazard: the batch whose evicted rows the store must have acknowledged before the fetch is sent.
 FETCH_AFTER = "fetch_after"
 #: Hazard: the batch whose use of the leaving rows must be over before their slots are read or reused.
@@ -226,6 +230,8 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
     """
     lanes = stage_lanes(step, process)
     loop.stage(*step.program.stages)
+    if lanes.paced:
+        loop.lane(lanes.main, TURN)
     for name, templates in lanes.lanes.items():
         loop.lane(name, *templates)
     for name, most in lanes.in_flight.items():
@@ -236,6 +242,10 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
         for name, templates in lanes.lanes.items():
             for key in dict.fromkeys(template.key for template in templates if name.startswith("compute")):
                 loop.edge(Point.READ, key)
+    if lanes.paced:
+        loop.edge(Point.READ, TURN)
+        for key in lanes.paced:
+            loop.edge(TURN, key)
     loop.provide(Point.LOOKUP, lanes.embed)
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)

@@ -114,6 +114,7 @@ OPS: Mapping[str, Op] = _table(
     _rows("X_EMBED_GRAD", "turn the vectors' gradients of all micro-batches into row gradients"),
     _rows("X_PUSH", "give gradients of rows that the next batch uses to their owners on other ranks"),
     _rows("X_PUSH_LATE", "give the other row gradients to their owners on other ranks"),
+    Op(name="X_TURN", unit="batch", role="other", meaning="begin the batch's turn: its dense steps may follow", cost=0),
     _rows("X_NORM", "add up the squared gradients of the batch's rows, of all ranks, where their norm is limited"),
     _rows("X_UPDATE", "one row-optimizer step for every row of the batch, or for the rows that X_PUSH brought"),
     _rows("X_UPDATE_LATE", "one row-optimizer step for the rows that X_PUSH_LATE brought"),

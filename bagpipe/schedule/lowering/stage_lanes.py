@@ -33,18 +33,23 @@ class StageLanes:
     Attributes:
         lanes: ``compute<k>`` of its pipeline ranks, ``reduce<p>`` where stages are held more than once.
         edges: between actions of this process.
+        main: the compute lane of the embedding stage.
         embed, embed_grad: the operations of its embedding stage.
         in_flight: compute lane that chooses its order -> most micro-batches in flight.
         forwards, steps: its forwards and dense optimizer steps, each operation once.
+        paced: steps of other compute lanes, if forwards of a batch precede backwards of the batch before: those lanes
+            could take them before the main lane begins the batch's turn.
     """
 
     lanes: Mapping[str, tuple[Template, ...]]
     edges: tuple[Edge, ...]
     in_flight: Mapping[str, int]
+    main: str
     embed: OpKey
     embed_grad: OpKey
     forwards: tuple[OpKey, ...]
     steps: tuple[OpKey, ...]
+    paced: tuple[OpKey, ...] = ()
 
 
 def stage_lanes(step: StepProgram, process: int) -> StageLanes:
@@ -54,14 +59,19 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
     templates = [template for own in lanes.values() for template in own]
     performed = {(t.stage, op) for t in templates for op in (t.op, *OPS[t.op].provides)}
     number = step.embedding_stages[process].number
+    embed = (number, "X_EMBED")
+    main = next(lane for lane, own in lanes.items() if embed in (template.key for template in own))
+    others = [t.key for lane, own in lanes.items() for t in own if lane != main and t.op == "OPT"]
     return StageLanes(
         lanes=lanes,
         edges=tuple(e for e in step.program.edges if e.src_key in performed and e.dst_key in performed),
         in_flight={lane: most for lane, most in step.in_flight.items() if lane in lanes},
-        embed=(number, "X_EMBED"),
+        main=main,
+        embed=embed,
         embed_grad=(number, "X_EMBED_GRAD"),
         forwards=tuple(dict.fromkeys(template.key for template in templates if template.op == "F")),
         steps=tuple(template.key for template in templates if template.op == "OPT"),
+        paced=tuple(others) if step.turns else (),
     )
 
 

@@ -46,8 +46,12 @@ def test_what_lanes_repeat() -> None:
     assert lane_text(step, "compute1") == "1F0 1B0 1F1 1B1 1OPT0"
     main = loop_of(step, 0, ranks=1).lanes["compute0"]
     assert (main[-1].op, main[-1].offset) == ("X_UPDATE", 0)
+    # Nothing else keeps lane 1 from its step of a batch whose forwards were all made in the turn before.
+    assert (main[0].op, main[0].offset) == ("X_TURN", 0)
+    assert ("X_TURN", "1OPT") in {(e.src, f"{e.dst_stage}{e.dst}") for e in loop_of(step, 0, ranks=1).edges}
     (update,) = [t for t in loop_of(step_of(2, 2, processes=2), 1, ranks=2).lanes["compute1"] if t.op == "X_UPDATE"]
     assert update.offset == -1
+    assert "X_TURN" not in {t.op for t in loop_of(step_of(2, 2, processes=2), 0, ranks=2).lanes["compute0"]}
 
 
 @given(data=st.data(), stages=st.integers(1, 5), name=st.sampled_from(list(ASYNCHRONOUS_SCHEDULES)))
