@@ -97,6 +97,8 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         return None
     if pipeline.microbatches > 1:
         _check_independent_examples(batch_dependent_modules(model), pipeline.microbatches)
+    if pipeline.rows_delay:
+        _check_statistics(batch_dependent_modules(model))
     schedule, num_ranks = check_ranks(pipeline, world_size)
     precision = precision_of(config.run)
     staged = _split(model, data, config, precision, is_chain=schedule.linear)
@@ -185,6 +187,15 @@ def _check_independent_examples(mixing: tuple[str, ...], microbatches: int) -> N
         raise InputError(
             f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
             f"got {microbatches}"
+        )
+
+
+def _check_statistics(mixing: tuple[str, ...]) -> None:
+    """Raise InputError if forwards change the model: those of a batch precede the end of the batch before."""
+    if mixing:
+        raise InputError(
+            f"pipeline.rows_delay must be 0 for a model that keeps statistics of batches ({mixing[0]}): between two "
+            "batches they would be those of the next one, got 1"
         )
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
+from bagpipe.cache.cache_statistics import CacheStatistics
+from bagpipe.cache.earlier_rows import EarlierRows
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
 from bagpipe.cache.lookup_layout import TableGroup
 from bagpipe.cache.row_history import RowHistory
@@ -41,32 +42,10 @@ from bagpipe.store.interface import ReadResult, WriteRequest
 from bagpipe.store.row_checksum import table_check_words
 from bagpipe.types.schema import RowSchema, RowTable
 
-__all__ = ["CacheStatistics", "RowCache"]
+__all__ = ["RowCache"]
 
 #: Rows of one flush chunk: 16 MiB of 256-byte records, so that the host copy stays small compared with the cache.
 FLUSH_CHUNK_ROWS = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStatistics:
-    """Occupancy of the cache, and totals since it was created.
-
-    Attributes:
-        num_slots: number of slots.
-        resident, dirty: slots that hold a row; slots that hold a row newer than the store's.
-        inserted: rows put into slots; `initialised` of them had no stored value.
-        evicted: rows that left their slots; `evicted_dirty` of them were written back.
-        updated: row updates.
-    """
-
-    num_slots: int
-    resident: int
-    dirty: int
-    inserted: int
-    initialised: int
-    evicted: int
-    evicted_dirty: int
-    updated: int
 
 
 class RowCache:
@@ -85,6 +64,7 @@ class RowCache:
         streams: streams of the device.
         slots: slot bookkeeping.
         history: decay that is applied to rows when they are read; shared with the cache of an evaluation.
+        earlier: weights that the first batch of a run reads instead of those in the slots, if it is behind them.
         dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
         kernels: kernels that compute on the rows.
         current: the batch being computed, which embedding modules read.
@@ -108,6 +88,7 @@ class RowCache:
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.slots = SlotTable(num_slots)
         self.history = RowHistory(schema, self.device)
+        self.earlier = EarlierRows(schema, self.slots)
         self.current: ActiveBatch | None = None
         self._begun: deque[ActiveBatch] = deque(maxlen=batches_begun)  # and not ended; of an evaluation, the latest
         self._fixed = num_slots > 0
@@ -294,6 +275,8 @@ class RowCache:
         if missed is not None:
             steps = self.history.steps_of(table, records).index_select(0, slot_index)
             missed.apply(out, group.dim, steps.long())
+        if self.earlier.is_read_by(step):  # rows that decay are never behind
+            self.earlier.apply(slot_index, out)
 
     def check(self, context: BatchContext) -> None:
         """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.
@@ -343,8 +326,8 @@ class RowCache:
         if local is None:
             raise JobError(f"table group {group.tables.index} was planned for several ranks, but has no exchanged rows")
         view = RowView(records=self._slab.records(dtype), slot_index=local.slot_index, dim=dim)
-        # Gradients of per-id weights need the rows of the lookup, which may change before.
-        changes = len(self._gathered) > 1 and group.tables.lookup.weighted
+        # Gradients of per-id weights need the rows of the lookup, which may change before; earlier rows have no slots.
+        changes = len(self._gathered) > 1 and (group.tables.lookup.weighted or self.earlier.is_read_by(step))
         if self.kernels.reads_slots and group.tables.first_table not in self.history.decaying and not changes:
             return view
         out = self._gathered[batch_index % len(self._gathered)][group.tables.index].take(group.num_rows, dim, dtype)

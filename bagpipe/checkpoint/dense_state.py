@@ -36,6 +36,7 @@ __all__ = [
     "DenseCopy",
     "DenseState",
     "capture",
+    "capture_parts",
     "check_model",
     "combine",
     "load",
@@ -185,6 +186,11 @@ def capture(
     for name, value in (parts or {}).items():
         tensors[PART + name] = value
     return DenseCopy(tensors=copy_to_host(streams, tensors), values=values)
+
+
+def capture_parts(streams: Streams, tensors: Mapping[str, Tensor]) -> DenseCopy:
+    """Start copying tensors of parts of the training loop, by ``part.name``, to the host."""
+    return DenseCopy(tensors=copy_to_host(streams, {PART + name: value for name, value in tensors.items()}), values={})
 
 
 def check_model(model: nn.Module) -> None:

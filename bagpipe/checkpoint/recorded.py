@@ -47,8 +47,8 @@ class RecordedDense(Protocol):
         """Names of its loss sums."""
         ...
 
-    def loss_sums(self) -> Mapping[str, Tensor]:
-        """Counter -> sum of the losses so far, a scalar tensor."""
+    def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
+        """Counter -> sum of the losses of the batches before one, which are the latest; None: of those that ended."""
         ...
 
 
@@ -70,9 +70,20 @@ class RecordedRun(Protocol):
         """Additional tensors of a dense chunk before a batch (weight averages)."""
         ...
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether `row_tensors` are in checkpoints."""
+        ...
+
+    def row_tensors(self) -> Mapping[str, Tensor]:
+        """Additional tensors of this rank's rows, after the updates of a batch."""
+        ...
+
 
 class NoRun:
     """Before the first training run: rows can be written, and an error of their recording is raised at the next one."""
+
+    keeps_rows = False
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
@@ -87,4 +98,7 @@ class NoRun:
         return {}
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        return {}
+
+    def row_tensors(self) -> Mapping[str, Tensor]:
         return {}

@@ -1,6 +1,7 @@
 """`Recorder`: one rank's checkpoints during training. Lanes copy state before they change it; a thread writes files.
 
-    compute  before_forward(C)  copy of the dense part to the host ───────────┐
+    compute  record_chunk(C)  copy of the dense part to the host ─────────────┐
+    compute, push  after_update(C)  rows before the latest update, if kept ───┤
     compute, push  before_update(b)  copy-on-write snapshot at C; dirty rows ─┤ `PendingCheckpoint`
     copy     (RowCache.evict_in_epoch)  evicted rows, tagged with their epoch │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
@@ -35,15 +36,12 @@ __all__ = ["BACKLOG_BYTES", "Recorder"]
 
 #: Bytes of rows that can be queued for writing before lanes block.
 BACKLOG_BYTES = 256 << 20
-
 #: Bytes of snapshot rows copied per batch, if the drain then takes longer than `_DRAIN_BATCHES`.
 _DRAIN_BYTES = 8 << 20
 #: Minimum number of batches of a snapshot's drain; the maximum is half the checkpoint interval.
 _DRAIN_BATCHES = 16
-
 #: Maximum number of dense parts queued for writing.
 _MAX_DENSE = 2
-
 #: Write-backs between two inspections of the store's servers.
 _INSPECT_EVERY = 50
 
@@ -145,13 +143,19 @@ class Recorder:
 
     # ---- lanes that compute --------------------------------------------------------------------------------------
 
-    def before_forward(self, b: int, chunk: str, counter: str) -> None:
-        """Called in a chunk's lane before batch b changes the chunk's buffers and a loss sum."""
+    def record_chunk(self, b: int, chunk: str, counter: str) -> None:
+        """Called in a chunk's lane after its step of the batch before b, before b changes its buffers or weights."""
         if self.due(b) and self._has_files:
             with self._stall():
                 pending = self._begin(b)
                 self._copy_chunk(pending, chunk)
                 self._copy_loss(pending, counter)
+
+    def after_update(self, b: int) -> None:
+        """Called when all rows of the batch before b are updated, if a part keeps them as they were."""
+        if self.due(b) and self._has_files:
+            with self._stall():
+                self._copy_rows(self._begin(b))
 
     def before_update(self, b: int, *, drains: bool = True) -> None:
         """Called before rows of batch b are updated, by every lane that updates rows; the first call begins a snapshot.
@@ -200,8 +204,9 @@ class Recorder:
     def _items(self) -> set[str]:
         if not self._has_files:
             return {"snapshot", "log"}
-        copies = {f"dense {chunk}" for chunk in self._dense.chunks}
-        return {"snapshot", "log", "rows", *copies, *(f"dense loss {name}" for name in self._dense.loss_counters)}
+        copies = [*self._dense.chunks, *(f"loss {name}" for name in self._dense.loss_counters)]
+        copies += ["rows"] if self._run.keeps_rows else []
+        return {"snapshot", "log", "rows", *(f"dense {name}" for name in copies)}
 
     def _find(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
@@ -234,9 +239,16 @@ class Recorder:
         from bagpipe.cache.staging import to_host
 
         # Cloned: lanes add to the sum in place, which on a CPU would change the in-flight copy.
-        loss_sum = self._dense.loss_sums()[counter].clone()
+        loss_sum = self._dense.loss_sums(pending.step)[counter].clone()
         pending.loss_sums[counter] = to_host(self._cache.streams, loss_sum)
         self._complete(pending, f"dense loss {counter}")
+
+    def _copy_rows(self, pending: PendingCheckpoint) -> None:
+        from bagpipe.checkpoint.dense_state import capture_parts
+
+        if pending.earlier_rows is None and self._run.keeps_rows:
+            pending.earlier_rows = capture_parts(self._cache.streams, self._run.row_tensors())
+            self._complete(pending, "dense rows")
 
     def _begin_snapshot(self, step: int) -> None:
         cache = self._cache
@@ -310,13 +322,10 @@ class Recorder:
             self._after_drain()
 
     def checkpoint(self, step: int) -> None:
-        """Make a checkpoint between two batches; training goes on. No lane acts until it returns.
+        """Make a checkpoint before batch `step`, between two batches; training goes on. No lane acts until it returns.
 
         All dirty rows are written before. All ranks call it at the same step. Returns on rank 0 when the checkpoint is
         published, on another rank when its part is durable. It takes the place of one that is due at this step.
-
-        Args:
-            step: number of the batch that is trained next.
 
         Raises:
             JobError: a checkpoint could not be written.
@@ -349,7 +358,9 @@ class Recorder:
                 for chunk in self._dense.chunks:
                     self._copy_chunk(pending, chunk)
                 for counter in self._dense.loss_counters:
-                    self._copy_loss(pending, counter)
+                    if counter not in pending.loss_sums:
+                        self._copy_loss(pending, counter)
+                self._copy_rows(pending)
             self._begin_snapshot(step)
             self.drain()
             self.before_write(self._cache.snapshot.epoch)

@@ -58,6 +58,7 @@ class PendingCheckpoint:
         missing: names of the incomplete items.
         dense: in-flight dense copies by model chunk; see `Recorder`.
         loss_sums: by counter, over all earlier batches.
+        earlier_rows: in-flight copy of rows as they were; None: nothing keeps them, or not yet.
         unshared: names of tensors that can differ between replicas.
         names: tables and ids of dirty rows, and the check words of the store's rows.
         num_groups: groups in this rank's logs.
@@ -71,6 +72,7 @@ class PendingCheckpoint:
     missing: set[str]
     dense: dict[str, DenseCopy] = field(default_factory=dict)
     loss_sums: dict[str, PendingTensor] = field(default_factory=dict)
+    earlier_rows: DenseCopy | None = None
     unshared: frozenset[str] = frozenset()
     names: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint64]]] = field(default_factory=list)
     num_groups: tuple[int, ...] = ()
@@ -249,8 +251,10 @@ class CheckpointWriter:
             shared = {key: value for key, value in state.tensors.items() if key not in pending.unshared}
             digests[name] = DenseState(tensors=shared, values=state.values).digest()
         pending.progress["dense"] = digests
-        pending.file = combine(states.values()).save(self._paths.step(pending.step), self._rank)
+        rows = [] if pending.earlier_rows is None else [pending.earlier_rows.get()]
+        pending.file = combine([*states.values(), *rows]).save(self._paths.step(pending.step), self._rank)
         pending.dense.clear()
+        pending.earlier_rows = None
         with self._changed:
             self.num_dense -= 1
 

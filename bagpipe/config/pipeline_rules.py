@@ -141,12 +141,6 @@ def _rows_delay_problem(config: Config) -> str | None:
             f"1 needs pipeline.microbatches of at least {pipeline.stages - 1}, one less than the stages, got "
             f"{pipeline.microbatches}"
         )
-    if config.checkpoint.dir:
-        return f"1 is not possible with checkpoints yet: leave checkpoint.dir empty, got {config.checkpoint.dir}"
-    if config.eval.every:
-        return f"1 is not possible with evaluations during training yet: set eval.every 0, got {config.eval.every}"
-    if config.run.verify:
-        return f"1 is not possible with run.verify yet, which stops after its batches: set 0, got {config.run.verify}"
     return None
 
 

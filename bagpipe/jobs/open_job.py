@@ -22,6 +22,7 @@ from bagpipe.jobs.job_facts import JobFacts
 from bagpipe.jobs.ranks import Ranks, check_same, state_shapes
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
+from bagpipe.training.earlier_rows import KeptRows
 from bagpipe.training.engine import Engine
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_decay import with_decay
@@ -100,6 +101,8 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
     job.bind(cache)
     made = job.make_dense(cache, ranks, stack)
     parts = with_decay(made.parts, cache, job.layout)
+    if job.engine.rows_delay and job.checkpoint.dir:
+        parts = (*parts, KeptRows(cache, ranks.rank))
     if cache.history.decaying and store_config.existing == "rows-only":
         raise InputError(
             "rows that decay need store.existing refuse or reset: rows of another job are at its steps, got rows-only"

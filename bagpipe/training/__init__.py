@@ -11,8 +11,8 @@
     chunked_dense   F, B, OPT with memory in chunks, under a budget                    lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
-    nonfinite, learning_rates, row_decay, weight_average, checkpointing, totals: work before and after others'
-                    actions
+    nonfinite, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work before and after
+                    others' actions
     verification: the first batches against a serial reference
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest

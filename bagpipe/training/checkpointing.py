@@ -1,6 +1,8 @@
 """`Checkpointing`: the part of a loop that records checkpoints while it trains; the work is `Recorder`'s.
 
 before the first forward of b in a chunk    copy the chunk              compute lanes
+after the step of b - 1 in a chunk          the same, where forwards of b precede it
+after rows of b - 1 changed                 copy them as they were, if a part keeps them
 before rows of b change                     begin the snapshot of rows  compute, push
 around write-backs                          close logs, journal rows    net-out
 between two batches, at the end             a whole checkpoint          no lane acts
@@ -8,6 +10,8 @@ between two batches, at the end             a whole checkpoint          no lane 
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bagpipe.checkpoint.recorder import Recorder
@@ -30,19 +34,40 @@ class Checkpointing(LoopPart):
         dense: the dense part.
         guard: is asked about the batches before a checkpoint.
         totals: counts batches.
+        rows_delay: updates of rows that the lookup of a batch leaves out; forwards then precede steps of the batch
+            before.
+        num_updates: lanes that update rows of a batch.
     """
 
-    def __init__(self, recorder: Recorder, *, dense: DensePart, guard: NonfiniteGuard, totals: Totals) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        dense: DensePart,
+        guard: NonfiniteGuard,
+        totals: Totals,
+        rows_delay: int = 0,
+        num_updates: int = 1,
+    ) -> None:
         self._recorder = recorder
+        self._rows_delay = rows_delay
+        self._num_updates = num_updates
+        self._num_updated: Counter[int] = Counter()  # lanes that are done with a batch, until all are
+        self._lock = threading.Lock()
         self._dense = dense
         self._guard = guard
         self._totals = totals
 
     def hooks(self) -> Iterable[Hook]:
-        yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)
+        if self._rows_delay:
+            yield Hook(at=Point.STEP, when="after", call=self._after_step)
+            yield Hook(at=Point.UPDATE, when="after", call=self._after_update)
+        else:
+            yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)
         yield Hook(at=Point.UPDATE, when="before", call=self._before_update)
 
     def start(self, run: LoopRun) -> None:
+        self._num_updated.clear()
         self._recorder.start(run, self._guard.check_before)
 
     def before_write(self, epoch: int) -> None:
@@ -66,7 +91,21 @@ class Checkpointing(LoopPart):
         first = self._dense.starts(key, index)
         if first is not None:
             chunk, counter, b = first
-            self._recorder.before_forward(b, chunk, counter)
+            self._recorder.record_chunk(b, chunk, counter)
+
+    def _after_step(self, key: OpKey, b: int) -> None:
+        chunk = self._dense.chunk_of(key)
+        if chunk is not None:
+            self._recorder.record_chunk(b + 1, chunk.name, str(key[0]))
+
+    def _after_update(self, key: OpKey, b: int) -> None:
+        with self._lock:
+            self._num_updated[b] += 1
+            is_last = self._num_updated[b] == self._num_updates
+            if is_last:
+                del self._num_updated[b]
+        if is_last:
+            self._recorder.after_update(b + 1)
 
     def _before_update(self, key: OpKey, b: int) -> None:
         # The push lane copies no rows: peers wait for it.

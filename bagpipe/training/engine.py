@@ -269,22 +269,16 @@ class Engine:
         stops_on_signals: bool,
     ) -> Iterator[SteppedRun]:
         """A run of training, not started."""
-        settings, cache, peers = self.settings, self.cache, self.peers
+        settings, cache, peers, delay = self.settings, self.cache, self.peers, self.settings.rows_delay
         reading = self._reading()
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
         known, clips = list(self._known), self.dense.clip.limits_rows
         update: LoopPart
         if peers is None:
-            update = LocalRows(
-                cache,
-                self.row_steps,
-                after_steps=self.dense.is_staged,
-                clips=clips,
-                rows_delay=settings.rows_delay,
-            )
+            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips, rows_delay=delay)
         else:
             update = exchanged = ExchangedRows(
-                cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=settings.rows_delay
+                cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay
             )
             if self.recorder is not None:
                 known.append(exchanged.was_written)
@@ -294,7 +288,14 @@ class Engine:
         totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
         recording = None
         if self.recorder is not None:
-            recording = Checkpointing(self.recorder, dense=self.dense, guard=guard, totals=totals)
+            recording = Checkpointing(
+                self.recorder,
+                dense=self.dense,
+                guard=guard,
+                totals=totals,
+                rows_delay=delay,
+                num_updates=1 if peers is None else 2,
+            )
         run = LoopRun(
             batches=batches,
             # The order of hooks and ends: the guard checks before a write is recorded; rows are flushed, and batches
@@ -313,6 +314,7 @@ class Engine:
                 partial(self._end, run, reading, totals),
                 checkpointing=recording,
                 exchanges=peers is not None,
+                begun_ahead=delay,
             )
 
     def _reading(self) -> Reading:

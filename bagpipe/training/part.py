@@ -133,6 +133,15 @@ class LoopRun:
             f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk, step).items()
         }
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a part has `LoopPart.row_tensors`."""
+        return any(part.keeps_rows for part in self.parts)
+
+    def row_tensors(self) -> Mapping[str, Tensor]:
+        """The tensors that parts keep of this rank's rows, by ``part.name``."""
+        return {f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.row_tensors().items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
@@ -162,6 +171,8 @@ class LoopPart:
     name: str = ""
     #: Operations that bring rows late if the compute lane waits for them: the time is counted as exposed.
     row_waits: tuple[str, ...] = ()
+    #: The part has `row_tensors`.
+    keeps_rows: bool = False
 
     def declare(self, loop: LoopBuilder) -> None:
         """Contribute lanes, edges and points."""
@@ -209,6 +220,13 @@ class LoopPart:
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         """Tensors that a checkpoint before batch `step` keeps beside a chunk (`DensePart.chunks`), by name."""
+        return {}
+
+    def row_tensors(self) -> Mapping[str, Tensor]:
+        """Tensors of this rank's rows that a checkpoint keeps, by name; after the row updates of a batch.
+
+        Names differ between ranks. `load_tensors` gets those of all ranks, which hold stages then.
+        """
         return {}
 
     def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:

@@ -104,10 +104,23 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule"), [(1, "1f1b"), (2, "1f1b"), (1, "pipeoptim"), (2, "pipedream-2bw"), (2, "dynamic")]
+    ("ranks", "schedule", "rows_delay"),
+    [
+        (1, "1f1b", 0),
+        (2, "1f1b", 0),
+        (1, "pipeoptim", 0),
+        (2, "pipedream-2bw", 0),
+        (2, "dynamic", 0),
+        (1, "spectrain", 1),
+        (2, "pipeoptim", 1),
+    ],
 )
-def test_a_staged_job_resumes(ranks: int, schedule: str, server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_staged_job_resumes(
+    ranks: int, schedule: str, rows_delay: int, server: EmbeddedServer, tmp_path: Path
+) -> None:
     stages = ["--pipeline.schedule", schedule, *STAGES[2:]]
+    if rows_delay:
+        stages += ["--pipeline.rows_delay", "1", "--optim.dense", "adam", "--cache.rows", "900"]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL

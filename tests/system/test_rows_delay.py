@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,9 @@ from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from data.formats import open_source
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
+from tests.system.programs import run_forked
 from tests.system.reference import PlainTables
+from tests.system.resumed import JOB, digests
 from tests.system.staging import assert_equal_numbers, run_staged, staged
 from tests.system.test_exactness import MakeConfig
 from trainer.assembly import build_training_model
@@ -171,16 +174,46 @@ def test_the_rows_of_two_batches_must_fit(clicks: MakeConfig) -> None:
     assert "more of the batch before (pipeline.rows_delay 1) but cache.rows is" in str(error)
 
 
-def test_what_is_not_possible_with_it(clicks: MakeConfig, tmp_path: Path) -> None:
+def test_what_is_not_possible_with_it(clicks: MakeConfig) -> None:
     config = job(clicks, "pipedream", 4)
     check_config(config)
     for changed, complaint in (
         ({"pipeline__schedule": "1f1b"}, "pipeline.rows_delay 1 needs pipeline.schedule pipedream or .*, got 1f1b"),
         ({"pipeline__microbatches": 2}, "pipeline.rows_delay 1 needs pipeline.microbatches of at least 3, .* got 2"),
-        ({"checkpoint__dir": str(tmp_path)}, "pipeline.rows_delay 1 is not possible with checkpoints yet"),
-        ({"eval__every": 3, "data__eval_fraction": 0.1}, "is not possible with evaluations during training yet"),
-        ({"run__verify": 2}, "pipeline.rows_delay 1 is not possible with run.verify yet"),
         ({"pipeline__rows_delay": 2}, "pipeline.rows_delay must be from 0 to 1, got 2"),
     ):
         with pytest.raises(InputError, match=complaint):
             check_config(change(config, **changed))
+
+
+def test_statistics_of_batches_are_refused(clicks: MakeConfig) -> None:
+    config = change(clicks("mean", "dcnv2-fuxictr", "adagrad"), model__batch_norm=True)
+    config = staged(config, "pipedream", 2, pipeline__microbatches=1, pipeline__rows_delay=1)
+    with pytest.raises(InputError, match="rows_delay must be 0 for a model that keeps statistics of batches"):
+        run_job(config)
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_between_two_batches_the_model_is_that_of_a_job_that_ended_there(tmp_path: Path) -> None:
+    """And evaluations, after which a checkpoint is made, change nothing."""
+    flags = ["--pipeline.schedule", "pipeoptim", "--pipeline.stages", "4", "--pipeline.microbatches", "3"]
+    job = [*JOB, *flags, "--pipeline.rows_delay", "1", "--cache.rows", "900", "--optim.dense", "adam"]
+    results = {}
+    for name, more in {
+        "plain": [],
+        "short": ["--run.steps", "8"],
+        "evaluated": ["--eval.every", "4", "--eval.keep_best", "true", "--checkpoint.dir", str(tmp_path / "kept")],
+        "patient": ["--eval.every", "4", "--eval.patience", "1", "--eval.min_delta", "0.9"],
+        "longer": ["--run.steps", "9"],
+    }.items():
+        path = tmp_path / f"{name}.json"
+        done = run_forked([*job, *more, "--result", str(path)], tmp_path)
+        assert done.code == 0, done.err
+        results[name] = json.loads(path.read_text())
+    evaluations = {found["step"]: found["auc"] for found in results["evaluated"]["evaluations"]}
+    assert evaluations[8] == results["short"]["auc"]
+    assert digests(tmp_path / "evaluated.json") == digests(tmp_path / "plain.json")
+    # Forwards of batch 8 had begun, so it was trained.
+    assert (results["patient"]["early_stopped"], results["patient"]["steps"]) == (True, 9)
+    assert digests(tmp_path / "patient.json") == digests(tmp_path / "longer.json")

@@ -70,6 +70,7 @@ def run(
                          "optim__dense": "adamw", "optim__weight_decay": 0.1, "optim__weight_decay_exempt": ("1d",)}),
         ("tasks", "mmoe", {"pipeline__schedule": "pipeoptim", "optim__dense": "adamw", "optim__weight_decay": 0.1,
                            "optim__weight_decay_exempt": ("1d",)}),
+        ("sum", "dlrm", {"pipeline__schedule": "spectrain", "pipeline__rows_delay": 1, "optim__dense": "adam"}),
         ("mean", "dcnv2-fuxictr", {"pipeline__schedule": "spectrain", "pipeline__microbatches": 1,
                                    "model__batch_norm": True, "optim__dense": "sgd", "optim__momentum": 0.9}),
     ],

@@ -1,4 +1,4 @@
-"""A program: the most distinct rows of a batch of a job, and the number of all its rows, as JSON on standard output."""
+"""A program: the most distinct rows that must be in a cache at a time, and the number of all rows of a job, as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _capacity(argv: Sequence[str]) -> int:
         steps = config.run.steps if phase == "train" else 0
         for rank_batch in source.batches(phase, direct, max_steps=steps):
             unique = rank_batch.consumer.unique
-            largest = max(largest, len(unique))
+            largest = max(largest, len(unique) * (1 + spec.rows_delay))  # a delay keeps two batches
             for known, ids in zip(rows, np.split(unique.ids, unique.table_offsets[1:-1]), strict=True):
                 known.update(ids.tolist())
     sys.stdout.write(json.dumps({"largest": largest, "total": sum(map(len, rows))}))

@@ -51,6 +51,7 @@ _ONE_STAGE = {
     "pipeline.recompute_share": "1",
     "pipeline.prediction_offset": "0",
     "pipeline.in_flight": "0",
+    "pipeline.rows_delay": "0",
 }
 #: Models whose tables may differ in dimension.
 _RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")
@@ -156,9 +157,12 @@ def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keys_of(name: str, settings: Mapping[str, str]) -> dict[str, Values]:
-    """Values of a model's own keys; micro-batches exclude batch norm."""
+    """Values of a model's own keys; micro-batches and rows that are read late exclude batch norm."""
     keys = {path: values for path, values in MODEL.items() if name in MODELS_OF_KEY[path.partition(".")[2]]}
-    if settings["pipeline.microbatches"] != "1" and "model.batch_norm" in keys:
+    if (settings["pipeline.microbatches"], settings["pipeline.rows_delay"]) != (
+        "1",
+        "0",
+    ) and "model.batch_norm" in keys:
         keys["model.batch_norm"] = {"false": 1}
     return keys
 

@@ -73,6 +73,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
         "pipeline.recompute": _even("pipeline.recompute", false=3),
     },
+    {"pipeline.rows_delay": {"0": 1, "1": 1}},
     {
         "run.nonfinite": _even("run.nonfinite", skip=2),
         "run.autocast": _even("run.autocast", off=3),
@@ -210,7 +211,6 @@ LEFT: Mapping[str, str] = {
     "data.unlabelled": "refused in training",
     "data.eval_path": "the same code reads it as data.path",
     "data.test_path": "scored from a checkpoint after training, as the command eval does",
-    "pipeline.rows_delay": "refuses the checkpoints that a draw resumes from",
     "pipeline.partition": "names modules of one model",
     "pipeline.record": "of dynamic, whose order changes no bit",
     "pipeline.replay": "repeats a file of another job",
