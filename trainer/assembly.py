@@ -19,6 +19,7 @@ from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
+from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.distributed.interface import Peers, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -33,7 +34,8 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.schedule import AsynchronousSchedule
 from bagpipe.store.interface import Store
 from bagpipe.training.chunked_dense import ChunkedDense
-from bagpipe.training.dense import DensePart, GradientSum, WholeDense
+from bagpipe.training.dense import DensePart, WholeDense
+from bagpipe.training.dense_parameters import GradientSum
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
@@ -160,6 +162,7 @@ def build_dense(
     links: StageLinks | None = None,
     reduce: Callable[[int], None] | None = None,
     replicas: GradientSum | None = None,
+    shards: ShardedModel | None = None,
 ) -> DensePart:
     """Build the dense part, whole or in stages.
 
@@ -169,13 +172,17 @@ def build_dense(
         links: with stages: links to the other processes of a pipeline replica.
         reduce: with stages: sums a stage's gradients over the ranks that hold it.
         replicas: without stages: sums the gradients over the ranks.
+        shards: without stages: the model as it is divided among the ranks.
 
     Raises:
         InputError: a growing loss scale is configured where batches cannot be skipped.
     """
     config, model = built.config, built.converted.model
     undecayed = undecayed_parameters(model.named_parameters(), config.optim.weight_decay_exempt)
-    optimizer = dense_optimizer(model.parameters(), config.optim, undecayed)
+    # A rank steps its segments in place of what is divided.
+    steps = {} if shards is None else {model.get_parameter(name): own for name, own in shards.segments.items()}
+    parameters = [steps.get(parameter, parameter) for parameter in model.parameters()]
+    optimizer = dense_optimizer(parameters, config.optim, {steps.get(parameter, parameter) for parameter in undecayed})
     if built.stages is None:
         settings: dict[str, Any] = {
             "model": model,
@@ -183,6 +190,7 @@ def build_dense(
             "executor": built.dense,
             "skips_nonfinite": config.run.nonfinite == "skip",
             "replicas": replicas,
+            "shards": shards,
             "clip": clip_of(config.optim),
         }
         if not config.dense.is_chunked:

@@ -23,7 +23,7 @@ from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.store.row_sums import RowSums
-from bagpipe.training.digest import dense_digest, embedding_digest
+from bagpipe.training.digest import embedding_digest
 from bagpipe.training.engine import OnBatch
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.progress import RunResult
@@ -41,6 +41,7 @@ from trainer.orders import write_orders
 from trainer.result import Result
 from trainer.scoring import test_metrics
 from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
+from trainer.shards import check_shards
 from trainer.stages import check_dynamic, check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
 
@@ -174,7 +175,7 @@ def _finish(
         except OSError as error:  # what watches a job does not end it
             note(f"run.trace: {cannot_write(path, error)}")
     reporter.phase("computing digests")
-    digest = dense_digest(engine.dense.model, engine.dense.optimizer)
+    digest = engine.dense.digest()
     samples_before = checkpoints.carried().get("samples", 0)
     totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
     result, test_error = _result(job, ranks, totals, trained, evaluation, reporter)
@@ -216,6 +217,7 @@ def _check(config: Config, membership: Membership | None, result_path: str) -> N
     rank = membership.rank if membership is not None else 0
     check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
     check_dynamic(config, membership.world_size if membership is not None else 1)
+    check_shards(config.dense, membership.world_size if membership is not None else 1)
     check_device(config.run.device, cuda_devices)
     if config.data.test_path and not config.checkpoint.dir:
         raise InputError(

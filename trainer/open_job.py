@@ -42,6 +42,7 @@ from trainer.observe.reporter import Reporter
 from trainer.orders import within_orders
 from trainer.services import Services, open_services
 from trainer.settings import changeable_settings, default_settings, result_settings
+from trainer.shards import open_shards
 from trainer.stages import open_stages
 from trainer.tasks import Tasks
 
@@ -196,16 +197,19 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             _keep_orders(dense, stack)
             return RankDense(dense=dense, parts=(*build_parts(built, dense), *more))
         held, links, reduce = open_stages(built.stages, peers)
-        replicas = None
-        if built.stages is None:
+        replicas, shards = None, None
+        if built.stages is not None:
+            share_model(model, peers.dense)
+        elif built.config.dense.shard == "none":
             replicas = stack.enter_context(
                 DenseParallel(model, peers.dense, overlaps=not built.config.dense.is_chunked)
             )
         else:
-            share_model(model, peers.dense)
-        dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas)
+            shards = stack.enter_context(open_shards(model, built.config.dense, peers))
+        dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas, shards=shards)
         _keep_orders(dense, stack)
-        return RankDense(dense=dense, parts=(*build_parts(built, dense), *more), replicas=replicas, held=held)
+        parts = (*build_parts(built, dense), *more)
+        return RankDense(dense=dense, parts=parts, replicas=replicas or shards, held=held)
 
     return make
 

@@ -22,6 +22,7 @@ The manifest lists every file with its length and XXH3-128 checksum. No file is 
     folder_lock           which job runs on the folder
     checkpoint_rows, checkpoint_store   by table, as a store  written_rows         rows written recently
     dense_state           the dense part as tensors           recovery, export     into the store; for other programs
+    dense_pieces          a divided dense part             optimizer_state      state of optimizers by name
     existing_rows         rows of another job in the store    adoption             such rows as the first checkpoint
     stored_rows           rows of an open store by table  best                 the checkpoint of the best evaluation
 """

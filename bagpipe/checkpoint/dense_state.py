@@ -6,11 +6,15 @@ model.<name>              parameters and buffers, by the model's own names
 optim.<name>.<state>      optimizer state of a parameter; non-tensors are JSON in the file's metadata
 rng.<name>                states of random number generators
 part.<part>.<name>        tensors of other parts of the training loop (weight averages)
+
+Of a model that is divided among the ranks a rank writes *pieces*: flat runs of elements of these tensors. `combine`
+joins them, so whoever reads a checkpoint sees whole tensors, whatever the division.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +29,8 @@ from torch import Tensor, nn
 from bagpipe.cache.staging import PendingTensors, copy_to_host
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
+from bagpipe.checkpoint.optimizer_state import compare_states, cut, restore_optimizer, type_name
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 
@@ -35,6 +41,7 @@ __all__ = [
     "RNG",
     "DenseCopy",
     "DenseState",
+    "OwnState",
     "capture",
     "capture_parts",
     "check_model",
@@ -49,6 +56,23 @@ __all__ = [
 #: Beginnings of full names.
 MODEL, OPTIM, RNG, PART = "model.", "optim.", "rng.", "part."
 
+#: Beginning of the keys of a file's metadata that describe pieces.
+_PIECE = "piece "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnState:
+    """What a rank has of a divided model.
+
+    Attributes:
+        tensors, values: whole, by full name; see `DenseState`.
+        pieces: 1-D runs of elements, by full name.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[Piece, Tensor]] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseState:
@@ -57,10 +81,12 @@ class DenseState:
     Attributes:
         tensors: by full name; see the module.
         values: optimizer state other than tensors (numbers, None), by full name.
+        pieces: runs of elements of tensors that are not in `tensors`, by full name.
     """
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[Piece, Tensor]] = field(default_factory=dict)
 
     def digest(self) -> str:
         """Hexadecimal XXH3-128 of everything except the random state. Replicas have equal digests."""
@@ -68,6 +94,9 @@ class DenseState:
         for name in sorted(name for name in self.tensors if not name.startswith(RNG)):
             hasher.update(f"{name} {type_name(self.tensors[name])}\0".encode())
             hasher.update(_bytes(self.tensors[name]))
+        for name, (piece, tensor) in sorted(self.pieces.items()):
+            hasher.update(f"{name} {piece.first} {type_name(tensor)}\0".encode())
+            hasher.update(_bytes(tensor))
         hasher.update(json.dumps(dict(self.values), sort_keys=True).encode())
         return hasher.hexdigest()
 
@@ -87,15 +116,22 @@ class DenseState:
         """Write ``dense-<rank>.safetensors`` durably. Raises OSError if the write fails."""
         path = folder / f"dense-{rank:04d}.safetensors"
         metadata = {name: json.dumps(value) for name, value in self.values.items()}
-        save_tensors(self.tensors, path, metadata)
+        metadata |= {f"{_PIECE}{name}": json.dumps([p.first, list(p.shape)]) for name, (p, _) in self.pieces.items()}
+        save_tensors({**self.tensors, **{name: tensor for name, (_, tensor) in self.pieces.items()}}, path, metadata)
         return finish(path)
 
-    def restore(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    def restore(
+        self,
+        model: nn.Module,
+        *optimizers: torch.optim.Optimizer,
+        own: Mapping[str, tuple[Piece, nn.Parameter]] | None = None,
+    ) -> None:
         """Restore a model and its optimizers in place. Everything is compared before anything changes.
 
         Args:
             model: has exactly the saved parameters and buffers.
             optimizers: each gets the state of its own parameters; its previous state is dropped.
+            own: what the optimizers have in place of parameters: flat runs of their elements, by name.
 
         Raises:
             InputError: the model or an optimizer differs; one line naming the first difference.
@@ -108,13 +144,17 @@ class DenseState:
         for name in states:
             if name not in parameters:
                 raise InputError(f"the checkpoint has optimizer state of {name!r}, which is not a model parameter")
+        for name, (piece, part) in (own or {}).items():
+            parameters[name] = part
+            if name in states:
+                states[name] = {state: cut(value, piece, part) for state, value in states[name].items()}
         for optimizer in optimizers:
-            _compare_states(states, parameters, optimizer)
+            compare_states(states, parameters, optimizer)
         with torch.no_grad():
             for name, value in saved.items():
                 targets[name].copy_(value)
         for optimizer in optimizers:
-            _restore_optimizer(states, parameters, optimizer)
+            restore_optimizer(states, parameters, optimizer)
 
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """State by parameter name and state name. Parameter names contain dots, state names do not."""
@@ -131,15 +171,18 @@ class DenseCopy:
     """A dense state whose copy to the host is in flight.
 
     Attributes:
-        tensors, values: see `DenseState`.
+        tensors: whole ones and pieces, by full name.
+        values: see `DenseState`.
+        pieces: what the pieces among the tensors are.
     """
 
     tensors: PendingTensors
     values: Mapping[str, Any]
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
 
     def get(self) -> DenseState:
         """The state in host memory. Blocks until the copy is complete."""
-        return DenseState(tensors=self.tensors.get(), values=self.values)
+        return _divided(self.tensors.get(), self.values, self.pieces)
 
 
 def capture(
@@ -149,6 +192,7 @@ def capture(
     only: Collection[str] | None = None,
     rng: Mapping[str, Tensor] | None = None,
     parts: Mapping[str, Tensor] | None = None,
+    own: OwnState | None = None,
 ) -> DenseCopy:
     """Start copying the dense state to the host, ordered by the current stream; see `copy_to_host`.
 
@@ -159,6 +203,7 @@ def capture(
         only: names of the parameters and buffers to copy, with their optimizer state. None: all.
         rng: random states to save, by name.
         parts: tensors of other parts of the training loop, by ``part.name``.
+        own: what this rank has of a divided model, besides.
 
     Raises:
         InputError: a module overrides `get_extra_state`, whose result only a pickle can hold.
@@ -185,7 +230,14 @@ def capture(
         tensors[RNG + name] = value
     for name, value in (parts or {}).items():
         tensors[PART + name] = value
-    return DenseCopy(tensors=copy_to_host(streams, tensors), values=values)
+    own = OwnState() if own is None else own
+    tensors |= own.tensors
+    tensors |= {name: tensor for name, (_, tensor) in own.pieces.items()}
+    return DenseCopy(
+        tensors=copy_to_host(streams, tensors),
+        values={**values, **own.values},
+        pieces={name: piece for name, (piece, _) in own.pieces.items()},
+    )
 
 
 def capture_parts(streams: Streams, tensors: Mapping[str, Tensor]) -> DenseCopy:
@@ -201,13 +253,51 @@ def check_model(model: nn.Module) -> None:
 
 
 def combine(states: Iterable[DenseState]) -> DenseState:
-    """Union of several states. The first one wins: duplicates are equal except for buffers and random state."""
+    """Union of several states. The first one wins: duplicates are equal except for buffers and random state.
+
+    Pieces of one tensor are joined.
+
+    Raises:
+        BrokenCheckpoint: some of a tensor's pieces are missing.
+    """
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
+    pieces: dict[str, list[tuple[Piece, Tensor]]] = {}
     for part in states:
         tensors = {**part.tensors, **tensors}
         values = {**part.values, **values}
-    return DenseState(tensors=tensors, values=values)
+        for name, piece in part.pieces.items():
+            pieces.setdefault(name, []).append(piece)
+    alone: dict[str, tuple[Piece, Tensor]] = {}
+    for name, found in pieces.items():
+        joined = _joined(found)
+        if joined is not None:
+            tensors[name] = joined
+        elif len(found) == 1:
+            alone[name] = found[0]
+        else:
+            raise BrokenCheckpoint(f"the checkpoint lacks elements of {name!r}")
+    return DenseState(tensors=tensors, values=values, pieces=alone)
+
+
+def _joined(pieces: Iterable[tuple[Piece, Tensor]]) -> Tensor | None:
+    """A whole tensor of its pieces; None: elements are missing."""
+    end, parts = 0, []
+    shape: tuple[int, ...] = ()
+    for piece, tensor in sorted(pieces, key=lambda item: item[0].first):
+        if piece.first != end:
+            return None
+        end, shape = end + tensor.numel(), piece.shape
+        parts.append(tensor)
+    return torch.cat(parts).view(shape) if end == math.prod(shape) else None
+
+
+def _divided(tensors: Mapping[str, Tensor], values: Mapping[str, Any], pieces: Mapping[str, Piece]) -> DenseState:
+    return DenseState(
+        tensors={name: tensor for name, tensor in tensors.items() if name not in pieces},
+        values=values,
+        pieces={name: (piece, tensors[name]) for name, piece in pieces.items()},
+    )
 
 
 def load(folder: Path, entry: FileEntry) -> DenseState:
@@ -219,9 +309,16 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
             tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
         values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(OPTIM)}
-    except (SafetensorError, OSError, ValueError) as error:
+        pieces = {
+            name.removeprefix(_PIECE): Piece(first=first, shape=tuple(shape))
+            for name, text in metadata.items()
+            if name.startswith(_PIECE)
+            for first, shape in [json.loads(text)]
+        }
+        state = _divided(tensors, values, pieces)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
-    return DenseState(tensors=tensors, values=values)
+    return state
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -259,11 +356,6 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def type_name(tensor: Tensor) -> str:
-    """Dtype and shape, as in ``float32 [3, 4]``."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def _compare(saved: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
     """Raise InputError for the first different name, shape or dtype, in the model's order."""
     for name, target in targets.items():
@@ -276,48 +368,3 @@ def _compare(saved: Mapping[str, str], targets: Mapping[str, Tensor]) -> None:
     unknown = sorted(saved.keys() - targets.keys())
     if unknown:
         raise InputError(f"the checkpoint is of another model: it has {unknown[0]!r}, this job's model does not")
-
-
-def _parameters_of(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, Any, Any]]:
-    """(name, parameter, parameter group) of an optimizer's parameters."""
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter in parameters.items():
-        if parameter in groups:
-            yield name, parameter, groups[parameter]
-
-
-def _compare_states(
-    states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> None:
-    """Raise InputError unless the checkpoint has the state that a new optimizer has; the rest appears at step one."""
-    for name, parameter, _ in _parameters_of(parameters, optimizer):
-        saved = states.get(name, {})
-        for state, value in optimizer.state.get(parameter, {}).items():
-            if not isinstance(value, Tensor):
-                continue
-            found = saved.get(state)
-            if not isinstance(found, Tensor) or type_name(found) != type_name(value):
-                title = type_name(found) if isinstance(found, Tensor) else "missing"
-                raise InputError(
-                    f"the checkpoint is of another optimizer: state {state!r} of {name!r} is {title} there, "
-                    f"{type_name(value)} in this job"
-                )
-
-
-def _restore_optimizer(
-    states: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> None:
-    for name, parameter, group in _parameters_of(parameters, optimizer):
-        if name not in states:
-            continue
-        kept: dict[str, Any] = {}
-        for state, value in states[name].items():
-            if isinstance(value, Tensor):
-                # torch keeps step counts on the host, unless a fused or captured kernel reads them.
-                on_host = state == "step" and not (group.get("fused") or group.get("capturable"))
-                kept[state] = value.clone() if on_host else value.to(parameter.device, copy=True)
-            else:
-                kept[state] = value
-        optimizer.state[parameter] = kept

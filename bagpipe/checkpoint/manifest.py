@@ -17,8 +17,8 @@ __all__ = ["DATA_COLUMNS", "FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "M
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
 #: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`, version 5
-#: `Manifest.origin`.
-FORMAT_VERSION = 5
+#: `Manifest.origin`, version 6 pieces of tensors in the dense files.
+FORMAT_VERSION = 6
 
 #: Key of the columns of the data (`DataSchema.to_json`) in `Manifest.settings`, of jobs that read data of a schema.
 DATA_COLUMNS = "data columns"

@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
-    from torch.optim import Optimizer
 
-__all__ = ["NoRun", "RecordedChunk", "RecordedDense", "RecordedRun"]
+    from bagpipe.checkpoint.dense_state import DenseCopy
+    from bagpipe.pipeline.stream import Streams
 
-
-class RecordedChunk(Protocol):
-    """The chunk of the dense part that one optimizer steps."""
-
-    @property
-    def tensors(self) -> frozenset[str] | None:
-        """Names of its parameters and buffers in the model; None: all."""
-        ...
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if the chunk has no parameters."""
-        ...
+__all__ = ["NoRun", "RecordedDense", "RecordedRun"]
 
 
 class RecordedDense(Protocol):
@@ -34,12 +22,18 @@ class RecordedDense(Protocol):
     def model(self) -> Module: ...
 
     @property
-    def chunks(self) -> Mapping[str, RecordedChunk]:
+    def chunks(self) -> Mapping[str, object]:
         """Its chunks by name."""
         ...
 
     def settle(self) -> None:
         """Before parameters or optimizer state are read: they are complete where they are."""
+        ...
+
+    def capture(
+        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
+    ) -> DenseCopy:
+        """Start copying what this rank writes of a chunk; see `bagpipe.checkpoint.dense_state.capture`."""
         ...
 
     @property

@@ -213,7 +213,7 @@ class Recorder:
             return next((pending for pending in self._pending.values() if pending.step == step), None)
 
     def _copy_chunk(self, pending: PendingCheckpoint, name: str) -> None:
-        from bagpipe.checkpoint.dense_state import capture, random_state
+        from bagpipe.checkpoint.dense_state import random_state
 
         dense, cache = self._dense, self._cache
         with self._dense_lock:
@@ -221,14 +221,11 @@ class Recorder:
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
-            chunk = dense.chunks[name]
             dense.settle()
             pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
-            pending.dense[name] = capture(
+            pending.dense[name] = dense.capture(
                 cache.streams,
-                dense.model,
-                *(() if chunk.optimizer is None else (chunk.optimizer,)),
-                only=chunk.tensors,
+                name,
                 rng=None if pending.dense else random_state(cache.device),
                 parts=self._run.tensors(name, pending.step),
             )

@@ -249,7 +249,9 @@ class CheckpointWriter:
         digests = {}
         for name, state in states.items():
             shared = {key: value for key, value in state.tensors.items() if key not in pending.unshared}
-            digests[name] = DenseState(tensors=shared, values=state.values).digest()
+            # Ranks that have the same state compare it; each has its own pieces.
+            label = f"{name}, share of rank {self._rank}" if state.pieces else name
+            digests[label] = DenseState(tensors=shared, values=state.values, pieces=state.pieces).digest()
         pending.progress["dense"] = digests
         rows = [] if pending.earlier_rows is None else [pending.earlier_rows.get()]
         pending.file = combine([*states.values(), *rows]).save(self._paths.step(pending.step), self._rank)

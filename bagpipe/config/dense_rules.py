@@ -1,4 +1,4 @@
-"""Rules of the dense section: what chunks of the dense part do not go with. One line each."""
+"""Rules of the dense section: what chunks of the dense part, and its division among ranks, do not go with."""
 
 from __future__ import annotations
 
@@ -41,9 +41,44 @@ def _chunks_problem(config: Config, value: str) -> str | None:
     return None
 
 
+def _shard_problem(config: Config) -> str | None:
+    shard, optim, run = config.dense.shard, config.optim, config.run
+    if shard == "none":
+        return None
+    if config.pipeline.is_staged:
+        return f"{shard} is not possible with {config.pipeline.stages_text}: use none"
+    if optim.dense == "lamb":
+        return f"{shard} is not possible with optim.dense lamb, whose steps follow norms of whole tensors: use adamw"
+    if optim.clip_norm and optim.clip_scope != "rows":
+        return (
+            f"{shard} is not possible with optim.clip_norm {optim.clip_norm:g}: no rank has all gradients; "
+            f"optim.clip_value limits them one by one"
+        )
+    if config.dense.is_chunked:
+        return f"{shard} is not possible with dense.budget_bytes or dense.state host: use none"
+    if run.compile or run.cuda_graph:
+        return f"{shard} is not possible with run.{'compile' if run.compile else 'cuda_graph'}: use none"
+    if shard == "parameters" and optim.ema_decay:
+        return f"{shard} is not possible with optim.ema_decay, which averages whole weights: use gradients"
+    if config.checkpoint.start_from:
+        return (
+            f"{shard} is not possible with checkpoint.start_from: start with none, stop, and resume with {shard}; "
+            f"a resume can change it"
+        )
+    return None
+
+
+def _wrap_problem(config: Config) -> str | None:
+    if not config.dense.wrap or config.dense.shard != "none":
+        return None
+    return f"{','.join(config.dense.wrap)} needs dense.shard optimizer, gradients or parameters, got none"
+
+
 #: Key -> its rule.
 DENSE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "dense.chunk_bytes": _chunk_bytes_problem,
     "dense.budget_bytes": _budget_problem,
     "dense.state": _state_problem,
+    "dense.shard": _shard_problem,
+    "dense.wrap": _wrap_problem,
 }

@@ -20,11 +20,15 @@ class DenseConfig:
         chunk_bytes: size of a chunk; 0: the bytes of the largest parameter.
         state: host: the optimizer's state lives in host memory and streams through the device at each step; device: as
             much of it as the budget holds stays there.
+        shard: what is divided among the ranks: none, the optimizer's state, gradients too, or parameters too (ZeRO).
+        wrap: patterns of module names whose parameters are gathered and summed together; empty: layer by layer.
     """
 
     budget_bytes: Annotated[int, at_least(0)] = 0
     chunk_bytes: Annotated[int, at_least(0)] = 0
     state: Literal["device", "host"] = "device"
+    shard: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    wrap: tuple[str, ...] = ()
 
     @property
     def is_chunked(self) -> bool:

@@ -229,13 +229,15 @@ class Checkpoints:
         rank = self._ranks.rank
         has_own = rank < len(self.resume_point.parts)
         parts = list(self.resume_point.parts)
-        # Without stages each part is the whole model, and buffers can differ between ranks.
-        parts = [parts.pop(rank if has_own else 0), *(parts if dense.is_staged else ())]
+        # Without stages each part is the whole model, and buffers can differ between ranks; or it has pieces of it.
+        own = parts.pop(rank if has_own else 0)
         try:
-            state = combine(load(checkpoint.folder, part.dense) for part in parts)
+            state = load(checkpoint.folder, own.dense)
+            if dense.is_staged or state.pieces:
+                state = combine([state, *(load(checkpoint.folder, part.dense) for part in parts)])
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
-        state.restore(dense.model, *(chunk.optimizer for chunk in dense.chunks.values() if chunk.optimizer is not None))
+        dense.restore(state)
         for part in (dense, *self._parts):
             part.load_tensors(state.of_part(part.name))
         if has_own and state.rng():

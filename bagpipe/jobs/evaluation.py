@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.dense.parallel.broadcast import share_weights
-from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.dense.parallel.broadcast import RankBuffers, share_weights
 from bagpipe.distributed.interface import Peers
 from bagpipe.jobs.open_job import OpenJob
 from bagpipe.oracle.rank_batch import RankBatch
@@ -93,7 +92,7 @@ def _share(job: OpenJob) -> None:
 
 
 @contextmanager
-def buffers_of_rank_0(model: nn.Module, replicas: DenseParallel | None) -> Iterator[None]:
+def buffers_of_rank_0(model: nn.Module, replicas: RankBuffers | None) -> Iterator[None]:
     """Inside, the model has rank 0's buffers. All ranks enter it."""
     if replicas is None:
         yield

@@ -13,8 +13,7 @@ from torch import nn
 from bagpipe.cache.lookup_layout import LookupLayout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
-from bagpipe.dense.parallel.broadcast import HeldStage
-from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.dense.parallel.broadcast import HeldStage, RankBuffers
 from bagpipe.jobs.checkpoints import Checkpoints
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.kernels.select import select_kernels
@@ -38,13 +37,13 @@ class RankDense:
     Attributes:
         dense: trains it.
         parts: further parts of the training loop.
-        replicas: sums its gradients over the ranks; None: one rank, or stages.
+        replicas: makes its buffers equal on all ranks; None: one rank, or stages.
         held: its stages and the ranks that hold them; empty on one rank and without stages.
     """
 
     dense: DensePart
     parts: tuple[LoopPart, ...] = ()
-    replicas: DenseParallel | None = None
+    replicas: RankBuffers | None = None
     held: tuple[HeldStage, ...] = ()
 
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from bagpipe.dense.parallel.broadcast import HeldStage
-from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.dense.parallel.broadcast import HeldStage, RankBuffers
 from bagpipe.errors import InputError
 from bagpipe.jobs.arithmetic import arithmetic_of, unlike_ranks
 from bagpipe.jobs.checkpoints import Checkpoints
@@ -41,7 +40,7 @@ class OpenJob:
         store: the rows; its schema record is verified.
         checkpoints: of this rank, and its claim on the store's namespace.
         engine: trains.
-        replicas: sums the dense gradients; None on one rank and with stages.
+        replicas: makes the buffers equal on all ranks; None on one rank and with stages.
         held: the stages and the ranks that hold them; empty on one rank and without stages.
         parts: the optional parts of the training loop.
         claim: claims the namespace, if that is not done; collective.
@@ -52,7 +51,7 @@ class OpenJob:
     store: Store
     checkpoints: Checkpoints
     engine: Engine
-    replicas: DenseParallel | None
+    replicas: RankBuffers | None
     held: tuple[HeldStage, ...]
     parts: tuple[LoopPart, ...]
     claim: Callable[[], bool]

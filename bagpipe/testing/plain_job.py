@@ -30,7 +30,8 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.training.dense import DensePart, GradientSum, WholeDense
+from bagpipe.training.dense import DensePart, WholeDense
+from bagpipe.training.dense_parameters import GradientSum
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, EngineSettings, OnBatch
 from bagpipe.training.progress import RunResult

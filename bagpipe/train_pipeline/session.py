@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
-from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.dense.parallel.broadcast import RankBuffers
 from bagpipe.errors import InputError, JobError
 from bagpipe.jobs.session import JobSession
 from bagpipe.oracle.rank_batch import RankBatch
@@ -180,7 +180,7 @@ class Session:
         return self._model.executor.outputs if part.inputs is not None else None, False
 
     @property
-    def replicas(self) -> DenseParallel | None:
+    def replicas(self) -> RankBuffers | None:
         """The dense part on all ranks; None if the session is not open, or alone."""
         is_open = self._failure() is None and not self._is_closed
         return self._open.job.replicas if self._open is not None and is_open else None

@@ -41,6 +41,7 @@ class ChunkedDense(WholeDense):
 
     def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
         super().__init__(**settings)
+        self._has_replicas = settings.get("replicas") is not None
         if self.clip.norm:
             raise InputError(
                 "a limit of the gradients' norm is not possible with chunks: it needs all gradients at once"
@@ -66,7 +67,7 @@ class ChunkedDense(WholeDense):
             super().forward(b)
 
     def step(self, b: int) -> None:
-        if self._replicas is None:
+        if not self._has_replicas:
             super().step(b)
         else:
             self.chunked.show_gradients()
@@ -74,7 +75,7 @@ class ChunkedDense(WholeDense):
         self.chunked.finish()
 
     def update(self, batch: InFlightBatch) -> None:
-        if self._replicas is not None:
+        if self._has_replicas:
             self.chunked.take_shown()
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
@@ -84,5 +85,5 @@ class ChunkedDense(WholeDense):
 
         self.chunked.step(update)
 
-    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+    def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.chunked.marks.items()

@@ -12,27 +12,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
 from bagpipe.dense.clip import NO_CLIP, Clip
 from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.loss_scale import LossScale, ScaleHolder
+from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
-from bagpipe.pipeline.stream import keep_for_current_stream
+from bagpipe.pipeline.stream import Streams, keep_for_current_stream
 from bagpipe.schedule.builders.prefetch_loop import declare_dense
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
+from bagpipe.training.dense_parameters import DenseParameters, GradientSum, ShardedParameters, WholeParameters
+from bagpipe.training.digest import dense_digest
 from bagpipe.training.part import InFlightBatch, LoopPart, LoopRun
 from bagpipe.types.model_inputs import device_of
 
-__all__ = ["DensePart", "GradientSum", "ModelChunk", "WholeDense"]
+__all__ = ["DensePart", "ModelChunk", "WholeDense"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,21 +55,6 @@ class ModelChunk:
     parameters: tuple[tuple[str, nn.Parameter], ...]
     tensors: frozenset[str] | None
     optimizer: Optimizer | None
-
-
-class GradientSum(Protocol):
-    """Sums the gradients of a model over the ranks that train it."""
-
-    def reduce(self, *, is_bad: bool | None = None) -> bool:
-        """Make the gradients the sums over all ranks; by all ranks, once per batch.
-
-        Args:
-            is_bad: this rank's batch is not finite; None: batches are not skipped, so nothing is said about them.
-
-        Returns:
-            Whether any rank's batch is bad; False for None.
-        """
-        ...
 
 
 class DensePart(LoopPart):
@@ -128,8 +118,9 @@ class DensePart(LoopPart):
         """(chunk, loss counter, batch) if a forward's action is its operation's first of a batch, else None."""
 
     @abstractmethod
-    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        """Parameters whose gradients are complete at an operation of a check point, with their names."""
+    def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        """Names of the parameters whose gradients are complete at an operation of a check point, and values that are
+        finite if these gradients are."""
 
     @abstractmethod
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
@@ -137,6 +128,26 @@ class DensePart(LoopPart):
 
     def settle(self) -> None:
         """Before parameters or optimizer state are read while a run goes on: they are complete where they are."""
+
+    def capture(
+        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
+    ) -> DenseCopy:
+        """Start copying what this rank writes of a chunk into a checkpoint; see `bagpipe.checkpoint.dense_state`."""
+        own = self.chunks[chunk]
+        optimizers = () if own.optimizer is None else (own.optimizer,)
+        return capture(streams, self.model, *optimizers, only=own.tensors, rng=rng, parts=parts)
+
+    def restore(self, state: DenseState) -> None:
+        """Take over the dense state of a checkpoint, before the first run.
+
+        Raises:
+            InputError: it is of another model or optimizer.
+        """
+        state.restore(self.model, *(chunk.optimizer for chunk in self.chunks.values() if chunk.optimizer is not None))
+
+    def digest(self) -> str:
+        """`dense_digest` of the whole model and its optimizer; by all ranks, after a run."""
+        return dense_digest(self.model, self.optimizer)
 
     def start(self, run: LoopRun) -> None:
         self._run = run
@@ -167,6 +178,7 @@ class WholeDense(DensePart):
         executor: computes forward and backward.
         skips_nonfinite: see `DensePart`.
         replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
+        shards: the model is divided among the ranks, and `optimizer` steps this one's segments; None: it is not.
         scale_holder: has the loss scale of each batch; None: it is kept here.
         clip: see `DensePart`.
     """
@@ -181,6 +193,7 @@ class WholeDense(DensePart):
         executor: DenseExecutor,
         skips_nonfinite: bool = False,
         replicas: GradientSum | None = None,
+        shards: ShardedModel | None = None,
         scale_holder: ScaleHolder | None = None,
         clip: Clip = NO_CLIP,
     ) -> None:
@@ -193,11 +206,17 @@ class WholeDense(DensePart):
         )
         if self.loss_scale.growth_interval and not skips_nonfinite:
             raise InputError("a loss scale that grows needs batches that can be left out")
+        if shards is not None and clip.norm and clip.scope != "rows":
+            raise InputError("a limit of the gradients' norm is not possible with dense.shard: no rank has all of them")
         parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self.parameters = dict(parameters)
         self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
         self._executor = executor
-        self._replicas = replicas
+        self._held: DenseParameters
+        if shards is None:
+            self._held = WholeParameters(model, optimizer, replicas)
+        else:
+            self._held = ShardedParameters(model, optimizer, shards)
         self._scale_holder = scale_holder
         self._buffers: dict[str, Tensor] = {}
         self._loss_sum: Tensor
@@ -219,23 +238,26 @@ class WholeDense(DensePart):
         if self._scale_holder is not None and run.carried and self.loss_scale.carried() != before:
             self._scale_holder.write(self.loss_scale)
         device = device_of(self.model)
+        self._held.begin()
         self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=device)
         self._buffers = {}
 
     def forward(self, b: int) -> None:
         self.begin(b)
         batch = self._run.in_flight[b]
-        if batch.inputs is not None:  # few models take an empty batch
-            num_examples = batch.rank_batch.num_global_examples
-            batch.dense_pass = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
-            batch.loss_sum = batch.dense_pass.loss_sum
+        with self._held.forward():
+            if batch.inputs is not None:  # few models take an empty batch
+                num_examples = batch.rank_batch.num_global_examples
+                batch.dense_pass = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
+                batch.loss_sum = batch.dense_pass.loss_sum
 
     def backward(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        if batch.dense_pass is not None:
-            batch.dense_pass.backward()
-            batch.loss = batch.dense_pass.loss.detach()
-            batch.dense_pass = None
+        with self._held.backward():
+            if batch.dense_pass is not None:
+                batch.dense_pass.backward()
+                batch.loss = batch.dense_pass.loss.detach()
+                batch.dense_pass = None
         self.complete(b)
 
     def begin(self, b: int) -> None:
@@ -254,9 +276,8 @@ class WholeDense(DensePart):
 
     def step(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        if self._replicas is not None:
-            is_bad = self._replicas.reduce(is_bad=batch.is_skipped if self.skips_nonfinite else None)
-            batch.is_skipped = batch.is_skipped or is_bad
+        is_bad = self._held.reduce(is_bad=batch.is_skipped if self.skips_nonfinite else None)
+        batch.is_skipped = batch.is_skipped or is_bad
         if batch.is_skipped:
             with torch.no_grad():
                 for name, buffer in self.model.named_buffers():
@@ -266,13 +287,13 @@ class WholeDense(DensePart):
         self._buffers = {}
         if self.skips_nonfinite and not batch.is_skipped:
             self._count(b)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._held.clear()
 
     def update(self, batch: InFlightBatch) -> None:
         """Step the optimizer with the gradients of a batch, which are complete."""
-        self.loss_scale.unscale_parameters(self.model.parameters())
-        self.limit(self.model.parameters(), batch)
-        self.optimizer.step()
+        self.loss_scale.unscale_parameters(self._held.stepped)
+        self.limit(self._held.stepped, batch)
+        self._held.step()
 
     def finish_batch(self, b: int) -> None:
         super().finish_batch(b)
@@ -285,11 +306,28 @@ class WholeDense(DensePart):
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
         return ("model", "model", index)
 
-    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return self.model.named_parameters()
+    def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        return self._held.gradients()
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks["model"]
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        return self._held.whole()
+
+    def end(self) -> None:
+        self._held.end()
+
+    def capture(
+        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
+    ) -> DenseCopy:
+        return self._held.capture(streams, rng=rng, parts=parts)
+
+    def restore(self, state: DenseState) -> None:
+        self._held.restore(state)
+
+    def digest(self) -> str:
+        return self._held.digest()
 
     def _count(self, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -7,6 +7,7 @@ embedding_digest  SHA-256 over all rows of a namespace by (table name, id): name
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bagpipe.errors import LostRowError
 from bagpipe.store.interface import Store
 from bagpipe.store.row_sums import RowSums
 
-__all__ = ["dense_digest", "embedding_digest"]
+__all__ = ["dense_digest", "embedding_digest", "state_digest"]
 
 #: Rows read at a time: 16 MiB of 256-byte records.
 CHUNK_ROWS = 65_536
@@ -25,13 +26,17 @@ CHUNK_ROWS = 65_536
 
 def dense_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Hex SHA-256 over the dense parameters and buffers, then the optimizer's state."""
-    sha = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        _update(sha, tensor)
     state = optimizer.state_dict()["state"]
-    for parameter in sorted(state):
-        for name in sorted(state[parameter]):
-            _update(sha, state[parameter][name])
+    return state_digest(model, (state[number][name] for number in sorted(state) for name in sorted(state[number])))
+
+
+def state_digest(model: nn.Module, states: Iterable[object]) -> str:
+    """`dense_digest` of a model and the values of an optimizer's state, by parameter and by name."""
+    sha = hashlib.sha256()
+    for value in model.state_dict().values():
+        _update(sha, value)
+    for value in states:
+        _update(sha, value)
     return sha.hexdigest()
 
 

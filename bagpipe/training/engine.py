@@ -254,7 +254,7 @@ class Engine:
         totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
         with ExitStack() as stack:
-            for part in self.parts:
+            for part in (self.dense, *self.parts):
                 stack.enter_context(part.evaluating())
             runner = stack.enter_context(self._running(run, reading, stops_on_signals=stops_on_signals))
             yield SteppedRun(run, runner, rows, totals, partial(self._end, run, reading, totals))

@@ -101,19 +101,19 @@ class NonfiniteGuard(LoopPart):
 
     def _examine(self, point: Point, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
-        parameters = self._dense.checked_parameters(point, key)
+        gradients = self._dense.checked_gradients(point, key)
         if point is Point.GRADIENTS:
             loss, batch.loss = batch.loss, None
-            batch.is_skipped = self.is_bad(b, loss=loss, parameters=parameters, groups=batch.groups)
+            batch.is_skipped = self.is_bad(b, loss=loss, gradients=gradients, groups=batch.groups)
         else:
-            self.is_bad(b, parameters=parameters)
+            self.is_bad(b, gradients=gradients)
 
     def is_bad(
         self,
         batch: int,
         *,
         loss: Tensor | None = None,
-        parameters: Iterable[tuple[str, Tensor]] = (),
+        gradients: Iterable[tuple[str, Tensor]] = (),
         groups: Sequence[ActiveTableGroup] = (),
         arrived: Sequence[Tensor] = (),
     ) -> bool:
@@ -122,7 +122,7 @@ class NonfiniteGuard(LoopPart):
         Args:
             batch: its number.
             loss: scalar.
-            parameters: with their names; their gradients are looked at.
+            gradients: names of parameters, and their gradients or values that are finite if these are.
             groups: of the batch; gradients of their vectors are looked at.
             arrived: gradients of rows that the ranks have sent.
 
@@ -132,7 +132,7 @@ class NonfiniteGuard(LoopPart):
         Raises:
             JobError: it is bad and not to be skipped; names batch, rank, and the first thing that is not finite.
         """
-        suspects = [s for s in _suspects(loss, parameters, groups, arrived) if s.terms.numel()]
+        suspects = [s for s in _suspects(loss, gradients, groups, arrived) if s.terms.numel()]
         if not suspects:
             return False
         total = _TOTALS[suspects[0].terms.device.type]([suspect.terms for suspect in suspects])
@@ -203,15 +203,15 @@ def _is_finite(total: PendingTensor) -> bool:
 
 def _suspects(
     loss: Tensor | None,
-    parameters: Iterable[tuple[str, Tensor]],
+    gradients: Iterable[tuple[str, Tensor]],
     groups: Sequence[ActiveTableGroup],
     arrived: Sequence[Tensor],
 ) -> Iterable[_Suspect]:
     if loss is not None:
         yield _Suspect("the loss", loss.detach())
-    for name, parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout is torch.strided:
-            yield _Suspect(f"the gradient of {name}", parameter.grad)
+    for name, gradient in gradients:
+        if gradient.layout is torch.strided:
+            yield _Suspect(f"the gradient of {name}", gradient)
     for group in groups:
         for vectors, _ in group.gradients:
             tables = group.context.tables

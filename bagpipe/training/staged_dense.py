@@ -178,8 +178,9 @@ class StagedDense(DensePart):
         b, unit = divmod(index, self._units[number])
         return (str(self._stage_of[number]), str(number), b) if unit == self._first_units[number] else None
 
-    def checked_parameters(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return () if point is Point.GRADIENTS else self.chunks[str(self._stage_of[key[0]])].parameters
+    def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
+        parameters = () if point is Point.GRADIENTS else self.chunks[str(self._stage_of[key[0]])].parameters
+        return ((name, parameter.grad) for name, parameter in parameters if parameter.grad is not None)
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks[str(self._stage_of[key[0]])]

@@ -1,6 +1,9 @@
-"""What chunks of the dense part do not go with is refused, in one line."""
+"""What chunks of the dense part, and its division among ranks, do not go with is refused, in one line."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import pytest
 
@@ -51,3 +54,63 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
     with pytest.raises(InputError) as refused:
         check_config(config)
     assert str(refused.value) == line
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"pipeline": {"schedule": "1f1b", "stages": 2}},
+            "dense.shard parameters is not possible with stages or micro-batches (pipeline.schedule 1f1b, "
+            "pipeline.microbatches 1): use none",
+        ),
+        (
+            {"optim": {"dense": "lamb"}},
+            "dense.shard parameters is not possible with optim.dense lamb, whose steps follow norms of whole tensors: "
+            "use adamw",
+        ),
+        (
+            {"optim": {"clip_norm": 1.0}},
+            "dense.shard parameters is not possible with optim.clip_norm 1: no rank has all gradients; "
+            "optim.clip_value limits them one by one",
+        ),
+        ({"run": {"compile": True}}, "dense.shard parameters is not possible with run.compile: use none"),
+        (
+            {"dense": {"shard": "optimizer", "state": "host"}, "optim": {"dense": "adam"}},
+            "dense.shard optimizer is not possible with dense.budget_bytes or dense.state host: use none",
+        ),
+        (
+            {"optim": {"ema_decay": 0.9}},
+            "dense.shard parameters is not possible with optim.ema_decay, which averages whole weights: use gradients",
+        ),
+        (
+            {"checkpoint": {"start_from": "other", "dir": "own"}},
+            "dense.shard parameters is not possible with checkpoint.start_from: start with none, stop, and resume with "
+            "parameters; a resume can change it",
+        ),
+        (
+            {"dense": {"wrap": ("top*",)}},
+            "dense.wrap top* needs dense.shard optimizer, gradients or parameters, got none",
+        ),
+    ],
+)
+def test_one_line_says_what_is_not_possible(values: dict[str, dict[str, Any]], line: str) -> None:
+    sections = {"dense": {"shard": "parameters"}, **values}
+    config = Config(**{name: dataclasses.replace(getattr(Config(), name), **keys) for name, keys in sections.items()})
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, format="synthetic"))
+    with pytest.raises(InputError) as refused:
+        check_config(config)
+    assert str(refused.value) == line
+
+
+@pytest.mark.parametrize("optim", [{"clip_value": 0.1}, {"clip_norm": 1.0, "clip_scope": "rows"}, {"dense": "adagrad"}])
+def test_limits_of_single_elements_and_of_rows_are_possible(optim: dict[str, Any]) -> None:
+    base = Config()
+    check_config(
+        dataclasses.replace(
+            base,
+            data=dataclasses.replace(base.data, format="synthetic"),
+            dense=dataclasses.replace(base.dense, shard="parameters"),
+            optim=dataclasses.replace(base.optim, **optim),
+        )
+    )

@@ -155,10 +155,10 @@ def test_an_overflowing_sum_of_finite_gradients_is_good() -> None:
     guard = guard_of(NullStreams())
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.full((2,), 3e38)
-    assert not guard.is_bad(0, parameters=[("weight", parameter)])
+    assert not guard.is_bad(0, gradients=[("weight", parameter.grad)])
     parameter.grad[1] = float("-inf")
     with pytest.raises(JobError, match="batch 3: the gradient of weight is not finite"):
-        guard.is_bad(3, parameters=[("weight", parameter)])
+        guard.is_bad(3, gradients=[("weight", parameter.grad)])
 
 
 @pytest.mark.parametrize("total", _TOTALS.values(), ids=_TOTALS)

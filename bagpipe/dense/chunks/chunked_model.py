@@ -68,8 +68,8 @@ class ChunkedModel:
         streams: of the model's device.
 
     Attributes:
-        marks: by name of the parameters with a gradient in this batch: a scalar whose `grad` is the gradient's largest
-            magnitude, which is finite if all its elements are.
+        marks: by name of the parameters with a gradient in this batch: its largest magnitude, a scalar that is finite
+            if all its elements are.
 
     Raises:
         InputError: the optimizer's state is not by element, two modules share a parameter, or the budget is too small.
@@ -271,9 +271,7 @@ class ChunkedModel:
             with torch.no_grad():
                 kept.add_(gradient)  # as autograd accumulates
         if kept.numel():
-            mark = torch.zeros((), dtype=kept.dtype, device=kept.device)
-            mark.grad = torch.linalg.vector_norm(kept, math.inf)
-            self.marks[self._name[parameter]] = mark
+            self.marks[self._name[parameter]] = torch.linalg.vector_norm(kept, math.inf)
 
     def _keep(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         place = self._place[parameter]

@@ -3,4 +3,9 @@
 replicated   whole model: gradients in buckets, summed while the backward runs
 stage_sums   pipeline stages: gradients summed over the ranks that hold the stage
 broadcast    equal parameters and buffers on all ranks, before and after training
+sharded      whole model, its optimizer state, gradients or parameters divided among the ranks (ZeRO 1 to 3):
+
+    find_units (shard_units) ─layers─> UnitShard (unit_shard), each with a FlatLayout (shard_layout)
+        gradients ─sums in rank order─> segments ─optimizer─> share ─gathers (unit_gathers)─> parameters
+        both kinds of exchanges run beside the computation, in the order asked for (ordered_exchanges)
 """

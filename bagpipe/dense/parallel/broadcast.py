@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bagpipe.distributed.interface import RankGroup
 
-__all__ = ["HeldStage", "share_model", "share_stages", "share_weights"]
+__all__ = ["HeldStage", "RankBuffers", "share_model", "share_stages", "share_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +32,14 @@ class HeldStage:
     holders: tuple[int, ...]
     parameters: tuple[tuple[str, nn.Parameter], ...]
     buffers: tuple[Tensor, ...] = ()
+
+
+class RankBuffers(Protocol):
+    """Buffers of a model of which every rank has its own values."""
+
+    def share_buffers(self) -> None:
+        """Broadcast rank 0's. All ranks call it, between steps."""
+        ...
 
 
 def share_model(model: nn.Module, group: RankGroup) -> None:

@@ -223,6 +223,8 @@ LEFT: Mapping[str, str] = {
     "eval.patience": "ends a job early, which another eval.every does elsewhere",
     "eval.min_delta": "ends a job early, which another eval.every does elsewhere",
     "eval.keep_best": "needs eval.every above 0 and checkpoint.dir in every start",
+    "dense.shard": "needs several ranks, and refuses optimizers and limits that a draw has",
+    "dense.wrap": "needs dense.shard",
     "run.verify": "makes a second reference of the batches, where a draw has its twins",
     "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",

@@ -1,0 +1,85 @@
+"""`Shares`: a rank's part of a divided model, as checkpoints hold it.
+
+    segments, their optimizer state ──pieces──> dense-<rank>.safetensors     the owners write them
+    buffers, what is not trained, step counts ──> rank 0 writes them          `combine` joins them to whole tensors
+    whole tensors ──restore──> the model's parameters, and this rank's segments of the optimizer's state
+
+So a checkpoint can be read on any level, by any number of ranks, and by a job that divides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bagpipe.checkpoint.dense_state import MODEL, OPTIM, DenseCopy, DenseState, OwnState, capture
+from bagpipe.dense.parallel.shard_layout import Piece
+from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.pipeline.stream import Streams
+
+__all__ = ["Shares"]
+
+
+class Shares:
+    """See above.
+
+    Args:
+        model: the whole model.
+        optimizer: of the segments, and of what is not divided.
+        shards: the divided model.
+        is_first: this rank writes what is not divided.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: ShardedModel, *, is_first: bool) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._is_first = is_first
+        pieces = shards.pieces()
+        self._own: Mapping[str, tuple[Piece, nn.Parameter]] = {
+            name: (pieces[name], segment) for name, segment in shards.segments.items()
+        }
+        named = dict(model.named_parameters(remove_duplicate=False))
+        first_names = {parameter: name for name, parameter in reversed([*model.named_parameters()])}
+        #: Every name of a divided parameter -> the one under which the optimizer's state is saved.
+        self._names = {name: first_names[p] for name, p in named.items() if first_names[p] in self._own}
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        self._undivided = frozenset({*named, *buffers} - self._names.keys())
+
+    def capture(
+        self, streams: Streams, *, rng: Mapping[str, Tensor] | None = None, parts: Mapping[str, Tensor] | None = None
+    ) -> DenseCopy:
+        """Start copying what this rank writes; see `bagpipe.checkpoint.dense_state.capture`."""
+        only = self._undivided if self._is_first else frozenset[str]()
+        return capture(streams, self._model, self._optimizer, only=only, rng=rng, parts=parts, own=self._own_state())
+
+    def restore(self, state: DenseState) -> None:
+        """Take over whole tensors; the model has its parameters here.
+
+        Raises:
+            InputError: they are of another model or optimizer.
+        """
+        state.restore(self._model, self._optimizer, own=self._own)
+
+    def _own_state(self) -> OwnState:
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        pieces: dict[str, tuple[Piece, Tensor]] = {}
+        for name, first_name in self._names.items():
+            piece, segment = self._own[first_name]
+            if segment.numel():
+                pieces[MODEL + name] = (piece, segment)
+        for full_name, piece, segment, value in self._states():
+            if isinstance(value, Tensor) and value.shape == segment.shape:
+                if segment.numel():
+                    pieces[full_name] = (piece, value)
+            elif self._is_first:
+                (tensors if isinstance(value, Tensor) else values)[full_name] = value
+        return OwnState(tensors=tensors, values=values, pieces=pieces)
+
+    def _states(self) -> Iterator[tuple[str, Piece, nn.Parameter, Any]]:
+        for name, (piece, segment) in self._own.items():
+            for state, value in self._optimizer.state.get(segment, {}).items():
+                yield f"{OPTIM}{name}.{state}", piece, segment, value

@@ -1,0 +1,208 @@
+"""`UnitShard`: one rank's share of a unit, its gradients and the unit's whole parameters while they are here.
+
+    gradient of a parameter ──take──> send ─all-to-all: share r of every rank's gradients to rank r─> received
+        rank r: gradient share = ((first's + second's) + third's) + …          ──land──> gradients of the segments
+    segments ──the optimizer's step──> share ──all-gather──> flat: the parameters of the model are views of it
+
+Each element is summed on its own, in rank order, as `bagpipe.dense.parallel.buckets` does: the bits are those of the
+replicated sum, and an optimizer that treats each element on its own steps a segment as it steps a whole tensor.
+One flag per parameter travels behind each share: a parameter without a gradient on any rank keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bagpipe.dense.parallel.buckets import check_gradient
+from bagpipe.dense.parallel.shard_layout import FlatLayout, Segment, ShardLevel, flat_layout
+from bagpipe.dense.parallel.shard_units import ParameterUnit
+from bagpipe.distributed.interface import RankGroup
+
+__all__ = ["UnitShard"]
+
+
+class UnitShard:
+    """The unit's parameters become views of one flat buffer.
+
+    Args:
+        unit: its parameters have their initial values, equal on all ranks.
+        level: what is divided.
+        rank: of this process, among those that have shares.
+        num_ranks: their number.
+
+    Attributes:
+        name: of the unit.
+        module: whose forward uses the parameters.
+        names, parameters: of the model.
+        layout: of the flat buffer.
+        own: this rank's part of each parameter.
+        segments: the same as parameters of an optimizer, 1-D views of the share.
+        is_here: the parameters of the model have their values.
+        num_sent_bytes: sent to other ranks so far.
+    """
+
+    def __init__(self, unit: ParameterUnit, *, level: ShardLevel, rank: int, num_ranks: int) -> None:
+        self.name = unit.name
+        self.module = unit.module
+        self.names = tuple(name for name, _ in unit.parameters)
+        self.parameters = tuple(parameter for _, parameter in unit.parameters)
+        self.layout: FlatLayout = flat_layout([parameter.numel() for parameter in self.parameters], num_ranks)
+        self.own: tuple[Segment, ...] = self.layout.segments(rank)
+        self.is_here = True
+        self.num_sent_bytes = 0
+        self._keeps_gradients = level == "optimizer"
+        self._range = slice(rank * self.layout.share, (rank + 1) * self.layout.share)
+        self._flat = self._flatten()
+        self._share = self._flat[self._range]
+        if level == "parameters":
+            self._share = self._share.clone()
+        self.segments = tuple(nn.Parameter(self._share[s.offset : s.offset + s.length]) for s in self.own)
+        self._rows = [self.layout.segments(row) for row in range(num_ranks)]
+        self._send: Tensor | None = None
+        self._tail: Tensor  # sums of the flags and of the mark
+        self._sums: list[Tensor] = []
+        self._largest: dict[str, Tensor] = {}
+
+    def _flatten(self) -> Tensor:
+        flat = self.parameters[0].detach().new_zeros(self.layout.length)
+        for start, parameter in zip(self.layout.starts, self.parameters, strict=True):
+            part = flat[start : start + parameter.numel()].view(parameter.shape)
+            part.copy_(parameter.detach())
+            parameter.data = part
+        return flat
+
+    # ---- parameters ----------------------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """Make room for the whole parameters."""
+        storage = self._flat.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(self._flat.numel() * self._flat.itemsize)
+
+    def gather(self, group: RankGroup) -> None:
+        """Fill the whole parameters with the shares of all ranks. There is room.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        own = self._share
+        group.all_gather(self._flat, own.clone() if own.data_ptr() == self._flat[self._range].data_ptr() else own)
+        self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
+
+    def release(self) -> None:
+        """Free the whole parameters; the share stays."""
+        self._flat.untyped_storage().resize_(0)
+        self.is_here = False
+
+    def adopt(self) -> None:
+        """Take the share from the whole parameters, which were loaded."""
+        if self._share.data_ptr() != self._flat[self._range].data_ptr():
+            self._share.copy_(self._flat[self._range])
+
+    def joined(self, position: int, part: Tensor, group: RankGroup) -> Tensor:
+        """A tensor in the shape of a parameter, of the ranks' segments of it. All ranks call it.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        segments = [segments[position] for segments in self._rows]
+        widest = max(segment.length for segment in segments)
+        padded = part.new_zeros(widest)
+        padded[: part.numel()].copy_(part.detach())
+        gathered = part.new_empty(len(segments) * widest)
+        group.all_gather(gathered, padded)
+        rows = gathered.view(len(segments), widest)
+        whole = torch.cat([row[: segment.length] for row, segment in zip(rows, segments, strict=True)])
+        return whole.view(self.parameters[position].shape)
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def take(self, position: int) -> None:
+        """Copy the gradient of a parameter, complete on this rank, and free it unless the level keeps it.
+
+        Raises:
+            InputError: it is sparse.
+        """
+        parameter, name = self.parameters[position], self.names[position]
+        check_gradient(name, parameter)
+        assert parameter.grad is not None, "accumulated before"
+        send, flat = self._buffer(), parameter.grad.reshape(-1)
+        for row, segments in enumerate(self._rows):
+            part = segments[position]
+            if part.length:
+                send[row, part.offset : part.offset + part.length].copy_(flat[part.first : part.end])
+        send[:, self.layout.share + position] = 1
+        self._largest[name] = torch.linalg.vector_norm(flat, torch.inf)
+        if not self._keeps_gradients:
+            parameter.grad = None
+
+    def exchange(self, group: RankGroup, *, is_marked: bool) -> None:
+        """Sum the gradients of this rank's share over all ranks, in rank order.
+
+        Args:
+            group: the ranks that have shares.
+            is_marked: this rank sets its mark.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        send, num_ranks = self._buffer(), self.layout.num_ranks
+        self._send = None
+        send[:, -1] = float(is_marked)
+        received = torch.empty_like(send)
+        width = send.shape[1]
+        group.all_to_all(received.view(-1), send.view(-1), [width] * num_ranks, [width] * num_ranks)
+        self.num_sent_bytes += (num_ranks - 1) * width * send.itemsize
+        reduced = received[0]
+        for contribution in received[1:]:
+            reduced.add_(contribution)
+        share = self.layout.share
+        self._tail = reduced[share:].clone()
+        self._sums = list(self._kept(reduced[:share]))
+
+    def _kept(self, reduced: Tensor) -> Iterator[Tensor]:
+        """Sums of the segments: in the gradients of the model if they are kept, else in a share of their own."""
+        own = reduced if self._keeps_gradients else reduced.clone()
+        for parameter, segment in zip(self.parameters, self.own, strict=True):
+            part = own[segment.offset : segment.offset + segment.length]
+            if self._keeps_gradients and parameter.grad is not None and parameter.grad.is_contiguous():
+                place = parameter.grad.view(-1)[segment.first : segment.end]
+                place.copy_(part)
+                yield place
+            else:
+                yield part.clone() if self._keeps_gradients else part
+
+    def land(self) -> None:
+        """Give the segments their gradients. A parameter without a gradient on any rank keeps none."""
+        flags: list[float] = []
+        for position, (name, segment) in enumerate(zip(self.names, self.segments, strict=True)):
+            if name not in self._largest:
+                # Lazy: reading the flags synchronizes with the device, and a rank with all gradients does not.
+                flags = flags or self._tail.tolist()
+                if not flags[position]:
+                    continue
+            segment.grad = self._sums[position]
+
+    def is_marked(self) -> bool:
+        """Whether any rank has set its mark; after `exchange`. Synchronizes with the device."""
+        return bool(self._tail[-1].item() > 0)
+
+    def largest(self) -> Iterator[tuple[str, Tensor]]:
+        """Name, and the largest magnitude of the gradient here (scalar), of each parameter that has one."""
+        yield from self._largest.items()
+
+    def clear(self) -> None:
+        """Forget the gradients of a step."""
+        for parameter in (*self.parameters, *self.segments):
+            parameter.grad = None
+        self._send, self._sums, self._largest = None, [], {}
+
+    def _buffer(self) -> Tensor:
+        """Per rank its share of the gradients here, one flag per parameter, and a mark."""
+        if self._send is None:
+            width = self.layout.share + len(self.parameters) + 1
+            self._send = self._flat.new_zeros(self.layout.num_ranks, width)
+        return self._send

@@ -1,0 +1,222 @@
+"""`DenseParameters`: who holds the parameters of a whole model, sums their gradients and steps them.
+
+WholeParameters     every rank has all of them; gradients are summed over the ranks (`DenseParallel`)
+ShardedParameters   each rank has a share of the optimizer's state, gradients or parameters (`ShardedModel`)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from bagpipe.checkpoint.dense_pieces import Shares
+from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
+from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.errors import InputError
+from bagpipe.pipeline.stream import Streams
+from bagpipe.training.digest import dense_digest, state_digest
+
+__all__ = ["DenseParameters", "GradientSum", "ShardedParameters", "WholeParameters"]
+
+#: They step each element by itself, so a share is stepped as the whole is.
+_ELEMENTWISE = (SGD, Adagrad, Adam, AdamW)
+
+
+class GradientSum(Protocol):
+    """Sums the gradients of a model over the ranks that train it."""
+
+    def reduce(self, *, is_bad: bool | None = None) -> bool:
+        """Make the gradients the sums over all ranks; by all ranks, once per batch.
+
+        Args:
+            is_bad: this rank's batch is not finite; None: batches are not skipped, so nothing is said about them.
+
+        Returns:
+            Whether any rank's batch is bad; False for None.
+        """
+        ...
+
+
+class DenseParameters(ABC):
+    """The parameters of a model on one rank. All ranks make the same calls.
+
+    Attributes:
+        model: the whole model.
+        optimizer: of what this rank steps.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+
+    @abstractmethod
+    def reduce(self, *, is_bad: bool | None) -> bool:
+        """See `GradientSum.reduce`."""
+
+    @property
+    @abstractmethod
+    def stepped(self) -> Iterable[nn.Parameter]:
+        """What the optimizer steps, with the summed gradients after `reduce`."""
+
+    @abstractmethod
+    def gradients(self) -> Iterable[tuple[str, Tensor]]:
+        """Names, and values that are finite if the gradients of this rank's batch are; after its backward."""
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Around a batch's forward, on a rank without examples too."""
+        return nullcontext()
+
+    def backward(self) -> AbstractContextManager[object]:
+        """Around a batch's backward, on a rank without examples too."""
+        return nullcontext()
+
+    def step(self) -> None:
+        """One step of the optimizer."""
+        self.optimizer.step()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def begin(self) -> None:
+        """A run begins."""
+        return
+
+    def end(self) -> None:
+        """A run has ended: the model has its parameters."""
+        return
+
+    def whole(self) -> AbstractContextManager[object]:
+        """Inside, between two batches, the model has its parameters."""
+        return nullcontext()
+
+    @abstractmethod
+    def capture(self, streams: Streams, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]) -> DenseCopy:
+        """Start copying what this rank writes into a checkpoint; see `bagpipe.checkpoint.dense_state.capture`."""
+
+    @abstractmethod
+    def restore(self, state: DenseState) -> None:
+        """Take over the dense state of a checkpoint, of whatever division; before the first run.
+
+        Raises:
+            InputError: it is of another model or optimizer.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """`dense_digest` of the whole model and its optimizer; after `end`."""
+
+
+class WholeParameters(DenseParameters):
+    """All parameters are here.
+
+    Args:
+        model: the whole model.
+        optimizer: of its parameters.
+        replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, replicas: GradientSum | None = None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._replicas = replicas
+
+    def reduce(self, *, is_bad: bool | None) -> bool:
+        return self._replicas is not None and self._replicas.reduce(is_bad=is_bad)
+
+    @property
+    def stepped(self) -> Iterable[nn.Parameter]:
+        return self.model.parameters()
+
+    def gradients(self) -> Iterable[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad
+
+    def capture(self, streams: Streams, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]) -> DenseCopy:
+        return capture(streams, self.model, self.optimizer, rng=rng, parts=parts)
+
+    def restore(self, state: DenseState) -> None:
+        state.restore(self.model, self.optimizer)
+
+    def digest(self) -> str:
+        return dense_digest(self.model, self.optimizer)
+
+
+class ShardedParameters(DenseParameters):
+    """Each rank has its share.
+
+    Args:
+        model: the whole model.
+        optimizer: of the shares' segments, and of the model's parameters that are not trained.
+        shards: entered by the caller.
+
+    Raises:
+        InputError: the optimizer does not step each element by itself.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: ShardedModel) -> None:
+        if type(optimizer) not in _ELEMENTWISE:
+            names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+            raise InputError(
+                f"dense.shard needs an optimizer that steps each element by itself ({names}), got "
+                f"{type(optimizer).__name__}"
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self._shards = shards
+        self._shares = Shares(model, optimizer, shards, is_first=shards.rank == 0)
+
+    def reduce(self, *, is_bad: bool | None) -> bool:
+        return self._shards.reduce(is_bad=is_bad)
+
+    @property
+    def stepped(self) -> Iterable[nn.Parameter]:
+        return self._shards.segments.values()
+
+    def gradients(self) -> Iterable[tuple[str, Tensor]]:
+        return self._shards.largest_gradients()
+
+    def forward(self) -> AbstractContextManager[object]:
+        return self._shards.forward()
+
+    def backward(self) -> AbstractContextManager[object]:
+        return self._shards.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self._shards.gather()
+
+    def clear(self) -> None:
+        self._shards.clear()
+
+    def begin(self) -> None:
+        if self._shards.is_whole:
+            self._shards.release_model()
+
+    def end(self) -> None:
+        self._shards.gather_model()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        was_whole = self._shards.is_whole
+        if not was_whole:
+            self._shards.gather_model()
+        try:
+            yield
+        finally:
+            if not was_whole:
+                self._shards.release_model()
+
+    def capture(self, streams: Streams, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]) -> DenseCopy:
+        return self._shares.capture(streams, rng=rng, parts=parts)
+
+    def restore(self, state: DenseState) -> None:
+        self._shares.restore(state)
+
+    def digest(self) -> str:
+        return state_digest(self.model, self._shards.whole_states(self.optimizer))

@@ -1,0 +1,104 @@
+"""Gathers in real processes: models that use parameters where they are not, and a peer that is lost in a pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bagpipe.dense.parallel.shard_units import find_units
+from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.distributed.process_groups import TorchPeers
+from bagpipe.errors import InputError
+from tests.dense.parallel.test_sharded import Wide, gathers_of
+from tests.distributed.processes import run_peers
+
+pytestmark = pytest.mark.multiproc
+
+
+class Borrowing(Wide):
+    """Uses a parameter of a layer outside its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) @ self.layers[0].weight
+
+
+class Counting(Wide):
+    """Changes a buffer in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return super().forward(x)
+
+
+class Repeating(Wide):
+    """Calls a layer once more in the second forward."""
+
+    turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        self.turn += 1
+        return x if self.turn == 1 else self.layers[0](x)
+
+
+MISUSES: dict[str, tuple[type[Wide], str]] = {
+    "borrowing": (Borrowing, "dense.shard parameters: a parameter is used outside the forward of its layer"),
+    "counting": (Counting, "dense.shard: the forward changes the buffer count"),
+    "repeating": (Repeating, "dense.shard parameters: layer layers.0 is called 1 times in the first batch and more"),
+}
+
+
+def two_steps(model: Wide, shards: ShardedModel) -> None:
+    for _ in range(2):
+        with shards.forward():
+            loss = model(torch.ones(3, 120)).sum()
+        with shards.backward():
+            loss.backward()
+        shards.reduce()
+        shards.clear()
+
+
+def misuse(peers: TorchPeers) -> dict[str, str]:
+    """The line of the error of each misuse, in the first or second step."""
+    gathers = gathers_of(peers)
+    lines = {}
+    for kind, (make, _) in MISUSES.items():
+        model = make()
+        shards = ShardedModel(model, find_units(model), "parameters", sums=peers.dense, gathers=gathers)
+        with shards:
+            shards.release_model()
+            try:
+                two_steps(model, shards)
+            except InputError as error:
+                lines[kind] = str(error)
+    return lines
+
+
+def test_models_that_cannot_be_divided_so_are_refused() -> None:
+    for end in run_peers(2, misuse):
+        assert end.error is None
+        for kind, (_, line) in MISUSES.items():
+            assert end.value[kind].startswith(line), kind
+
+
+def fail_in_midst(peers: TorchPeers) -> None:
+    model = Wide()
+    with ShardedModel(model, find_units(model), "parameters", sums=peers.dense, gathers=gathers_of(peers)) as shards:
+        shards.release_model()
+        if peers.rank == 1:
+            raise ValueError("one rank is broken")
+        with shards.forward():
+            model(torch.ones(3, 120))
+
+
+def test_a_lost_peer_is_the_error_of_a_pass() -> None:
+    first, second = run_peers(2, fail_in_midst)
+    assert second.error is not None
+    assert second.error[0] == "ValueError"
+    assert first.error is not None
+    assert "one rank is broken" in first.error[1]

@@ -1,0 +1,66 @@
+"""Jobs whose dense part is divided among the ranks end with the bits of replicated ones, resumed on any level too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagpipe.checkpoint.dense_state import RNG, DenseState, combine, load
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.store.server.embedded import EmbeddedServer
+from tests.system.resumed import JOB, Resumed
+from tests.system.test_ranks import run_to_the_end
+from tests.system.test_resume_ranks import config_of, numbers, two_ranks_that_die
+
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+
+ROUND = ["--optim.weight_decay_exempt", "1d", "--eval.every", "7"]
+EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
+
+#: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
+JOBS = [
+    (2, "parameters", "", ["--model.name", "dcnv2", "--optim.dense", "adam", "--run.nonfinite", "skip", *ROUND[2:]]),
+    (4, "gradients", "", ["--run.dtype", "float64", "--optim.momentum", "0.9", "--optim.dense", "sgd"]),
+    pytest.param(2, "optimizer", "", ["--model.name", "deepfm", *EMA], marks=pytest.mark.slow),
+    pytest.param(
+        4,
+        "parameters",
+        "*mlp*,*deep*",
+        ["--model.name", "wide-deep", "--optim.dense", "adamw", "--optim.weight_decay", "0.01", *ROUND],
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+def run(arguments: list[str], world_size: int, *more: str) -> tuple[object, ...]:
+    return numbers(run_to_the_end(config_of([*JOB, *arguments, *more]), world_size))
+
+
+@pytest.mark.parametrize(("world_size", "level", "wrap", "arguments"), JOBS)
+def test_bits_do_not_depend_on_the_level(world_size: int, level: str, wrap: str, arguments: list[str]) -> None:
+    own = ["--dense.shard", level, *(["--dense.wrap", wrap] if wrap else [])]
+    assert run(arguments, world_size, *own) == run(arguments, world_size)
+
+
+def dense_of(folder: Path) -> DenseState:
+    """The joined dense part of the newest checkpoint, without random states."""
+    found = CheckpointFolder(folder).chosen("auto", lambda line: None)
+    assert found is not None
+    state = combine(load(found.folder, part.dense) for part in found.manifest.parts)
+    assert not state.pieces
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(RNG)}
+    return DenseState(tensors=tensors, values=state.values)
+
+
+def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Path) -> None:
+    store = ["--store.url", server.url]
+    plain = Resumed(folder=tmp_path / "plain", arguments=store)
+    expected = numbers(run_to_the_end(config_of(plain.settings()), 2))
+    job = Resumed(folder=tmp_path / "divided", arguments=store)
+    two_ranks_that_die(job.settings("--dense.shard", "parameters"), "after-checkpoint-data:2")
+    two_ranks_that_die(job.settings("--dense.shard", "optimizer"), "after-checkpoint-data:2")
+    results = run_to_the_end(config_of(job.settings("--dense.shard", "gradients")), 2)
+    assert numbers(results) == expected
+    assert results[0]["resumed_from"] > 0
+    assert dense_of(job.checkpoints).digest() == dense_of(plain.checkpoints).digest(), "exports read the same"
