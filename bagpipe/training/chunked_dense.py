@@ -36,7 +36,7 @@ class ChunkedDense(WholeDense):
         chunked: the model in chunks.
 
     Raises:
-        InputError: the norm of gradients has a limit, or see `ChunkedModel`.
+        InputError: the norm of gradients has a limit, several ranks have devices, or see `ChunkedModel`.
     """
 
     def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
@@ -46,6 +46,10 @@ class ChunkedDense(WholeDense):
             raise InputError(
                 "a limit of the gradients' norm is not possible with chunks: it needs all gradients at once"
             )
+        if self._has_replicas and streams.is_async:
+            raise InputError(
+                "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
+            )
         self.chunked = ChunkedModel(self.model, self.optimizer, budget, streams)
 
     def start(self, run: LoopRun) -> None:
@@ -53,6 +57,7 @@ class ChunkedDense(WholeDense):
         self.chunked.start()
 
     def end(self) -> None:
+        super().end()
         self.chunked.end()
 
     def settle(self) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from bagpipe.dense.chunks.arena import Arena, Part
 from bagpipe.pipeline.stream import NullStreams
+from bagpipe.testing.recording_streams import RecordingStreams
 from tests.dense.chunks.poison import PoisonedArena
 
 CPU = torch.device("cpu")
@@ -66,3 +67,26 @@ def test_a_tensor_at_home_is_told_from_others(arena: Arena) -> None:
     with pytest.raises(LookupError):
         arena.find(first)
     assert arena.find(torch.zeros(2)) is None
+
+
+def test_on_a_device_moves_and_uses_are_ordered_by_events() -> None:
+    """A move waits for the work enqueued before it, a use for its move; no thread waits before the end."""
+    streams = RecordingStreams()
+    arena = Arena(2, 256, 1, device=CPU, streams=streams)
+    place(arena, 1, 2)
+    for chunk in (0, 1):
+        arena.come(chunk)
+        arena.use(chunk, writes=True)
+        arena.leave(chunk)
+    arena.settle()
+    assert streams.log[:5] == [
+        ("main", "record", "main#0"),  # order to come
+        ("chunks", "wait", "main#0"),
+        ("chunks", "record", "chunks#0"),
+        ("main", "wait", "chunks#0"),  # use
+        ("main", "record", "main#1"),  # order to leave
+    ]
+    moves = [event for lane, call, event in streams.log if (lane, call) == ("chunks", "wait")]
+    assert moves == [f"main#{number}" for number in range(4)]
+    assert not any(call in ("host-wait", "synchronize") for _, call, _ in streams.log)
+    arena.close()
