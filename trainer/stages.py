@@ -95,25 +95,26 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     pipeline = config.pipeline
     if not pipeline.is_staged:
         return None
-    if pipeline.microbatches > 1:
-        _check_independent_examples(batch_dependent_modules(model), pipeline.microbatches)
+    if _is_divided(pipeline):
+        _check_independent_examples(batch_dependent_modules(model), pipeline)
     if pipeline.rows_delay:
         _check_statistics(batch_dependent_modules(model))
     schedule, num_ranks = check_ranks(pipeline, world_size)
     precision = precision_of(config.run)
     staged = _split(model, data, config, precision, is_chain=schedule.linear)
-    if pipeline.microbatches > 1:
+    if _is_divided(pipeline):
         # Dependence is tested numerically, in the parameters' dtype: autocast's rounding could look like dependence.
         full = Precision(device_type=precision.device_type)
         plain = staged if precision == full else _split(model, data, config, full, is_chain=schedule.linear)
-        _check_independent_examples(batch_dependent_operators(plain), pipeline.microbatches)
+        _check_independent_examples(batch_dependent_operators(plain), pipeline)
     step = step_program(
-        staged.graph(pipeline.microbatches),
+        staged.graph(pipeline.micro_per_stage),
         staged.embedding_edges,
         schedule,
         chunks=pipeline.chunks or None,
         num_processes=num_ranks if world_size > 1 else 1,
         replicas=world_size // num_ranks or 1,
+        stage_replicas=pipeline.stage_replicas,
         recompute=pipeline.recompute,
         rows_delay=pipeline.rows_delay,
     )
@@ -143,7 +144,7 @@ def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedul
         InputError: the number of ranks is not a multiple of the pipeline ranks, or the schedule cannot be loaded.
     """
     schedule = _schedule(pipeline)
-    num_ranks = schedule.num_ranks(pipeline.stages, pipeline.chunks or None)
+    num_ranks = sum(pipeline.stage_replicas) or schedule.num_ranks(pipeline.stages, pipeline.chunks or None)
     if world_size > 1 and world_size % num_ranks:
         raise InputError(
             f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
@@ -165,7 +166,10 @@ def has_losses(stages: StagedJob | None, rank: int) -> bool:
     """Whether a rank computes every loss of the model."""
     if stages is None:
         return True
-    return all(rank in stages.mesh.holders(n) for n, stage in enumerate(stages.staged.stages) if stage.heads)
+    step = stages.mesh.step
+    shared = {instance.stage for instance in step.instances if instance.parts > 1 and step.num_processes > 1}
+    heads = [number for number, stage in enumerate(stages.staged.stages) if stage.heads]
+    return all(rank in stages.mesh.holders(number) and number not in shared for number in heads)
 
 
 def open_stages(
@@ -181,13 +185,18 @@ def open_stages(
     return held, links, StageSums(held, groups, rank=peers.rank).reduce
 
 
-def _check_independent_examples(mixing: tuple[str, ...], microbatches: int) -> None:
-    """Raise InputError if examples depend on each other: micro-batches would change the result."""
+def _is_divided(pipeline: PipelineConfig) -> bool:
+    """Whether a stage computes a batch in pieces: micro-batches, or parts on several ranks."""
+    return pipeline.microbatches > 1 or bool(pipeline.replicas)
+
+
+def _check_independent_examples(mixing: tuple[str, ...], pipeline: PipelineConfig) -> None:
+    """Raise InputError if examples depend on each other: pieces of a batch would change the result."""
     if mixing:
-        raise InputError(
-            f"pipeline.microbatches must be 1 for a model whose examples depend on each other ({mixing[0]}), "
-            f"got {microbatches}"
-        )
+        rule, given = "microbatches must be 1", str(pipeline.microbatches)
+        if pipeline.microbatches == 1:
+            rule, given = "replicas must be empty", pipeline.replicas
+        raise InputError(f"pipeline.{rule} for a model whose examples depend on each other ({mixing[0]}), got {given}")
 
 
 def _check_statistics(mixing: tuple[str, ...]) -> None:

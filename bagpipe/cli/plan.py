@@ -20,6 +20,7 @@ from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.partition.plan_file import plan_file
 from bagpipe.partition.result import Partition, Plan
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.environment import check_environment
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas",
         choices=("none", "same", "each"),
         default="same",
-        help="none: one device per stage; same: all stages alike, as the trainer runs them; each: any; default: same",
+        help="none: one device per stage; same: all stages alike; each: any, for --out; default: same",
     )
     parser.add_argument(
         "--mixed-sizes", action="store_true", help="stages may differ in micro-batches (tried on small graphs only)"
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save-operators", metavar="FILE", help="write the operator graph, to plan with elsewhere")
+    parser.add_argument("--out", metavar="FILE", help="write the plan as TOML, for pipeline.plan of a job")
     parser.add_argument("--save-costs", metavar="FILE", help="write the durations of the stages, for schedule --cost")
     defaults = ModelConfig()
     measured = parser.add_argument_group("models that are measured", "ignored with a .json operator graph")
@@ -111,6 +113,8 @@ def run(flags: argparse.Namespace) -> str:
             mixed_sizes=flags.mixed_sizes,
             on_search=progress.phase("comparing partitions"),
         )
+    if flags.out:
+        _write("--out", flags.out, plan_file(plan.partition, flags.batch_size).to_toml())
     if flags.save_costs:
         _write("--save-costs", flags.save_costs, json.dumps(plan.partition.costs(), indent=2) + "\n")
     if flags.json:

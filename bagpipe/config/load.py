@@ -4,7 +4,8 @@
     --config FILE.toml ──> values with "FILE:LINE" ┐
     --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> check_config ──> Config
 
-A `data.path` without a format gets that of its content before the checks (`data_format`). Every problem is one
+Before the checks, a `data.path` without a format gets that of its content (`data_format`), and a `pipeline.plan` gives
+the values that it says (`pipeline_plan`). Every problem is one
 `InputError` line: the location (file and line, or flag), what was expected and what came. Imports neither torch nor
 numpy.
 """
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 import bagpipe
 from bagpipe.config.data_format import with_format
 from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
+from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
@@ -93,7 +95,7 @@ def parse_config(
         key = keys[path]
         sections.setdefault(key.section, {})[key.name] = convert(key, item)
     config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
-    config = dataclasses.replace(config, data=with_format(config.data))
+    config = dataclasses.replace(config, data=with_format(config.data), pipeline=with_plan(config.pipeline))
     check_config(config, subjects={path: item.subject for path, item in given.items()})
     values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
     return CommandLine(config=config, options=values)

@@ -15,8 +15,8 @@ from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
-from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text", "predicts_weights"]
 
@@ -144,6 +144,50 @@ def _rows_delay_problem(config: Config) -> str | None:
     return None
 
 
+def _plan_problem(config: Config) -> str | None:
+    if not config.pipeline.plan or config.pipeline.schedule != "none":
+        return None
+    return f"{config.pipeline.plan} was not read: a program reads it with its command line"
+
+
+def _replicas_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if not pipeline.replicas:
+        return None
+    if len(pipeline.stage_replicas) != pipeline.stages:
+        return f"{pipeline.replicas} must be {pipeline.stages} numbers, one per stage (pipeline.stages)"
+    schedule = DENSE_SCHEDULES.get(pipeline.schedule)
+    if (
+        schedule is None
+        or isinstance(schedule, DynamicSchedule)
+        or schedule.num_pipes > 1
+        or schedule.chunks_or_default(pipeline.chunks or None) > 1
+    ):
+        return (
+            f"{pipeline.replicas} needs a synchronous pipeline.schedule of one direction, a fixed order and one stage "
+            f"per rank, such as 1f1b or graph, got {pipeline.schedule}"
+        )
+    if config.run.verify:
+        return f"{pipeline.replicas} is not possible with run.verify: set 0, got {config.run.verify}"
+    return None
+
+
+def _stage_microbatches_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if not pipeline.stage_microbatches:
+        return None
+    if len(pipeline.micro_per_stage) != pipeline.stages:
+        return f"{pipeline.stage_microbatches} must be {pipeline.stages} numbers, one per stage (pipeline.stages)"
+    if pipeline.schedule != "graph":
+        return f"{pipeline.stage_microbatches} needs pipeline.schedule graph, got {pipeline.schedule}"
+    if max(pipeline.micro_per_stage) != pipeline.microbatches:
+        return (
+            f"{pipeline.stage_microbatches} needs pipeline.microbatches {max(pipeline.micro_per_stage)}, the most of "
+            f"them, got {pipeline.microbatches}"
+        )
+    return None
+
+
 @lru_cache(maxsize=256)  # zb-auto tries many orders, and a configuration is checked more than once
 def _refusal(pipeline: PipelineConfig, costs: tuple[tuple[str, float], ...]) -> str | None:
     try:
@@ -181,6 +225,9 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.stages": _stages_problem,
     "pipeline.chunks": _chunks_problem,
     "pipeline.schedule": _schedule_problem,
+    "pipeline.plan": _plan_problem,
+    "pipeline.replicas": _replicas_problem,
+    "pipeline.stage_microbatches": _stage_microbatches_problem,
     "pipeline.costs": _costs_problem,
     "pipeline.memory": _setting_problem("memory"),
     "pipeline.recompute_share": _setting_problem("recompute_share"),

@@ -9,6 +9,8 @@ from bagpipe.config.ranges import FROM_0_TO_1, at_least, matching
 
 __all__ = ["PipelineConfig"]
 
+_COUNTS = r"([1-9]\d*(,[1-9]\d*)*)?"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
@@ -20,6 +22,9 @@ class PipelineConfig:
         stages: dense stages.
         microbatches: micro-batches per batch.
         chunks: stages per pipeline rank; 0: the schedule's own number.
+        plan: file of `python -m bagpipe plan --out`, which says schedule, stages, microbatches, partition and replicas.
+        replicas: ranks of each stage, which share its micro-batches: "2,1,1"; empty: one each.
+        stage_microbatches: of graph: micro-batches of each stage: "4,2,1"; empty: microbatches.
         partition: assignment of operators to stages: auto, or "module=stage,…" with names of modules of the model.
         recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
         recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
@@ -37,6 +42,9 @@ class PipelineConfig:
     stages: Annotated[int, at_least(1)] = 1
     microbatches: Annotated[int, at_least(1)] = 1
     chunks: Annotated[int, at_least(0)] = 0
+    plan: str = ""
+    replicas: Annotated[str, matching(_COUNTS, "numbers of ranks, one per stage, such as 2,1,1")] = ""
+    stage_microbatches: Annotated[str, matching(_COUNTS, "numbers of micro-batches, one per stage, such as 4,2,1")] = ""
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
     recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
@@ -46,7 +54,7 @@ class PipelineConfig:
     record: str = ""
     replay: str = ""
     costs: str = ""  # its range is a rule
-    memory: Annotated[str, matching(r"([1-9]\d*(,[1-9]\d*)*)?", "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
+    memory: Annotated[str, matching(_COUNTS, "numbers of micro-batches, such as 4 or 4,4,3,2")] = ""
 
     @property
     def is_staged(self) -> bool:
@@ -54,6 +62,20 @@ class PipelineConfig:
         return self.schedule != "none" or self.microbatches > 1
 
     @property
+    def stage_replicas(self) -> tuple[int, ...]:
+        """Ranks of each stage; empty: one each."""
+        return _numbers(self.replicas)
+
+    @property
+    def micro_per_stage(self) -> tuple[int, ...]:
+        """Micro-batches of each stage."""
+        return _numbers(self.stage_microbatches) or (self.microbatches,) * self.stages
+
+    @property
     def stages_text(self) -> str:
         """The stages in words, for messages about what is not possible with them."""
         return f"stages or micro-batches (pipeline.schedule {self.schedule}, pipeline.microbatches {self.microbatches})"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()

@@ -3,5 +3,6 @@
 operators ──OperatorGraph──> decompose ──SPTree──> series_parallel (GraphPipe) ─┐
                          └─> cuts (exact) ─┬─> search ──layouts──> plan ──> result
                          └─> chain (PipeDream, Alpa) ─┘               └─ predict: the schedule, simulated
+                                                               result ── plan_file: the plan as TOML, for jobs
 cost: the cost model of all searches        bisect: target time -> least bottleneck
 """

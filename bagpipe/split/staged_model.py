@@ -7,7 +7,7 @@ Invariant: the first dimension of every value counts the examples, so a micro-ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,15 +95,17 @@ class StagedModel:
         with_loss = {number for number, stage in enumerate(self.stages) if stage.heads}
         return tuple((stage, stage in graded) for stage in sorted(fed | with_loss))
 
-    def graph(self, microbatches: int) -> StageGraph:
-        """The stage graph with `microbatches` micro-batches per stage.
+    def graph(self, microbatches: int | Sequence[int]) -> StageGraph:
+        """The stage graph with `microbatches` micro-batches per stage, or of each stage.
 
         Raises:
             ScheduleError: the number is below 1, the stages feed each other in a cycle, a stage has no path to a loss,
                 or it takes a value that its producer does not make.
         """
         graph = StageGraph(
-            micro_per_batch=(microbatches,) * len(self.stages),
+            micro_per_batch=(
+                (microbatches,) * len(self.stages) if isinstance(microbatches, int) else tuple(microbatches)
+            ),
             edges=self.edges,
             names=tuple(stage.name for stage in self.stages),
         )

@@ -124,7 +124,7 @@ class Verification(LoopPart):
         seed: int,
     ) -> None:
         step, replicas = dense.pipeline.step, dense.pipeline.mesh.num_replicas
-        if replicas > 1 or step.num_pipes > 1:
+        if replicas > 1 or step.num_pipes > 1 or step.has_parts:
             raise InputError(
                 f"run.verify: expected one pipeline in one direction, got {replicas} replicas of "
                 f"pipeline.schedule {step.schedule}, with {step.num_pipes} directions each"

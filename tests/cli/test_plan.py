@@ -9,6 +9,7 @@ import pytest
 
 from bagpipe.cli.main import main
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.partition.plan_file import PlanFile
 from tests.partition.graphs import graph, towers
 
 
@@ -57,6 +58,19 @@ def test_costs_of_the_stages_choose_an_order(model: str, tmp_path: Path, capsys:
     assert makespans["zb-auto"] <= makespans["eager-1f1b"]
     assert main(["plan", "--model", model, "--devices", "4", "--save-costs", str(tmp_path)]) == 2
     assert "--save-costs: cannot write" in capsys.readouterr().err
+
+
+def test_a_plan_is_written_for_a_job(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "plan.toml"
+    flags = ["--replicas", "each", "--microbatches", "8", "--json", "--out", str(path)]
+    assert main(["plan", "--model", model, "--devices", "4", *flags, *LINK]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    written = PlanFile.from_toml(path.read_text(encoding="utf-8"), source="x")
+    assert (written.schedule, written.batch_size) == (answer["schedule"], 2048)
+    assert list(written.replicas) == [stage["replicas"] for stage in answer["stages"]]
+    assert [list(stage.operators) for stage in written.stages] == [stage["operators"] for stage in answer["stages"]]
+    assert main(["plan", "--model", model, "--devices", "4", "--out", str(tmp_path)]) == 2
+    assert "--out: cannot write" in capsys.readouterr().err
 
 
 def test_the_plan_says_when_one_device_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -64,9 +64,31 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ({"schedule": "1f1b", "in_flight": 4}, "pipeline.in_flight 4 needs pipeline.schedule dynamic, got 1f1b"),
         ({"schedule": "gpipe", "record": "a"}, "pipeline.record a needs pipeline.schedule dynamic, got gpipe"),
         ({"schedule": "1f1b", "replay": "a"}, "pipeline.replay a needs pipeline.schedule dynamic, got 1f1b"),
+        (
+            {"schedule": "1f1b", "replicas": "2,1"},
+            "pipeline.replicas 2,1 must be 4 numbers, one per stage (pipeline.stages)",
+        ),
+        (
+            {"schedule": "dynamic", "replicas": "2,1,1,1"},
+            "pipeline.replicas 2,1,1,1 needs a synchronous pipeline.schedule of one direction, a fixed order and one "
+            "stage per rank, such as 1f1b or graph, got dynamic",
+        ),
+        (
+            {"schedule": "1f1b", "stage_microbatches": "8,8,4,4"},
+            "pipeline.stage_microbatches 8,8,4,4 needs pipeline.schedule graph, got 1f1b",
+        ),
+        (
+            {"schedule": "graph", "stage_microbatches": "4,4,2,2"},
+            "pipeline.stage_microbatches 4,4,2,2 needs pipeline.microbatches 4, the most of them, got 8",
+        ),
     ],
 )
 def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as caught:
         check_config(Config(pipeline=PipelineConfig(**STAGES, **values)))
     assert str(caught.value) == line
+
+
+def test_a_plan_that_was_not_read_trains_nothing() -> None:
+    with pytest.raises(InputError, match=r"pipeline.plan a was not read: a program reads it with its command line"):
+        check_config(Config(pipeline=PipelineConfig(plan="a")))

@@ -142,6 +142,7 @@ def _chain(length: int, dropout: float = 0.0) -> list[Plan]:
 MODELS: Mapping[str, list[Plan]] = {
     "one": [_top("dense", "first", "second")],
     "chain2": _chain(2),
+    "chain3": _chain(3),
     "chain4": _chain(4),
     "plain2": [_node("dense", makes="h0"), _top("h0")],
     "plain4": [_node("dense", makes="h0"), _node("h0", makes="h1"), _node("h1", makes="h2"), _top("h2")],

@@ -71,6 +71,28 @@ def test_replicas_of_a_pipeline(clicks: MakeConfig, schedule: str, rows: str, de
         assert digests_of(other, 4) == direct.digests
 
 
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "stage_microbatches"),
+    [("1f1b", "2,1,1", ""), ("graph", "1,2,1", "4,2,8"), ("zb-h1", "1,1,2", "")],
+)
+def test_stages_on_ranks_of_their_own_number(
+    clicks: MakeConfig, schedule: str, replicas: str, stage_microbatches: str
+) -> None:
+    """Three stages on four ranks give one process's bits, cached and direct, and the numbers of the whole model."""
+    config = change(clicks("sum", "dlrm", limit=100), run__dtype="float64", optim__dense="adam")
+    whole = run_staged(config)
+    planned = {
+        "pipeline__stages": 3,
+        "pipeline__replicas": replicas,
+        "pipeline__stage_microbatches": stage_microbatches,
+    }
+    config = change(staged(config, schedule, 3, **planned), cache__rows=0)
+    there = run_staged(config, 4)
+    assert there.digests == digests_of(config)
+    assert_equal_numbers(there, whole)
+    assert digests_of(cached(config, 4)[0], 4) == there.digests
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
     config = change(clicks(limit=100), pipeline__microbatches=4, cache__rows=0, optim__dense="adam")

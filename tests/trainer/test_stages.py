@@ -13,7 +13,7 @@ from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model
 from tests.trainer.schemas import schema_of
-from trainer.stages import StagedJob, check_dynamic, stage_model
+from trainer.stages import StagedJob, check_dynamic, has_losses, stage_model
 
 DATA = schema_of(None, None, None, dense=2)
 CONFIG = Config(model=ModelConfig(embedding_dim=4, bottom_mlp=(6,), top_mlp=(5,)))
@@ -65,9 +65,27 @@ def test_stages_by_name() -> None:
     assert job.mesh.step.graph.edges == ((1, 0), (2, 1))
 
 
+def test_stages_with_replicas_of_their_own() -> None:
+    pipeline = {"schedule": "graph", "stages": 3, "microbatches": 4, "stage_microbatches": "4,2,1", "replicas": "2,1,1"}
+    alone, together, twice = (staged(world_size, **pipeline) for world_size in (1, 4, 8))
+    assert (alone.mesh.step.num_processes, together.mesh.step.num_processes) == (1, 4)
+    assert [together.mesh.holders(stage) for stage in range(3)] == [(0, 1), (2,), (3,)]
+    assert together.mesh.example_shares == (1, 0, 0, 0)
+    assert [twice.mesh.holders(stage) for stage in range(3)] == [(0, 1, 4, 5), (2, 6), (3, 7)]
+    assert together.mesh.step.graph.micro_per_batch == (4, 2, 1)
+    assert [has_losses(together, rank) for rank in range(4)] == [False, False, False, True]
+    shared = staged(3, schedule="1f1b", stages=2, microbatches=2, replicas="1,2")
+    assert not any(has_losses(shared, rank) for rank in range(3))
+
+
 @pytest.mark.parametrize(
     ("world_size", "pipeline", "line"),
     [
+        (
+            3,
+            {"replicas": "2,2"},
+            "1f1b with 2 stages runs on 4 pipeline ranks, so the job must have 1 rank or a multiple",
+        ),
         (3, {}, "1f1b with 2 stages runs on 2 pipeline ranks, so the job must have 1 rank or a multiple of 2, got 3"),
         (1, {"stages": 50}, "pipeline.stages must be 1 to .*, got 50"),
         (1, {"partition": "dense_arch=0,dense_arch=1"}, "pipeline.partition names dense_arch twice"),
@@ -95,6 +113,10 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize(("norm", "named"), [(nn.BatchNorm1d(1), "norm"), (None, ": sub")])
 def test_a_model_that_mixes_examples_takes_whole_batches_only(norm: nn.Module | None, named: str) -> None:
+    parts = PipelineConfig(schedule="1f1b", replicas="2")
+    with pytest.raises(InputError, match=r"pipeline.replicas must be empty for a model whose examples depend on each"):
+        stage_model(Centred(norm), DATA, dataclasses.replace(CONFIG, pipeline=parts), 2)
+
     def job(microbatches: int) -> StagedJob | None:
         pipeline = PipelineConfig(schedule="1f1b", microbatches=microbatches)
         return stage_model(Centred(norm), DATA, dataclasses.replace(CONFIG, pipeline=pipeline), 1)

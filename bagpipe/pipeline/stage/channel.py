@@ -24,7 +24,7 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
 
-__all__ = ["Channel", "Link", "MicrobatchSlice", "owned"]
+__all__ = ["Channel", "Link", "MicrobatchSlice", "owned", "take_joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchSlice:
-    """Rows ``[first, end)`` of the sender's micro-batch `unit`; `whole`: all of its rows."""
+    """Rows of a message.
+
+    Attributes:
+        unit: the sender's micro-batch.
+        first, end: rows ``[first, end)`` of its message.
+        whole: all of the message's rows.
+        at: their place in the receiver's micro-batch.
+    """
 
     unit: int
     first: int
     end: int
     whole: bool
+    at: int = 0
 
 
 @dataclass(slots=True)
@@ -72,6 +80,7 @@ class Channel:
         values: descriptions of the values.
         units: micro-batches of the sender per batch; indices count them over all batches.
         receiver_units: micro-batches of the receiver per batch.
+        sender_part, receiver_part: (part, parts) of each micro-batch that the ends take.
         copies: the tensors are slices of larger ones, so `take` copies them.
         link: link to the other process; None inside a process.
         device: device of the tensors.
@@ -91,6 +100,8 @@ class Channel:
         copies: bool,
         link: Link | None,
         device: torch.device,
+        sender_part: tuple[int, int] = (0, 1),
+        receiver_part: tuple[int, int] = (0, 1),
     ) -> None:
         self.number = number
         self.sender = sender
@@ -99,6 +110,8 @@ class Channel:
         self.numbers = numbers
         self.units = units
         self.receiver_units = receiver_units
+        self.sender_part = sender_part
+        self.receiver_part = receiver_part
         self.link = link
         self._values = values
         self._copies = copies
@@ -122,8 +135,10 @@ class Channel:
             if part.whole and not self._copies:
                 return tensors
             return [_copy(tensor[part.first : part.end]) for tensor in tensors]
-        parts = [[tensor[p.first : p.end] for tensor in self._use(base + p.unit)] for p in slices]
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
+        return _joined([self._rows(base, part) for part in slices])
+
+    def _rows(self, base: int, part: MicrobatchSlice) -> list[Tensor]:
+        return [tensor[part.first : part.end] for tensor in self._use(base + part.unit)]
 
     def _use(self, index: int) -> list[Tensor]:
         self.wait_received(index)
@@ -179,6 +194,24 @@ class Channel:
         if self.link is None:
             raise JobError(f"{self.sender} and {self.receiver} are in one process: nothing is sent between them")
         return self.link
+
+
+def take_joined(sources: Sequence[tuple[Channel, int, Sequence[MicrobatchSlice]]]) -> list[Tensor]:
+    """One tensor per value, from all instances of a stage, in the order of examples. Waits for transfers.
+
+    Args:
+        sources: channels with equal values, the first index of the batch, and the slices of each, some of them none.
+    """
+    present = [source for source in sources if source[2]]
+    if len(present) == 1:
+        channel, base, slices = present[0]
+        return channel.take(base, slices)
+    parts = [(part.at, channel, base, part) for channel, base, slices in present for part in slices]
+    return _joined([channel._rows(base, part) for _, channel, base, part in sorted(parts, key=lambda each: each[0])])
+
+
+def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def owned(tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ A row's gradient is summed once per batch in the plan's order, so it does not de
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ class EmbeddingStageRunner:
         numbers: numbers of the values, in the module's order.
         labels: number of the labels.
         outputs: pipe -> channels of values to the stages, by ascending stage.
-        output_grads: pipe -> channels of gradients from the stages, by ascending stage.
+        output_grads: pipe -> channels of gradients from each stage, by ascending stage.
         batches: batches of the process.
     """
 
@@ -43,7 +42,7 @@ class EmbeddingStageRunner:
         numbers: tuple[int, ...],
         labels: int,
         outputs: Mapping[int, Sequence[Channel]],
-        output_grads: Mapping[int, Sequence[Channel]],
+        output_grads: Mapping[int, Sequence[Sequence[Channel]]],
         batches: Batches,
     ) -> None:
         self._stage = embedding
@@ -53,7 +52,9 @@ class EmbeddingStageRunner:
         self._outputs = outputs
         self._output_grads = output_grads
         self._batches = batches
-        self._grad_values = sorted({n for group in output_grads.values() for channel in group for n in channel.numbers})
+        self._grad_values = sorted(
+            {n for groups in output_grads.values() for channels in groups for n in channels[0].numbers}
+        )
         self._graphs: dict[int, dict[int, Tensor]] = {}
 
     def embed(self, batch: int) -> None:
@@ -80,13 +81,12 @@ class EmbeddingStageRunner:
         for pipe, count in counts.items():
             for channel in self._outputs[pipe] if count else ():
                 tensors = [values[n].detach()[first : first + count] for n in channel.numbers]
-                flow = division.flows[channel.number]
-                for unit, (start, end) in enumerate(pairwise(flow.starts)):
+                for unit, (start, end) in enumerate(division.senders[channel.number]):
                     if start < end:
                         parts = [tensor[start:end] for tensor in tensors]
                         if channel.link is not None:
                             parts = [owned(part) for part in parts]
-                        channel.put(batch * channel.units + unit, parts, flow.users[unit])
+                        division.put(channel, batch * channel.units + unit, parts)
             first += count
 
     def embed_grad(self, batch: int) -> None:
@@ -105,9 +105,8 @@ class EmbeddingStageRunner:
             if division.pipes[pipe] == division.pipes[pipe + 1]:
                 continue
             sums: dict[int, Tensor] = {}
-            for channel in self._output_grads[pipe]:
-                slices = division.flows[channel.number].slices[0]
-                for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
+            for channels in self._output_grads[pipe]:
+                for number, gradient in zip(channels[0].numbers, division.take(channels, batch, 0), strict=True):
                     sums[number] = sums[number] + gradient if number in sums else gradient
             for number, gradient in sums.items():
                 parts[number].append(gradient)

@@ -42,7 +42,8 @@ LossSum = Callable[[int, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """Channels of a stage instance, by ascending number of the other end.
+    """Channels of a stage instance, by ascending number of the other end. Those into it are grouped by stage: the parts
+    of a stage each send some of the examples.
 
     Attributes:
         inputs: values from producers.
@@ -51,9 +52,9 @@ class Wiring:
         input_grads: gradients to producers.
     """
 
-    inputs: tuple[Channel, ...]
+    inputs: tuple[tuple[Channel, ...], ...]
     outputs: tuple[Channel, ...]
-    output_grads: tuple[Channel, ...]
+    output_grads: tuple[tuple[Channel, ...], ...]
     input_grads: tuple[Channel, ...]
 
 
@@ -132,8 +133,8 @@ class StageRunner:
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
-        self._grad_values = sorted({number for channel in wiring.output_grads for number in channel.numbers})
-        replying = {channel.sender for channel in wiring.output_grads}
+        self._grad_values = sorted({number for channels in wiring.output_grads for number in channels[0].numbers})
+        replying = {channel.sender for channels in wiring.output_grads for channel in channels}
         self._replied = [channel for channel in wiring.outputs if channel.receiver in replying]
 
     def forward(self, index: int) -> None:
@@ -142,8 +143,8 @@ class StageRunner:
         if self._sums_before is not None and batch not in self._sums_before:
             latest = {b: total for b, total in self._sums_before.items() if b > batch - _SUMS_KEPT}
             self._sums_before = {**latest, batch: self.loss_sum.clone()}  # another thread can be reading the last one
-        starts = division.instances[self.instance.number]
-        if starts[unit] == starts[unit + 1]:
+        first, end = division.instances[self.instance.number][unit]
+        if first == end:
             return
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
         live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
@@ -156,8 +157,7 @@ class StageRunner:
             self.loss_sum += total.detach()
         sent = {number: owned(outputs[number]) for number in self._sent}
         for channel in self._wiring.outputs:
-            users = division.flows[channel.number].users[unit]
-            channel.put(index, [sent[number] for number in channel.numbers], users)
+            division.put(channel, index, [sent[number] for number in channel.numbers])
 
     def loss_sum_before(self, batch: int) -> Tensor:
         """The loss sum of the batches before this one, the next one to end. From any thread."""
@@ -200,9 +200,8 @@ class StageRunner:
 
     def _take_inputs(self, division: BatchDivision, batch: int, unit: int) -> dict[int, Tensor]:
         leaves: dict[int, Tensor] = {}
-        for channel in self._wiring.inputs:
-            slices = division.flows[channel.number].slices[unit]
-            for number, tensor in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
+        for channels in self._wiring.inputs:
+            for number, tensor in zip(channels[0].numbers, division.take(channels, batch, unit), strict=True):
                 # A separate leaf: another stage can take the same tensor.
                 leaf = tensor.detach()
                 leaves[number] = leaf.requires_grad_() if number in self._needs_grad else leaf
@@ -224,7 +223,7 @@ class StageRunner:
             first = (
                 given.first_example
                 + division.pipes[self.instance.pipe]
-                + division.instances[self.instance.number][unit]
+                + division.instances[self.instance.number][unit][0]
             )
             with seeded(mix_seed(self._seed, batch, self.instance.stage, first), self._device):
                 results = self._call(arguments, buffers, batch)
@@ -265,9 +264,8 @@ class StageRunner:
         batch, unit = divmod(index, self._units)
         division = self._batches.get(batch)[1]
         sums: dict[int, Tensor] = {}
-        for channel in self._wiring.output_grads:
-            slices = division.flows[channel.number].slices[unit]
-            for number, gradient in zip(channel.numbers, channel.take(batch * channel.units, slices), strict=True):
+        for channels in self._wiring.output_grads:
+            for number, gradient in zip(channels[0].numbers, division.take(channels, batch, unit), strict=True):
                 sums[number] = sums[number] + gradient if number in sums else gradient
         for channel in self._replied:
             channel.wait_sent(index)
@@ -277,14 +275,13 @@ class StageRunner:
         """Put gradients to producers. Messages must be contiguous; the gradient of a concatenated input is a slice."""
         if not self._wiring.input_grads:
             return
-        batch, unit = divmod(index, self._units)
-        division = self._batches.get(batch)[1]
+        division = self._batches.get(index // self._units)[1]
         for channel in self._wiring.input_grads:
             gradients = []
             for number in channel.numbers:
                 leaf = live.leaves[number]
                 gradients.append(torch.zeros_like(leaf) if leaf.grad is None else owned(leaf.grad))
-            channel.put(index, gradients, division.flows[channel.number].users[unit])
+            division.put(channel, index, gradients)
 
 
 def _present(kept: T | None) -> T:

@@ -10,7 +10,7 @@ runs all actions in a topological order (`interpret`). Results are bit-identical
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -105,7 +105,10 @@ class StageRuntime:
         self._batches = Batches(
             batch,
             num_pipes=step.num_pipes,
-            units={number: (instance.pipe, self._micro[number]) for number, instance in self._instances.items()},
+            units={
+                number: (instance.pipe, self._micro[number], instance.part, instance.parts)
+                for number, instance in self._instances.items()
+            },
             channels=list(self._channels.values()),
         )
         recomputed = {(atom.stage, atom.index) for atom in step.program.atoms() if atom.op == "REC"}
@@ -226,6 +229,7 @@ class StageRuntime:
                 assert links is not None, "checked above"
                 link = Link(links, ends[ends[0] == self._process], sender * len(processes) + receiver)
             # Sent as one unit per batch, from which receivers copy their shares: local values, and labels (small).
+            sender_part, receiver_part = self._part(sender), self._part(receiver)
             whole = sender in embedding_stages and (link is None or numbers == (self._labels,))
             yield Channel(
                 number=number,
@@ -236,9 +240,11 @@ class StageRuntime:
                 values=tuple(self._values[n] for n in numbers),
                 units=1 if whole else self._micro[sender],
                 receiver_units=1 if receiver in embedding_stages else self._micro[receiver],
-                copies=whole,
+                copies=whole or (link is None and (sender_part[1], receiver_part[1]) != (1, 1)),
                 link=link,
                 device=self._device,
+                sender_part=sender_part,
+                receiver_part=receiver_part,
             )
             number += 1
 
@@ -253,14 +259,32 @@ class StageRuntime:
                 by_producer.setdefault(self._values[value].producer, set()).add(value)
             for producer, values in by_producer.items():
                 if producer == num_stages:
-                    sender = self._step.embedding_stage_of(instance.pipe).number
+                    senders = [self._step.embedding_stage_of(instance.pipe).number]
                 else:
-                    sender = instance.pipe * num_stages + producer
-                found[sender, instance.number] = (instance.pipe, tuple(sorted(values)))
+                    senders = [
+                        other.number
+                        for other in self._step.instances
+                        if (other.pipe, other.stage) == (instance.pipe, producer)
+                    ]
                 graded = tuple(value for value in sorted(values) if self._values[value].wants_grad)
-                if graded:
-                    found[instance.number, sender] = (instance.pipe, graded)
+                for sender in senders:
+                    found[sender, instance.number] = (instance.pipe, tuple(sorted(values)))
+                    if graded:
+                        found[instance.number, sender] = (instance.pipe, graded)
         return found
+
+    def _part(self, number: int) -> tuple[int, int]:
+        """The part of each micro-batch that an instance takes; an embedding stage has all."""
+        instance = self._instances.get(number)
+        return (0, 1) if instance is None else (instance.part, instance.parts)
+
+    def _by_stage(self, channels: Iterable[Channel]) -> tuple[tuple[Channel, ...], ...]:
+        """Channels into an instance, grouped by the stage that sends, in the order of their first senders."""
+        found: dict[int, list[Channel]] = {}
+        for channel in channels:
+            instance = self._instances.get(channel.sender)
+            found.setdefault(-1 if instance is None else instance.stage, []).append(channel)
+        return tuple(map(tuple, found.values()))
 
     def _module_of(self, instance: StageInstance) -> nn.Module:
         """The stage's module. A second local instance gets a copy that shares parameter values and buffers."""
@@ -287,9 +311,9 @@ class StageRuntime:
         into = [c for (_, receiver), c in sorted(self._channels.items()) if receiver == number]
         out = [c for (sender, _), c in sorted(self._channels.items()) if sender == number]
         return Wiring(
-            inputs=tuple(c for c in into if self._is_forward(c.sender, number)),
+            inputs=self._by_stage(c for c in into if self._is_forward(c.sender, number)),
             outputs=tuple(c for c in out if self._is_forward(number, c.receiver)),
-            output_grads=tuple(c for c in into if not self._is_forward(c.sender, number)),
+            output_grads=self._by_stage(c for c in into if not self._is_forward(c.sender, number)),
             input_grads=tuple(c for c in out if not self._is_forward(number, c.receiver)),
         )
 
@@ -303,7 +327,8 @@ class StageRuntime:
             labels=self._labels,
             outputs={p: [c for (sender, _), c in own if sender == number and c.pipe == p] for p in embedding.pipes},
             output_grads={
-                p: [c for (_, receiver), c in own if receiver == number and c.pipe == p] for p in embedding.pipes
+                p: self._by_stage(c for (_, receiver), c in own if receiver == number and c.pipe == p)
+                for p in embedding.pipes
             },
             batches=self._batches,
         )
@@ -325,9 +350,8 @@ class StageRuntime:
     def _receive(self, channel: Channel, index: int) -> None:
         batch, unit = divmod(index, channel.units)
         flow = self._batches.get(batch)[1].flows[channel.number]
-        num_examples = flow.starts[unit + 1] - flow.starts[unit]
-        if num_examples:
-            channel.receive(index, num_examples, flow.users[unit])
+        if flow.counts[unit]:
+            channel.receive(index, flow.counts[unit], flow.users[unit])
             if self._step.in_flight:
                 channel.wait_received(index)
 

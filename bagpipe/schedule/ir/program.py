@@ -71,12 +71,15 @@ class Stage:
         name: for people.
         micro_per_batch: micro-batches per batch.
         shares: number of the stage whose parameters this one uses; None: it has its own.
+        part, parts: which part of each micro-batch it takes, of how many.
     """
 
     number: int
     name: str = ""
     micro_per_batch: int = 1
     shares: int | None = None
+    part: int = 0
+    parts: int = 1
 
     @property
     def parameters(self) -> int:

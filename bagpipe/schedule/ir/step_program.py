@@ -1,4 +1,4 @@
-"""`StepProgram`: one batch of dense stages as executed. Every (stage, pipe) is a numbered stage instance.
+"""`StepProgram`: one batch of dense stages as executed. Every (stage, pipe, part) is a numbered stage instance.
 
     StageGraph, schedule ──builder──> Program ──step_program──> StepProgram ──stage_lanes──> StageLanes of one process
 
@@ -22,7 +22,7 @@ __all__ = ["EmbeddingStage", "StageInstance", "StepProgram"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInstance:
-    """One stage of one pipe, and where it runs.
+    """One stage of one pipe, or a part of it, and where it runs.
 
     Attributes:
         number: stage number in the program that runs.
@@ -30,6 +30,7 @@ class StageInstance:
         pipe: its pipe.
         position: pipeline rank whose lane runs it.
         process: position of the process in the replica (0 if one process runs all).
+        part, parts: which part of each micro-batch it takes, of how many, where the stage has replicas of its own.
     """
 
     number: int
@@ -37,6 +38,8 @@ class StageInstance:
     pipe: int
     position: int
     process: int
+    part: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class StepProgram:
         schedule: its name.
         program: lanes ``compute0``, ``compute1``, … by pipeline rank, and ``reduce0``, … by process if several ranks
             hold a stage. Actions name stage instances and embedding stages by number.
-        instances: by number: instance ``pipe * num_stages + stage``.
+        instances: by number: instance ``pipe * num_stages + stage``; parts but the first of a stage come after these.
         embedding_stages: by process, numbered after the instances.
         num_processes: processes of a replica: 1, or one per pipeline rank.
         num_pipes: K; pipe k takes the examples [n k / K, n (k + 1) / K) of a replica's n.
@@ -90,6 +93,11 @@ class StepProgram:
     def embedding_stage_of(self, pipe: int) -> EmbeddingStage:
         """The embedding stage of a pipe's examples."""
         return next(embedding for embedding in self.embedding_stages if pipe in embedding.pipes)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether stages have replicas of their own."""
+        return any(instance.parts > 1 for instance in self.instances)
 
     def lanes_of(self, process: int) -> tuple[str, ...]:
         """The compute lanes of a process."""

@@ -2,6 +2,7 @@
 
 Program ──rewrite, embedding, optimizer, sends: passes──> Program with REC, X_EMBED, REDUCE_GRAD, OPT, SEND, RECV
 receives: RECVs in lanes of their own, where lanes choose their order
+replicas: stages on different numbers of ranks, each with its part of every micro-batch
 turns: the lanes where actions of two batches alternate
 step_program: the passes for training ──> StepProgram ──stage_lanes──> StageLanes of one process
 """

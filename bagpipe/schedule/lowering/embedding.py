@@ -23,15 +23,22 @@ def stage_instances(program: Program, home: Mapping[str, int]) -> tuple[StageIns
         ScheduleError: an action names a pipe.
     """
     size = sum(stage.shares is None for stage in program.stages)
+    described = {stage.number: stage for stage in program.stages}
     found: dict[int, StageInstance] = {}
     for position, (lane, actions) in enumerate(program.lanes.items()):
         for atom in (atom for action in actions for atom in action.atoms):
             if atom.pipe:
                 raise ScheduleError(f"{atom.text}: expected flat pipes; run flatten-pipes first")
             if atom.op == "F":
-                pipe, stage = divmod(atom.stage, size)
+                own = described[atom.stage]
                 found[atom.stage] = StageInstance(
-                    number=atom.stage, stage=stage, pipe=pipe, position=position, process=home[lane]
+                    number=atom.stage,
+                    stage=own.parameters,
+                    pipe=atom.stage // size if own.parts == 1 else 0,
+                    position=position,
+                    process=home[lane],
+                    part=own.part,
+                    parts=own.parts,
                 )
     return tuple(found[number] for number in sorted(found))
 

@@ -23,6 +23,7 @@ from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
 from bagpipe.schedule.lowering.receives import separate_receives
+from bagpipe.schedule.lowering.replicas import replicate_stages
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.lowering.turns import turn_loop, turns
@@ -40,6 +41,7 @@ def step_program(
     chunks: int | None = None,
     num_processes: int = 1,
     replicas: int = 1,
+    stage_replicas: Sequence[int] = (),
     recompute: bool = False,
     rows_delay: int = 0,
 ) -> StepProgram:
@@ -52,6 +54,8 @@ def step_program(
         chunks: stages per rank; None: the schedule's default.
         num_processes: processes of a replica: 1, which runs all lanes, or one per pipeline rank.
         replicas: replicas of the whole pipeline.
+        stage_replicas: ranks of each stage, which share its micro-batches (`replicate_stages`); empty: one each. They
+            count as pipeline ranks.
         recompute: forwards keep only their inputs; activations are recomputed before the backward.
         rows_delay: of an asynchronous schedule. 0: rows of a batch are read after the updates of the batch before, so a
             batch ends before the next one begins. 1: after those of the batch before that; see `turns`.
@@ -61,7 +65,7 @@ def step_program(
             wrong.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
-    num_ranks = found.num_ranks(graph.num_stages, chunks)
+    num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
     if num_processes not in (1, num_ranks):
         raise ScheduleError(
             f"{found.name}: {num_ranks} pipeline ranks need 1 or {num_ranks} processes, got {num_processes}"
@@ -79,13 +83,15 @@ def step_program(
     if dense.semantics != "sync":
         raise ScheduleError(f"{found.name}: expected a synchronous schedule, got one of semantics {dense.semantics}")
     check(dense)
+    if stage_replicas:
+        _check_replicated(found, loop is not None)
     home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
     program = _on_compute_lanes(dense)
     if recompute:
         program = add_recompute(program, range(graph.num_stages))
-    flat = flatten_pipes(program)
+    flat = replicate_stages(program, stage_replicas) if stage_replicas else flatten_pipes(program)
     program = add_embedding(flat, home, embedding_edges)
-    if replicas * found.num_pipes > 1:
+    if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
     compute = tuple(home)
@@ -114,6 +120,13 @@ def step_program(
         in_flight=in_flight,
         turns=alternating,
     )
+
+
+def _check_replicated(schedule: DenseSchedule, is_asynchronous: bool) -> None:
+    if is_asynchronous or isinstance(schedule, DynamicSchedule) or schedule.num_pipes > 1 or schedule.ranks is not None:
+        raise ScheduleError(
+            f"{schedule.name}: replicas of single stages need a synchronous schedule of one direction and a fixed order"
+        )
 
 
 def _check_delay(schedule: DenseSchedule, graph: StageGraph, rows_delay: int) -> None:

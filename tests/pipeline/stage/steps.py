@@ -54,6 +54,7 @@ class Case:
         sizes: examples of each batch.
         recompute: forwards keep only inputs.
         settings: values of the schedule's own settings, by name.
+        replicas: ranks of each stage; empty: one each.
     """
 
     model: str
@@ -62,10 +63,11 @@ class Case:
     sizes: tuple[int, ...] = (16, 13)
     recompute: bool = False
     settings: tuple[tuple[str, object], ...] = ()
+    replicas: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
-        return DENSE_SCHEDULES[self.schedule].num_ranks(len(make(self.model).stages))
+        return sum(self.replicas) or DENSE_SCHEDULES[self.schedule].num_ranks(len(make(self.model).stages))
 
     def step(self, num_processes: int = 1, replicas: int = 1) -> StepProgram:
         staged = make(self.model)
@@ -77,6 +79,7 @@ class Case:
             DENSE_SCHEDULES[self.schedule].configured(dict(self.settings)),
             num_processes=num_processes,
             replicas=replicas,
+            stage_replicas=self.replicas,
             recompute=self.recompute,
         )
 
@@ -219,7 +222,8 @@ class Worker:
         number = self._embedding_stage.number
         found = {**self.runtime.handlers(), f"{number}X_EMBED": self._pool, f"{number}X_EMBED_GRAD": self._unpool}
         for template in (t for templates in self._templates().values() for t in templates):
-            stage = template.stage % self._step.graph.num_stages
+            own = [each.stage for each in self._step.instances if each.number == template.stage]
+            stage = own[0] if own else 0
             if template.op == "REDUCE_GRAD":
                 found[template.text] = partial(self._reduce, stage)
             elif template.op == "OPT":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import JobError
-from bagpipe.pipeline.stage.batches import bounds, microbatch_slices
+from bagpipe.pipeline.stage.batches import flow, part_intervals
 from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice, owned
 from bagpipe.split.staged_model import StageValue
 
@@ -84,7 +84,7 @@ def test_a_part_is_a_copy_at_the_start_of_its_memory() -> None:
 def test_parts_of_several_are_put_together() -> None:
     edge = channel(units=3)
     whole = tensors(9)
-    slices = microbatch_slices(bounds(9, 3), bounds(9, 2))
+    slices = flow(part_intervals(9, 3), part_intervals(9, 2)).slices
     for unit in range(3):
         rows = slice(3 * unit, 3 * unit + 3)
         edge.put(unit, [tensor[rows] for tensor in whole], sum(p.unit == unit for of_unit in slices for p in of_unit))

@@ -70,11 +70,11 @@ class Bench:
             numbers=(POOLED, DENSE),
             labels=LABELS,
             outputs={0: self.outputs},
-            output_grads={0: self.output_grads},
+            output_grads={0: [[channel] for channel in self.output_grads]},
             batches=Batches(
                 lambda number: given,
                 num_pipes=1,
-                units={0: (0, MICRO), 1: (0, 1)},
+                units={0: (0, MICRO, 0, 1), 1: (0, 1, 0, 1)},
                 channels=[*self.outputs, *self.output_grads],
             ),
         )

@@ -40,9 +40,9 @@ class Bench:
             stage=StageModule(name="node", module=self.module, inputs=(0, 1), outputs=(2,), uses_random=dropout > 0),
             module=self.module,
             wiring=Wiring(
-                inputs=tuple(self.inputs),
+                inputs=tuple((channel,) for channel in self.inputs),
                 outputs=tuple(self.outputs),
-                output_grads=tuple(self.output_grads),
+                output_grads=tuple((channel,) for channel in self.output_grads),
                 input_grads=tuple(self.input_grads),
             ),
             units=MICRO,
@@ -52,7 +52,7 @@ class Bench:
             batches=Batches(
                 lambda number: StageBatch(inputs=None, num_examples=size, num_global_examples=size),
                 num_pipes=1,
-                units={1: (0, MICRO)},
+                units={1: (0, MICRO, 0, 1)},
                 channels=channels,
             ),
             loss=lambda head, logits, labels: pytest.fail("no head"),

@@ -31,6 +31,14 @@ def test_a_schedule_equals_one_device(model: str, schedule: str) -> None:
     run_in_process(case).assert_close(reference(case))
 
 
+@pytest.mark.parametrize("model", ["diamond", "skips", "two-heads", "aside", "chain4"])
+def test_stages_with_replicas_of_their_own_equal_one_device(model: str) -> None:
+    """Every edge leads between different numbers of ranks; the last batch has fewer examples than parts."""
+    for replicas, micro in (((2, 1, 3, 2), 4), ((1, 3, 2, 1), (2, 1, 4, 3)), ((3, 2, 1, 2), (1, 4, 2, 1))):
+        case = Case(model=model, schedule="graph", micro=micro, sizes=(16, 13, 1), replicas=replicas)
+        run_in_process(case).assert_close(reference(case))
+
+
 def pairs() -> Iterator[Any]:
     """Every model under every schedule; by default each of them in one or two pairs."""
     for turn, schedule in enumerate(SCHEDULES):
@@ -163,4 +171,4 @@ def test_several_processes_need_links() -> None:
 
 
 def test_all_models_are_covered() -> None:
-    assert {*OF_FOUR, "branches", "one", "chain2", "plain2", "plain4"} == set(MODELS)
+    assert {*OF_FOUR, "branches", "one", "chain2", "chain3", "plain2", "plain4"} == set(MODELS)

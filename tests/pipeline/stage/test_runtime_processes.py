@@ -15,7 +15,7 @@ from torch.distributed import pipelining
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from tests.distributed.processes import run_ranks
-from tests.pipeline.stage.steps import Case, Result, batch_of, loss_sum, merge, run_in_process, run_ranks_of
+from tests.pipeline.stage.steps import Case, Result, batch_of, loss_sum, merge, reference, run_in_process, run_ranks_of
 from tests.split.models import make
 
 pytestmark = pytest.mark.multiproc
@@ -97,6 +97,22 @@ def test_graphs_over_four_processes_give_the_bits_of_one() -> None:
     assert not any(end.error for end in ended), ended
     for number, case in enumerate(cases):
         merge(case, [end.value[number] for end in ended], 4).assert_same(run_in_process(case))
+
+
+def test_stages_with_replicas_of_their_own_give_the_bits_of_one_process() -> None:
+    """Three stages on 2, 1 and 1 ranks, and a graph whose stages differ in replicas and in micro-batches."""
+    cases = [
+        Case(model="chain3", schedule="1f1b", micro=4, sizes=(16, 13, 3), replicas=(2, 1, 1)),
+        Case(model="chain3", schedule="zb-h1", micro=2, sizes=(16, 13), replicas=(1, 2, 1)),
+        Case(model="chain3", schedule="graph", micro=(4, 2, 1), sizes=(16, 7), replicas=(1, 1, 2)),
+        Case(model="chain2", schedule="gpipe", micro=3, sizes=(16, 7), replicas=(3, 1)),
+    ]
+    ended = run_ranks(4, ours, cases, 4)
+    assert not any(end.error for end in ended), ended
+    for number, case in enumerate(cases):
+        found = merge(case, [end.value[number] for end in ended], 4)
+        found.assert_same(run_in_process(case))
+        found.assert_close(reference(case))
 
 
 def test_two_pipes_of_two_replicas_give_the_same_bits_twice() -> None:
