@@ -1,7 +1,7 @@
 """The dense part alone on two ranks: stages, lanes and messages of a job, without rows, cacher and store.
 
     every round, every job in turn:  Runner over declare_reading + declare_stages ──> time of a batch, times of actions
-                                     simulate(times of actions, time of a message) ──> time of a batch
+    simulated: the same batches, every action with its own time           forecast: from the medians of 1f1b's actions
 
 The values of the embedding stage are given, the same for every batch; stages give their gradients back as in a job. An
 action's time is without its waits for messages; the simulator adds the time that a message takes. A program of its own,
@@ -20,9 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +37,8 @@ from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
 from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.prefetch_loop import declare_reading, declare_stages
+from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.turns import turn_loop
@@ -57,7 +57,7 @@ from trainer.assembly import build_dense, build_training_model
 from trainer.dense import loss_of
 from trainer.process import configure_process
 
-__all__ = ["DENSE_JOBS", "ROUNDS_AT_A_TIME", "DenseJob", "measure", "rounds_of"]
+__all__ = ["DENSE_JOBS", "ROUNDS_AT_A_TIME", "DenseJob", "forecast_s", "measure", "rounds_of", "simulated_s"]
 
 NUM_RANKS = 2
 #: Schedule and `pipeline.rows_delay`; the first is what the others are compared with.
@@ -68,7 +68,7 @@ _PINGS = 200
 #: Most blocks of a job in a round, where other programs disturb them.
 _TRIES = 3
 #: Rounds of one pair of processes: what an interruption loses.
-ROUNDS_AT_A_TIME = 5
+ROUNDS_AT_A_TIME = 2
 _TIMEOUT_S = 500.0
 
 Record: TypeAlias = dict[str, Any]
@@ -129,22 +129,24 @@ class DenseJob:
         """The program of a batch."""
         return self.pipeline.step
 
-    def run(self, batches: int) -> tuple[float, dict[str, list[float]]]:
+    def run(self, batches: int) -> tuple[float, dict[str, float]]:
         """Train on the batch so many times.
 
         Returns:
-            Median seconds of a batch here, and seconds of the actions by stage and operation, without waits for
+            Seconds of a batch here in the steady state, and seconds of every action by its text, without waits for
             messages and with the runner's own time.
         """
         ends: list[float] = []
-        spent: dict[str, list[float]] = defaultdict(list)
+        spent: dict[str, float] = {}
 
         def timed(text: str, handler: Handler) -> Handler:
+            name, colon, peer = text.partition(":")
+
             def call(index: int) -> None:
                 self._links.waited_s = 0.0
                 start_s = time.perf_counter()
                 handler(index)
-                spent[text].append(time.perf_counter() - start_s - self._links.waited_s + RUNNER_S)
+                spent[f"{name}{index}{colon}{peer}"] = time.perf_counter() - start_s - self._links.waited_s + RUNNER_S
 
             return call
 
@@ -159,12 +161,11 @@ class DenseJob:
         declare_reading(builder)
         builder.provide(Point.ROWS_READY, "X_READ")
         declare_stages(builder, self.step, self.pipeline.process)
-        handlers = {text: timed(text.partition(":")[0], handler) for text, handler in self._handlers().items()}
+        handlers = {text: timed(text, handler) for text, handler in self._handlers().items()}
         Runner(
             builder.build().loop, {**handlers, "X_READ": read}, on_batch=lambda b: ends.append(time.perf_counter())
         ).run()
-        counted = ends[_RAMP : len(ends) - _RAMP]
-        return median(later - earlier for earlier, later in pairwise(counted)), spent
+        return _steady(ends), spent
 
     def _handlers(self) -> Mapping[str, Handler]:
         step, process = self.step, self.pipeline.process
@@ -205,9 +206,9 @@ def rounds_of(rounds: int, batches: int) -> list[Record]:
 def measure(peers: TorchPeers, rounds: int, batches: int, *, flags: Sequence[str] = MODEL) -> list[Record]:
     """Every job in turn, on both ranks; a record per round.
 
-    A record has for each job, ``schedule/rows_delay``, the seconds of a batch: ``measured_s``; ``simulated_s`` from the
-    job's own times of actions; ``by_base_s`` from those of the first job; and ``others``, the cores that other programs
-    used meanwhile. A block that others disturbed is repeated, and the least disturbed one counts.
+    A record has for each job, ``schedule/rows_delay``, the seconds of a batch: ``measured_s``, ``simulated_s`` and
+    ``forecast_s``; and ``others``, the cores that other programs used meanwhile. A block that others disturbed is
+    repeated, and the least disturbed one counts.
     """
     torch.set_num_threads(1)
     links = peers.open_links(NUM_RANKS)
@@ -232,8 +233,8 @@ def measure(peers: TorchPeers, rounds: int, batches: int, *, flags: Sequence[str
             own = blocks[name]
             record[name] = {
                 "measured_s": own.measured_s,
-                "simulated_s": simulated_s(job.step, own.costs, latency_s),
-                "by_base_s": simulated_s(job.step, blocks[base].costs, latency_s),
+                "simulated_s": simulated_s(job.step, own.times, batches, latency_s),
+                "forecast_s": forecast_s(job.step, blocks[base].times, latency_s),
                 "others": own.others,
             }
         found.append(record)
@@ -246,12 +247,12 @@ class _Block:
 
     Attributes:
         measured_s: seconds of a batch on rank 0.
-        costs: median seconds of the actions of all ranks.
+        times: seconds of every action of all ranks.
         others: cores that other programs used.
     """
 
     measured_s: float
-    costs: Mapping[str, float]
+    times: Mapping[str, float]
     others: float
 
 
@@ -260,23 +261,47 @@ def _block(peers: TorchPeers, job: DenseJob, batches: int, pids: Sequence[int]) 
     before = ProcessorUse.now(pids)
     measured_s, spent = job.run(batches)
     others = ProcessorUse.now(pids).cores_since(before)[1]
-    ranks: list[tuple[float, float, dict[str, float]]] = peers.gather((measured_s, others, measured_costs(spent)))
-    costs = {key: value for _, _, own in ranks for key, value in own.items()}
-    return _Block(measured_s=ranks[0][0], costs=costs, others=ranks[0][1])
+    ranks: list[tuple[float, float, dict[str, float]]] = peers.gather((measured_s, others, spent))
+    times = {text: seconds for _, _, own in ranks for text, seconds in own.items()}
+    return _Block(measured_s=ranks[0][0], times=times, others=ranks[0][1])
 
 
-def simulated_s(step: StepProgram, costs: Mapping[str, float], latency_s: float) -> float:
-    """Time of a batch in the steady state.
+def simulated_s(step: StepProgram, times: Mapping[str, float], batches: int, latency_s: float) -> float:
+    """Time of a batch in the steady state of a block, every action with its own time.
 
     Args:
         step: program of a batch.
-        costs: seconds of actions.
+        times: seconds of every action of the block.
+        batches: of the block.
         latency_s: of a message.
     """
+    lanes = step.turns or {
+        lane: tuple(Template(op=a.op, stage=a.stage, unit=a.index or 0, peer=a.peer) for a in actions)
+        for lane, actions in step.program.lanes.items()
+    }
+    source = step.embedding_stages[0]
+    simulation = simulate(turn_loop(step.program, lanes, source).unroll(batches), times, latency=latency_s)
+    ends = [t.finish for t in simulation.timed if (t.action.stage, t.action.op) == (source.number, "X_EMBED_GRAD")]
+    return _steady(sorted(ends))
+
+
+def forecast_s(step: StepProgram, times: Mapping[str, float], latency_s: float) -> float:
+    """Time of a batch in the steady state, from the median times of actions of another job with these stages."""
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for text, seconds in times.items():
+        action = parse(text)
+        grouped[f"{action.stage}{action.op}"].append(seconds)
+    costs = measured_costs(grouped)
     if not step.turns:
         return float(simulate(step.program, costs, latency=latency_s).makespan)
     loop = turn_loop(step.program, step.turns, step.embedding_stages[0])
     return steady(loop, costs, first=8, latency=latency_s)
+
+
+def _steady(ends: Sequence[float]) -> float:
+    """Mean time between the ends of batches, without those at either end of a block."""
+    counted = ends[_RAMP : len(ends) - _RAMP]
+    return (counted[-1] - counted[0]) / (len(counted) - 1)
 
 
 def _message(values: Sequence[StageValue]) -> StageValue:

@@ -127,8 +127,8 @@ def _ranks(options: argparse.Namespace, part: Part) -> None:
 
 
 def _dense_ranks(options: argparse.Namespace, part: Part) -> None:
-    for _ in range(-(-options.dense_rounds // ROUNDS_AT_A_TIME)):
-        for found in rounds_of(min(options.dense_rounds, ROUNDS_AT_A_TIME), options.dense_batches):
+    for first in range(0, options.dense_rounds, ROUNDS_AT_A_TIME):
+        for found in rounds_of(min(options.dense_rounds - first, ROUNDS_AT_A_TIME), options.dense_batches):
             part.add(found)
         shown = (f"{job} {each['measured_s'] * 1e3:.1f} ms" for job, each in found.items() if isinstance(each, dict))
         part.say(", ".join(shown))

@@ -187,7 +187,7 @@ def _ranks(rounds: Records) -> str:
 def _dense_ranks(rounds: Records) -> str:
     headers = (
         "schedule", "rows_delay", "batch ms", "simulated ms", "measured / simulated", "times 1f1b", "simulated",
-        "by 1f1b's actions: simulated ms", "times 1f1b", "cores of others",
+        "forecast ms", "times 1f1b, forecast", "cores of others",
     )  # fmt: skip
     rows, steps, speeds = [], [], []
     jobs = jobs_of(rounds)
@@ -196,9 +196,9 @@ def _dense_ranks(rounds: Records) -> str:
         own, bases = [found[job] for found in rounds], [found[jobs[0]] for found in rounds]
         pairs = list(zip(bases, own, strict=True))
         ratio = median(each["measured_s"] / each["simulated_s"] for each in own)
-        speed, expected, by_base = (
+        speed, expected, foretold = (
             median(base[field] / each[field] for base, each in pairs)
-            for field in ("measured_s", "simulated_s", "by_base_s")
+            for field in ("measured_s", "simulated_s", "forecast_s")
         )
         if job != jobs[0]:
             steps.append(ratio)
@@ -212,8 +212,8 @@ def _dense_ranks(rounds: Records) -> str:
                 f"{ratio:.3f}",
                 f"{speed:.3f}",
                 f"{expected:.3f}",
-                f"{median(each['by_base_s'] for each in own) * 1e3:.1f}",
-                f"{by_base:.3f}",
+                f"{median(each['forecast_s'] for each in own) * 1e3:.1f}",
+                f"{foretold:.3f}",
                 f"{median(each['others'] for each in own):.2f}",
             )
         )

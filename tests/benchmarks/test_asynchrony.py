@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,9 +13,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bagpipe.schedule.analysis.costs import measured_costs
+from bagpipe.schedule.ir.actions import parse
 from bagpipe.testing.local_links import LocalLinks, Mail
-from benchmarks.asynchrony.dense_ranks import DENSE_JOBS, DenseJob, simulated_s
+from benchmarks.asynchrony.dense_ranks import DENSE_JOBS, DenseJob, forecast_s, simulated_s
 from benchmarks.asynchrony.main import BENCHMARK
 from benchmarks.asynchrony.quality import LATE_SCHEDULES, Run, flags_of, late_runs_of, runs_of
 from benchmarks.asynchrony.ratings import NUM_FILMS, NUM_GENRES, NUM_USERS, write_ratings
@@ -107,27 +109,34 @@ def test_dense_part_alone_times_every_action(schedule: str, rows_delay: int) -> 
     before = [[p.detach().clone() for _, p in jobs[r].pipeline.staged.parameters_of(r)] for r in range(2)]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda job: job.run(8), jobs))
-    costs: dict[str, float] = {}
+    times: dict[str, float] = {}
     for rank, (batch_s, spent) in enumerate(found):
         assert batch_s > 0
-        counts = {op: len(times) for op, times in spent.items()}
-        assert (counts[f"{rank}F"], counts[f"{rank}B"], counts[f"{rank}OPT"]) == (64, 64, 8)
-        costs |= measured_costs(spent)
+        counts = Counter((action.stage, action.op) for action in map(parse, spent))
+        assert (counts[rank, "F"], counts[rank, "B"], counts[rank, "OPT"]) == (64, 64, 8)
+        times |= spent
         after = [p for _, p in jobs[rank].pipeline.staged.parameters_of(rank)]
         assert not any(torch.equal(old, new) for old, new in zip(before[rank], after, strict=True))
-    assert simulated_s(jobs[0].step, costs, 0.0) >= 8 * max(costs[f"{r}F"] + costs[f"{r}B"] for r in range(2))
+    lanes = jobs[0].step.program.lanes.values()
+    assert {action.op for lane in lanes for action in lane} == {action.op for action in map(parse, times)}
+    assert simulated_s(jobs[0].step, times, 8, 0.0) > 0
 
 
 def test_dense_part_alone_is_simulated_as_its_schedule() -> None:
     """Nothing but forwards and backwards costs: 1f1b has a bubble of one micro-batch, the others have none."""
     links = LocalLinks(Mail(timeout_s=60), 0, 0)
-    free = {f"{stage}{op}": 0.0 for stage in range(4) for op in ("OPT", "X_EMBED", "X_EMBED_GRAD")}
-    free |= dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B", "SENDX_F", "RECVX_F", "SENDX_B", "RECVX_B"), 0.0)
-    costs = {**free, "F": 1.0, "B": 2.0}
-    times = [
-        simulated_s(DenseJob(name, late, rank=0, links=links, flags=TINY).step, costs, 0.0) for name, late in DENSE_JOBS
-    ]
-    assert times == pytest.approx([27, 24, 24, 24])
+    batches = 12
+    for (schedule, rows_delay), expected in zip(DENSE_JOBS, (27, 24, 24, 24), strict=True):
+        step = DenseJob(schedule, rows_delay, rank=0, links=links, flags=TINY).step
+        costs = {"F": 1.0, "B": 2.0}
+        times: dict[str, float] = {}
+        for action in (action for lane in step.program.lanes.values() for action in lane):
+            units = step.program.units_per_batch((action.stage, action.op), action.peer)
+            for b in range(batches):
+                of_batch = dataclasses.replace(action, index=(action.index or 0) + b * units)
+                times[of_batch.text] = costs.get(action.op, 0.0)
+        assert simulated_s(step, times, batches, 0.0) == pytest.approx(expected)
+        assert forecast_s(step, times, 0.0) == pytest.approx(expected)
 
 
 def test_records_by_key_and_jobs() -> None:
