@@ -49,11 +49,13 @@ def _draw(path: Path, drawn: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
 
 
 def _auc(axis: Axes, part: str, records: Records) -> None:
-    """Mean over the seeds, a curve per schedule of four stages and its fewest micro-batches."""
-    for key, runs in by_key(records).items():
+    """Mean over the seeds that all have, a curve per schedule of four stages and its fewest micro-batches."""
+    found = by_key(records)
+    seeds = set.intersection(*(set(runs) for runs in found.values()))
+    for key, runs in found.items():
         if key[0] == SYNCHRONOUS or key[1:] in ((4, 1, 0), (4, 3, 0)):
             steps = [score["step"] * BATCH_SIZE for score in next(iter(runs.values()))]
-            aucs = [fmean(run[n]["auc"] for run in runs.values()) for n in range(len(steps))]
+            aucs = [fmean(runs[seed][n]["auc"] for seed in seeds) for n in range(len(steps))]
             style = {"color": "black", "linewidth": 2.5} if key[0] == SYNCHRONOUS else {"marker": "o"}
             axis.plot(steps, aucs, label=key[0], **style)
     _label(
