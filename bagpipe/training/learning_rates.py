@@ -19,7 +19,7 @@ from bagpipe.kernels.interface import map_steps
 from bagpipe.rates import Schedule
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.dense import DensePart
+from bagpipe.training.dense import DensePart, ModelChunk
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 
 __all__ = ["LearningRates", "epoch_of"]
@@ -50,6 +50,7 @@ class LearningRates(LoopPart):
             for name, chunk in dense.chunks.items()
             if chunk.optimizer is not None
         }
+        self._next_step: dict[str, int] = {}  # of each chunk, by its own lane
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
@@ -58,21 +59,35 @@ class LearningRates(LoopPart):
         # evaluation that changes a factor.
         if self._dense.is_staged:
             yield Hook(at=Point.GRADIENTS, when="after", call=self._scale_rows)
+            yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)
         else:
             yield Hook(at=Point.LOOKUP, when="before", call=self._scale_rows)
         yield Hook(at=Point.STEP, when="before", call=self._set_dense)
 
     def start(self, run: LoopRun) -> None:
         self._run = run
+        self._next_step = dict.fromkeys(self._dense.chunks, run.first_batch)
 
     def _scale_rows(self, key: OpKey, b: int) -> None:
         batch, factor = self._run.in_flight[b], self._factor(self._rows, b)
         self.row_factor = factor
         batch.row_steps = map_steps(batch.row_steps, lambda step: dataclasses.replace(step, lr=step.lr * factor))
 
+    def _before_forward(self, key: OpKey, index: int) -> None:
+        """A forward can predict weights, with the rate of the next step: of an earlier batch, if steps are behind."""
+        first = self._dense.starts(key, index)
+        if first is not None:
+            self._set_rates(self._dense.chunks[first[0]], self._next_step[first[0]])
+
     def _set_dense(self, key: OpKey, b: int) -> None:
         chunk = self._dense.chunk_of(key)
-        if chunk is None or chunk.optimizer is None:
+        if chunk is not None:
+            self._next_step[chunk.name] = b + 1
+            self._set_rates(chunk, b)
+
+    def _set_rates(self, chunk: ModelChunk, b: int) -> None:
+        """Give a chunk's optimizer the rates of a batch's step."""
+        if chunk.optimizer is None:
             return
         factor = self._factor(self._schedule, b)
         for group, rate in zip(chunk.optimizer.param_groups, self._rates[chunk.name], strict=True):

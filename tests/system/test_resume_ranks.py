@@ -121,6 +121,12 @@ def test_a_staged_job_resumes(
     stages = ["--pipeline.schedule", schedule, *STAGES[2:]]
     if rows_delay:
         stages += ["--pipeline.rows_delay", "1", "--optim.dense", "adam", "--cache.rows", "900"]
+        stages += [
+            "--optim.schedule",
+            "polynomial",
+            "--optim.schedule_length",
+            "9",
+        ]  # forwards predict by the rate of a step
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL
