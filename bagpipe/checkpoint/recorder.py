@@ -243,7 +243,7 @@ class Recorder:
     def _copy_rows(self, pending: PendingCheckpoint) -> None:
         from bagpipe.checkpoint.dense_state import capture_parts
 
-        if pending.earlier_rows is None and self._run.keeps_rows:
+        if "dense rows" in pending.missing:
             pending.earlier_rows = capture_parts(self._cache.streams, self._run.row_tensors())
             self._complete(pending, "dense rows")
 
@@ -352,10 +352,13 @@ class Recorder:
             self.before_write(self._cache.snapshot.epoch)
             pending = self._begin(step)
             if self._has_files:
+                # What lanes have copied can be in the file already: a second copy would replace it.
+                missing = frozenset(pending.missing)
                 for chunk in self._dense.chunks:
-                    self._copy_chunk(pending, chunk)
+                    if f"dense {chunk}" in missing:
+                        self._copy_chunk(pending, chunk)
                 for counter in self._dense.loss_counters:
-                    if counter not in pending.loss_sums:
+                    if f"dense loss {counter}" in missing:
                         self._copy_loss(pending, counter)
                 self._copy_rows(pending)
             self._begin_snapshot(step)

@@ -19,12 +19,13 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.batches import bounds
 from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
+from bagpipe.store.server.embedded import EmbeddedServer
 from data.formats import open_source
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
 from tests.system.programs import run_forked
 from tests.system.reference import PlainTables
-from tests.system.resumed import JOB, digests
+from tests.system.resumed import JOB, Resumed, digests
 from tests.system.staging import assert_equal_numbers, run_staged, staged
 from tests.system.test_exactness import MakeConfig
 from trainer.assembly import build_training_model
@@ -217,3 +218,22 @@ def test_between_two_batches_the_model_is_that_of_a_job_that_ended_there(tmp_pat
     # Forwards of batch 8 had begun, so it was trained.
     assert (results["patient"]["early_stopped"], results["patient"]["steps"]) == (True, 9)
     assert digests(tmp_path / "patient.json") == digests(tmp_path / "longer.json")
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_checkpoints_at_rest_take_the_place_of_those_that_lanes_have_begun(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """After an evaluation, and at the end, where one is due: lanes copy the dense part before, and it may be written."""
+    flags = ["--pipeline.schedule", "spectrain", "--pipeline.stages", "4", "--pipeline.microbatches", "3"]
+    flags += ["--pipeline.rows_delay", "1", "--cache.rows", "900", "--optim.dense", "adam"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *flags])
+    ended = job.run("--run.steps", "10", "--eval.every", "5", "--eval.keep_best", "true")
+    assert ended.code == 0, ended.err
+    resumed = job.run("--run.steps", "15")
+    assert resumed.code == 0, resumed.err
+    assert job.resumed_from() == 10
+    expected = tmp_path / "expected.json"
+    assert run_forked([*JOB, *flags, "--run.steps", "15", "--result", str(expected)], tmp_path).code == 0
+    assert digests(job.result) == digests(expected)
