@@ -147,7 +147,7 @@ class DenseState:
         for name, (piece, part) in (own or {}).items():
             parameters[name] = part
             if name in states:
-                states[name] = {state: cut(value, piece, part) for state, value in states[name].items()}
+                states[name] = {state: cut(state, value, piece, part) for state, value in states[name].items()}
         for optimizer in optimizers:
             compare_states(states, parameters, optimizer)
         with torch.no_grad():

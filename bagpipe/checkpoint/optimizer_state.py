@@ -16,15 +16,19 @@ from bagpipe.errors import InputError
 
 __all__ = ["compare_states", "cut", "restore_optimizer", "type_name"]
 
+#: State of torch's optimizers that is one number for all elements.
+_STEPS = "step"
+
 
 def type_name(tensor: Tensor) -> str:
     """Dtype and shape, as in ``float32 [3, 4]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def cut(value: Any, piece: Piece, part: Tensor) -> Any:
+def cut(state: str, value: Any, piece: Piece, part: Tensor) -> Any:
     """What belongs to a run of elements, of optimizer state that has the parameter's shape; else all of it."""
-    if not isinstance(value, Tensor) or tuple(value.shape) != piece.shape:
+    # A count of steps has the shape of a parameter that is a scalar.
+    if state == _STEPS or not isinstance(value, Tensor) or tuple(value.shape) != piece.shape:
         return value
     return value.reshape(-1)[piece.first : piece.first + part.numel()]
 
@@ -67,7 +71,7 @@ def restore_optimizer(
         for state, value in states[name].items():
             if isinstance(value, Tensor):
                 # torch keeps step counts on the host, unless a fused or captured kernel reads them.
-                on_host = state == "step" and not (group.get("fused") or group.get("capturable"))
+                on_host = state == _STEPS and not (group.get("fused") or group.get("capturable"))
                 kept[state] = value.clone() if on_host else value.to(parameter.device, copy=True)
             else:
                 kept[state] = value
