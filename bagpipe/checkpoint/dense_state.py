@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ __all__ = [
     "check_model",
     "combine",
     "load",
+    "load_of_rank",
     "random_state",
     "restore_random_state",
     "save_tensors",
@@ -319,6 +320,26 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
     return state
+
+
+def load_of_rank(folder: Path, entries: Sequence[FileEntry], rank: int, *, is_staged: bool) -> DenseState:
+    """What a rank needs of a checkpoint's dense part: its own file first, and the others where they have the rest.
+
+    Args:
+        folder: of the checkpoint.
+        entries: the files of all ranks, at least one.
+        rank: whose file comes first; rank 0's if it has none.
+        is_staged: the files are of stages.
+
+    Raises:
+        BrokenCheckpoint: a file cannot be read, or some of a tensor's pieces are missing.
+    """
+    others = list(entries)
+    own = load(folder, others.pop(rank if rank < len(others) else 0))
+    # Replicas have the whole model each. A rank that divided it has pieces, or, of a small model, nothing.
+    if not is_staged and not own.pieces and own.below(MODEL):
+        return own
+    return combine([own, *(load(folder, entry) for entry in others)])
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

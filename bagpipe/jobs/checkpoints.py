@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.best import Best, read_best, write_best
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import capture, check_model, combine, load, restore_random_state
+from bagpipe.checkpoint.dense_state import capture, check_model, load_of_rank, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.publisher import Publisher
@@ -228,13 +228,9 @@ class Checkpoints:
             return
         rank = self._ranks.rank
         has_own = rank < len(self.resume_point.parts)
-        parts = list(self.resume_point.parts)
-        # Without stages each part is the whole model, and buffers can differ between ranks; or it has pieces of it.
-        own = parts.pop(rank if has_own else 0)
+        entries = [part.dense for part in self.resume_point.parts]
         try:
-            state = load(checkpoint.folder, own.dense)
-            if dense.is_staged or state.pieces:
-                state = combine([state, *(load(checkpoint.folder, part.dense) for part in parts)])
+            state = load_of_rank(checkpoint.folder, entries, rank, is_staged=dense.is_staged)
         except BrokenCheckpoint as error:
             raise InputError(str(error)) from None
         dense.restore(state)

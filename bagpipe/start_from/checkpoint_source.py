@@ -12,7 +12,7 @@ import torch
 
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import DenseState, combine, load
+from bagpipe.checkpoint.dense_state import DenseState, load_of_rank
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import split_record
@@ -67,10 +67,9 @@ class CheckpointSource:
         return self.dense(0, names)
 
     def dense(self, rank: int, names: frozenset[str]) -> DenseState:
-        """See `Source`. Stages of other ranks are added."""
-        parts = list(self._checkpoint.manifest.parts)
-        parts = [parts.pop(rank if rank < len(parts) else 0), *(parts if _is_staged(self.settings) else ())]
-        return combine(load(self._checkpoint.folder, part.dense) for part in parts)
+        """See `Source`. Stages and shares of other ranks are added."""
+        entries = [part.dense for part in self._checkpoint.manifest.parts]
+        return load_of_rank(self._checkpoint.folder, entries, rank, is_staged=_is_staged(self.settings))
 
 
 class _CheckpointTable:

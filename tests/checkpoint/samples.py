@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,12 @@ def save(
     before: Checkpoint | None = None,
     base: tuple[RowFile, ...] | None = None,
     sources: tuple[Path, ...] = (),
+    shares: Sequence[DenseState] = (),
 ) -> Checkpoint:
-    """Save and publish; `changes` by rank."""
+    """Save and publish; `changes` by rank, and `shares` of the dense part if the ranks have divided it."""
     model, optimizer = model_and_optimizer()
     dense = captured(model, optimizer, rng=random_state(torch.device("cpu")))
+    states = shares or [dense] * len(changes)
     where = folder.step_folder(generation, step)
     for rank, rows in enumerate(changes):
         writer = RowWriter(folder.generation_folder(generation), SCHEMA, rank=rank, epoch=step)
@@ -100,7 +102,7 @@ def save(
             writer.discard()
         part = Part(
             rank=rank,
-            dense=dense.save(where, rank),
+            dense=states[rank].save(where, rank),
             rows=sealed,
             dirty=save_dirty(where, rank=rank, tables=names[:2, 0].astype(np.uint32), ids=names[:2, 1]),
             num_groups=(1, 2, 3, 4),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagpipe.checkpoint.dense_state import MODEL, DenseState, OwnState, combine, load
+from bagpipe.checkpoint.dense_state import MODEL, DenseState, OwnState, combine, load, load_of_rank, random_state
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.dense.parallel.shard_layout import Piece
 from tests.checkpoint.samples import captured
@@ -48,3 +48,20 @@ def test_a_missing_piece_is_an_error() -> None:
     with pytest.raises(BrokenCheckpoint, match=r"the checkpoint lacks elements of 'model.0.weight'"):
         combine([first, last])
     assert NAME not in combine([last]).tensors, "alone it stays a piece"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_every_rank_reads_the_whole_of_what_ranks_have_divided(tmp_path: Path, rank: int) -> None:
+    """Rank 2 of the job that wrote it had no element; a fourth rank is new."""
+    model = nn.Sequential(nn.Linear(5, 3))
+    states = [*parts_of(model, [0, 7, 15]), captured(model, only=set(), rng=random_state(torch.device("cpu")))]
+    entries = [state.save(tmp_path, number) for number, state in enumerate(states)]
+    found = load_of_rank(tmp_path, entries, rank, is_staged=False)
+    assert found.digest() == captured(model).digest()
+
+
+def test_a_replica_reads_its_own_file_alone(tmp_path: Path) -> None:
+    models = [nn.Linear(5, 3), nn.Linear(5, 3)]
+    entries = [captured(model).save(tmp_path, number) for number, model in enumerate(models)]
+    (tmp_path / entries[0].name).unlink()
+    assert load_of_rank(tmp_path, entries, 1, is_staged=False).digest() == captured(models[1]).digest()

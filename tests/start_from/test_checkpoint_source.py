@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bagpipe.checkpoint.dense_state import MODEL, OwnState
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.start_from.checkpoint_source import CheckpointSource
 from bagpipe.start_from.open_source import open_source
 from bagpipe.start_from.source import Counts, Extent
-from tests.checkpoint.samples import SCHEMA, model_and_optimizer, three_checkpoints
+from tests.checkpoint.samples import SCHEMA, captured, model_and_optimizer, save, three_checkpoints
 
 
 @pytest.mark.parametrize(("chosen", "number"), [("", 2), ("@20", 1), ("@10", 0)])
@@ -39,3 +42,23 @@ def test_its_rows_dense_part_and_counts(tmp_path: Path, chosen: str, number: int
         state = source.dense(rank, frozenset())
         assert all(torch.equal(state.tensors[f"model.{name}"], value) for name, value in model.state_dict().items())
         assert state.rng()
+
+
+def test_a_dense_part_that_ranks_have_divided_is_taken_whole(tmp_path: Path) -> None:
+    model, _ = model_and_optimizer()
+    names = [name for name, _ in model.named_parameters()]
+    pieces = {
+        f"model.{name}": (Piece(first=0, shape=tuple(value.shape)), value.detach().reshape(-1))
+        for name, value in model.named_parameters()
+    }
+    whole = frozenset(name for name, _ in model.named_buffers())
+    shares = [
+        captured(model, only=whole, own=OwnState(pieces={f"model.{names[0]}": pieces.pop(f"model.{names[0]}")})),
+        captured(model, only=set(), own=OwnState(pieces=pieces)),
+    ]
+    folder = CheckpointFolder(tmp_path / "a")
+    save(folder, folder.new_generation(), 10, [{}, {}], shares=shares)
+    source = open_source(str(tmp_path / "a"))
+    for rank in (0, 1, 5):
+        found = source.dense(rank, frozenset()).below(MODEL)
+        assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
