@@ -5,6 +5,7 @@
     the first batch of a resumed job reads them
 
 Needed where a lookup leaves the update of the batch before out (`pipeline.rows_delay`): the rows in the store have it.
+On a device the lane that copies what both have kept waits there for the other one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.cache.row_cache import RowCache
+from bagpipe.pipeline.stream import Event, keep_for_current_stream
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.part import Hook, LoopPart, LoopRun
@@ -36,6 +38,7 @@ class KeptRows(LoopPart):
     def __init__(self, cache: RowCache, rank: int) -> None:
         self._cache = cache
         self._rank = rank
+        self._read: dict[str, Event | None] = {}  # by share, after the reads of its lane
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
@@ -46,7 +49,13 @@ class KeptRows(LoopPart):
         self._cache.earlier.begin(run.first_batch)
 
     def row_tensors(self) -> Mapping[str, Tensor]:
-        return {f"{self._rank}.{name}": tensor for name, tensor in self._cache.earlier.tensors().items()}
+        here = self._cache.streams.here()
+        for event in filter(None, self._read.values()):
+            here.wait(event)
+        found = {f"{self._rank}.{name}": tensor for name, tensor in self._cache.earlier.tensors().items()}
+        for tensor in found.values():
+            keep_for_current_stream(tensor)
+        return found
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._cache.earlier.load(tensors)
@@ -65,3 +74,4 @@ class KeptRows(LoopPart):
             weights = torch.empty(len(updated.rows), group.tables.dim, dtype=dtype, device=cache.device)
             cache.read(group.tables, updated.slot_index, weights)
             cache.earlier.keep(share, group.tables.index, updated.rows, weights)
+        self._read[share] = cache.streams.here().record()
