@@ -225,7 +225,7 @@ def test_between_two_batches_the_model_is_that_of_a_job_that_ended_there(tmp_pat
 def test_checkpoints_at_rest_take_the_place_of_those_that_lanes_have_begun(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """After an evaluation, and at the end, where one is due: lanes copy the dense part before, and it may be written."""
+    """After an evaluation and at the end, where one is due: lanes have copied the dense part, maybe it is written."""
     flags = ["--pipeline.schedule", "spectrain", "--pipeline.stages", "4", "--pipeline.microbatches", "3"]
     flags += ["--pipeline.rows_delay", "1", "--cache.rows", "900", "--optim.dense", "adam"]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *flags])
