@@ -26,7 +26,15 @@ from bagpipe.dense.chunks.arena import Arena, Part
 from bagpipe.dense.chunks.layout import pack
 from bagpipe.dense.chunks.moments import Moment
 from bagpipe.dense.chunks.state import state_names
-from bagpipe.dense.chunks.units import Unit, check_slots, gradient_moment, module_moment, step_moment, units_of
+from bagpipe.dense.chunks.units import (
+    Unit,
+    check_slots,
+    gradient_moment,
+    module_moment,
+    step_moment,
+    tensors_in,
+    units_of,
+)
 from bagpipe.dense.chunks.walker import Walker
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
@@ -109,6 +117,7 @@ class ChunkedModel:
         self._unit = {parameter: unit for unit in self._units for parameter in unit.parameters}
         self._opened: list[Unit] = []
         self._called: set[Unit] = set()  # in this batch
+        self._is_batch = self._is_computing = False
         self._moments: dict[tuple[str, ...], Moment] = {}
         self._of_chunk: list[list[nn.Parameter]] = [[] for _ in range(layout.num_of_kind)]
         for parameter, place in self._place.items():
@@ -117,7 +126,7 @@ class ChunkedModel:
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
         for unit in self._units:
             unit.module.register_forward_pre_hook(self._opening(unit))
-            unit.module.register_forward_hook(self._closing, always_call=True)
+            unit.module.register_forward_hook(self._closing(unit), always_call=True)
         self.start()
 
     def start(self) -> None:
@@ -125,6 +134,7 @@ class ChunkedModel:
         self.walker.rest()
         self.drop_gradients()
         self._opened.clear()
+        self._is_batch = False
         for chunk in range(self._layout.num_chunks):
             self.arena.release(chunk)
         for parameter, place in self._place.items():
@@ -143,13 +153,18 @@ class ChunkedModel:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Inside is the forward of a batch that has a backward."""
-        with saved_tensors_hooks(self._pack, self._unpack):
-            yield
+        self._is_computing = True
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            self._is_computing = False
 
     def begin(self) -> None:
         """A batch begins."""
         self.drop_gradients()
         self._called.clear()
+        self._is_batch = True
         self.walker.begin()
 
     def step(self, update: Callable[[Sequence[nn.Parameter]], None]) -> None:
@@ -174,6 +189,7 @@ class ChunkedModel:
 
     def finish(self) -> None:
         """A batch is over."""
+        self._is_batch = False
         self.drop_gradients()
         self.walker.end()
 
@@ -210,13 +226,35 @@ class ChunkedModel:
     def _opening(self, unit: Unit) -> Callable[..., None]:
         def opening(module: nn.Module, inputs: Any) -> None:
             self._opened.append(unit)
+            if self._is_batch and not self._is_computing and torch.is_grad_enabled():
+                raise InputError(
+                    f"dense.budget_bytes is not possible for this model: the forward of {_title(unit)} runs again in "
+                    "the backward (activation checkpointing), expected once"
+                )
             self._called.add(unit)
             self.walker.enter(self._moment("forward"))
 
         return opening
 
-    def _closing(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        self._opened.pop()
+    def _closing(self, unit: Unit) -> Callable[..., None]:
+        def closing(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            self._opened.pop()
+            for tensor in tensors_in(outputs):
+                if not self._stays(tensor):
+                    raise InputError(
+                        f"dense.budget_bytes is not possible for this model: {_title(unit)} returns a part of its "
+                        "parameters, which does not stay on the device: expected a copy"
+                    )
+
+        return closing
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """A tensor lies outside of chunks, or in one that the modules around need too."""
+        try:
+            found = self.arena.find(tensor)
+        except LookupError:
+            return False
+        return found is None or any(found[0] in unit.chunks for unit in self._opened)
 
     def _moment(self, kind: str) -> Moment:
         key = (kind, *(unit.name for unit in self._opened))
@@ -306,3 +344,7 @@ class ChunkedModel:
         finally:
             for group, everything in zip(groups, before, strict=True):
                 group["params"] = everything
+
+
+def _title(unit: Unit) -> str:
+    return f"module {unit.name}" if unit.name else "the model"

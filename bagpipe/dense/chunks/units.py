@@ -7,16 +7,16 @@ MultiheadAttention                    reads parameters of the modules in it: one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from bagpipe.dense.chunks.layout import ChunkLayout
 from bagpipe.dense.chunks.moments import Moment, Use
 from bagpipe.errors import InputError
 
-__all__ = ["Unit", "check_slots", "gradient_moment", "module_moment", "step_moment", "units_of"]
+__all__ = ["Unit", "check_slots", "gradient_moment", "module_moment", "step_moment", "tensors_in", "units_of"]
 
 _WITHOUT_FORWARD = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 _WHOLE = (nn.MultiheadAttention,)
@@ -78,6 +78,15 @@ def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
     while name and isinstance(modules[name], _WITHOUT_FORWARD):
         name = name.rpartition(".")[0]
     return name
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Tensors in a module's output: alone, in mappings, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(item)
 
 
 def module_moment(kind: str, units: Iterable[Unit]) -> Moment:
