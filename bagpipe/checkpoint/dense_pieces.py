@@ -9,6 +9,7 @@ So a checkpoint can be read on any level, by any number of ranks, and by a job t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,15 +70,19 @@ class Shares:
         pieces: dict[str, tuple[Piece, Tensor]] = {}
         for name, first_name in self._names.items():
             piece, segment = self._own[first_name]
-            if segment.numel():
+            if self._writes(piece, segment):
                 pieces[MODEL + name] = (piece, segment)
         for full_name, piece, segment, value in self._states():
             if isinstance(value, Tensor) and value.shape == segment.shape:
-                if segment.numel():
+                if self._writes(piece, segment):
                     pieces[full_name] = (piece, value)
             elif self._is_first:
                 (tensors if isinstance(value, Tensor) else values)[full_name] = value
         return OwnState(tensors=tensors, values=values, pieces=pieces)
+
+    def _writes(self, piece: Piece, segment: Tensor) -> bool:
+        """This rank has elements of a tensor; the first one writes tensors without any."""
+        return segment.numel() > 0 or (self._is_first and math.prod(piece.shape) == 0)
 
     def _states(self) -> Iterator[tuple[str, Piece, nn.Parameter, Any]]:
         for name, (piece, segment) in self._own.items():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Adam
 
+from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import MODEL, DenseState, OwnState, combine, load, load_of_rank, random_state
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.dense.parallel.shard_layout import Piece
+from bagpipe.dense.parallel.shard_units import find_units
+from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.pipeline.stream import NullStreams
+from bagpipe.testing.local_peers import LocalPeers, local_peers
 from tests.checkpoint.samples import captured
 
 NAME = f"{MODEL}0.weight"
@@ -65,3 +72,51 @@ def test_a_replica_reads_its_own_file_alone(tmp_path: Path) -> None:
     entries = [captured(model).save(tmp_path, number) for number, model in enumerate(models)]
     (tmp_path / entries[0].name).unlink()
     assert load_of_rank(tmp_path, entries, 1, is_staged=False).digest() == captured(models[1]).digest()
+
+
+class Odd(nn.Module):
+    """A scalar, a parameter without elements, one of one element, and more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.nothing = nn.Parameter(torch.empty(3, 0))
+        self.shift = nn.Parameter(torch.tensor([0.5]))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 15).view(5, 3))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values @ self.weight).sum() * self.scale + self.nothing.sum() + self.shift.sum()
+
+
+def trained_share(peers: LocalPeers) -> DenseState:
+    model = Odd()
+    with ShardedModel(model, find_units(model), "gradients", sums=peers.dense, gathers=peers.plans) as shards:
+        optimizer = Adam([shards.segments[name] for name, _ in model.named_parameters()])
+        for _ in range(2):
+            with shards.forward():
+                loss = model(torch.ones(2, 5))
+            with shards.backward():
+                loss.backward()  # type: ignore[no-untyped-call]
+            assert all(torch.isfinite(largest) for _, largest in shards.largest_gradients())
+            shards.reduce()
+            optimizer.step()
+            shards.gather()
+            shards.clear()
+        return Shares(model, optimizer, shards, is_first=peers.rank == 0).capture(NullStreams()).get()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_parameters_of_every_size_are_written_and_read_back(num_ranks: int) -> None:
+    with ThreadPoolExecutor(num_ranks) as threads:
+        found = combine([*threads.map(trained_share, local_peers(num_ranks))])
+    assert not found.pieces
+    model = Odd()
+    optimizer = Adam(model.parameters())
+    for _ in range(2):
+        (model(torch.ones(2, 5)) * num_ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert found.digest() == captured(model, optimizer).digest()
+    other = Odd()
+    found.restore(other, Adam(other.parameters()))
+    assert captured(other).digest() == captured(model).digest()

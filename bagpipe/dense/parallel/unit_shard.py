@@ -135,7 +135,8 @@ class UnitShard:
             if part.length:
                 send[row, part.offset : part.offset + part.length].copy_(flat[part.first : part.end])
         send[:, self.layout.share + position] = 1
-        self._largest[name] = torch.linalg.vector_norm(flat, torch.inf)
+        if flat.numel():
+            self._largest[name] = torch.linalg.vector_norm(flat, torch.inf)
         if not self._keeps_gradients:
             parameter.grad = None
 
