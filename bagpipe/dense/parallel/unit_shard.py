@@ -20,6 +20,7 @@ from bagpipe.dense.parallel.buckets import check_gradient
 from bagpipe.dense.parallel.shard_layout import FlatLayout, Segment, ShardLevel, flat_layout
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.distributed.interface import RankGroup
+from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["UnitShard"]
 
@@ -151,6 +152,7 @@ class UnitShard:
             PeerError: a peer is gone or silent.
         """
         send, num_ranks = self._buffer(), self.layout.num_ranks
+        keep_for_current_stream(send)  # it is forgotten here, before the stream has sent it
         self._send = None
         send[:, -1] = float(is_marked)
         received = torch.empty_like(send)
