@@ -27,7 +27,6 @@ from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import WholeDense
 from bagpipe.training.part import Hook, LoopPart, LoopRun
-from bagpipe.types.model_inputs import device_of
 
 __all__ = ["AccumulatedDense", "MicroLookups"]
 
@@ -45,7 +44,6 @@ class AccumulatedDense(WholeDense):
     def __init__(self, *, microbatches: int, **settings: Any) -> None:
         super().__init__(**settings)
         self._microbatches = microbatches
-        self._device = device_of(self.model)
         self._random: Mapping[str, Tensor] | None = None
 
     def declare(self, loop: LoopBuilder) -> None:

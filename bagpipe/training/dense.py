@@ -218,6 +218,7 @@ class WholeDense(DensePart):
         else:
             self._held = ShardedParameters(model, optimizer, shards)
         self._scale_holder = scale_holder
+        self._device = device_of(model)  # now: parameters in chunks lie on the host between runs
         self._buffers: dict[str, Tensor] = {}
         self._loss_sum: Tensor
 
@@ -237,9 +238,8 @@ class WholeDense(DensePart):
         # A run that goes on after another one carries what the holder had then; it may have been set since.
         if self._scale_holder is not None and run.carried and self.loss_scale.carried() != before:
             self._scale_holder.write(self.loss_scale)
-        device = device_of(self.model)
         self._held.begin()
-        self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=device)
+        self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=self._device)
         self._buffers = {}
 
     def forward(self, b: int) -> None:

@@ -64,7 +64,10 @@ class Scoring(LoopPart):
             return
         with torch.no_grad():
             heads = as_heads(self._model(inputs.dense, inputs.sparse))
-            self._loss_sum += self._loss.total(heads, inputs.labels)
+            total = self._loss.total(heads, inputs.labels)
+            if self._loss_sum.device != total.device:  # the parameters were in chunks on the host when this began
+                self._loss_sum = self._loss_sum.to(total.device)
+            self._loss_sum += total
             scores = heads[0] if self._loss.num_labels == 1 else torch.stack(heads, dim=1)
             self._arriving.append((to_host(self._streams, scores), to_host(self._streams, inputs.labels)))
         while self._arriving and all(arrival.is_ready() for arrival in self._arriving[0]):

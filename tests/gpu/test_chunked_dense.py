@@ -7,7 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.chunks.chunked_model import Budget, ChunkedModel
+from bagpipe.dense.executor import EagerExecutor
 from bagpipe.pipeline.devices import open_streams
+from bagpipe.training.chunked_dense import ChunkedDense
+from bagpipe.training.part import LoopRun
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +48,18 @@ def test_chunks_keep_the_bits_on_the_device(device: str, slots: int) -> None:
     chunk_bytes = 4 * WIDTH * WIDTH + 4096
     plain, found = train(device, None), train(device, Budget(num_bytes=slots * chunk_bytes, chunk_bytes=chunk_bytes))
     assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+
+
+def test_losses_are_summed_on_the_device(device: str) -> None:
+    """Between runs the parameters lie on the host."""
+    model = nn.Linear(2, 1).to(device)
+    dense = ChunkedDense(
+        budget=Budget(num_bytes=1024),
+        streams=open_streams(device),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        executor=EagerExecutor(model),
+    )
+    dense.start(LoopRun(batches=iter(()), parts=()))
+    assert dense.loss_sums()["model"].device.type == torch.device(device).type
+    dense.end()
