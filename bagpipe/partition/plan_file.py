@@ -48,7 +48,7 @@ class PlanFile:
     """A plan.
 
     Attributes:
-        schedule: name of a synchronous dense schedule.
+        schedule: name of a synchronous dense schedule with one stage per rank.
         batch_size: examples of a batch, for which it was made.
         stages: by number.
 
@@ -63,6 +63,9 @@ class PlanFile:
     def __post_init__(self) -> None:
         if self.schedule not in DENSE_SCHEDULES:
             raise InputError(f"schedule: expected one of {', '.join(DENSE_SCHEDULES)}, got {self.schedule!r}")
+        schedule = DENSE_SCHEDULES[self.schedule]
+        if schedule.chunks > 1 or schedule.num_pipes > 1:
+            raise InputError(f"schedule: expected one with one stage per rank, got {self.schedule!r}")
         if self.batch_size < 1:
             raise InputError(f"batch_size: expected at least 1, got {self.batch_size}")
         if not self.stages:

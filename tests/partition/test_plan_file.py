@@ -49,6 +49,8 @@ def test_a_plan_with_other_replicas_for_each_stage() -> None:
         ("batch_size = 64", "batch_size = true", "batch_size: expected a whole number, got True"),
         ("batch_size = 64", "batch_size = 0", "batch_size: expected at least 1, got 0"),
         ('"graph"', '"dag"', "schedule: expected one of 1f1b, "),
+        ('"graph"', '"interleaved"', "schedule: expected one with one stage per rank, got 'interleaved'"),
+        ('"graph"', '"chimera"', "schedule: expected one with one stage per rank, got 'chimera'"),
         (
             "ranks = [2]",
             "ranks = [3]",
