@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bagpipe.checkpoint import codec
+from bagpipe.checkpoint.manifest import FORMAT_VERSION
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import await_true
 from tests.system.programs import Program, await_gone, run_forked, run_program
@@ -298,7 +299,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedde
             nothing,
             r"name the folder of its checkpoints with check",
         ),
-        ([], newer, "has format version 6, "),
+        ([], newer, f"has format version {FORMAT_VERSION + 1}, "),
         ([], all_broken, "none of its 2 checkpoints is whole"),
     ],
 )
