@@ -8,8 +8,9 @@ config, data schema ──build_training_model──> BuiltModel: model, row sch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import Peers, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -161,6 +163,7 @@ def build_dense(
     rank: int = 0,
     links: StageLinks | None = None,
     reduce: Callable[[int], None] | None = None,
+    shares: Mapping[int, StageShare] = MappingProxyType({}),
     replicas: GradientSum | None = None,
     shards: ShardedModel | None = None,
 ) -> DensePart:
@@ -171,6 +174,7 @@ def build_dense(
         rank: rank in the job.
         links: with stages: links to the other processes of a pipeline replica.
         reduce: with stages: sums a stage's gradients over the ranks that hold it.
+        shares: with stages: this rank's shares of those that are divided among the ranks that hold them.
         replicas: without stages: sums the gradients over the ranks.
         shards: without stages: the model as it is divided among the ranks.
 
@@ -196,16 +200,23 @@ def build_dense(
         if not config.dense.is_chunked:
             return WholeDense(**settings)
         return ChunkedDense(**settings, budget=budget_of(config.dense), streams=open_streams(config.run.device))
+    undecayed_segments = {
+        segment
+        for share in shares.values()
+        for name, segment in share.segments.items()
+        if model.get_parameter(name) in undecayed
+    }
     pipeline = DensePipeline(
         staged=built.stages.staged,
         mesh=built.stages.mesh,
         rank=rank,
-        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim, undecayed),
+        make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim, undecayed | undecayed_segments),
         dtype=TORCH_DTYPE[config.run.dtype],
         device=torch.device(config.run.device),
         seed=config.run.seed,
         links=links,
         reduce=reduce,
+        shares=shares,
     )
     return StagedDense(
         pipeline=pipeline,

@@ -196,7 +196,7 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             dense = build_dense(built)
             _keep_orders(dense, stack)
             return RankDense(dense=dense, parts=(*build_parts(built, dense), *more))
-        held, links, reduce = open_stages(built.stages, peers)
+        stages = open_stages(built.stages, peers, built.config.dense)
         replicas, shards = None, None
         if built.stages is not None:
             share_model(model, peers.dense)
@@ -206,10 +206,18 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             )
         else:
             shards = stack.enter_context(open_shards(model, built.config.dense, peers))
-        dense = build_dense(built, rank=ranks.rank, links=links, reduce=reduce, replicas=replicas, shards=shards)
+        dense = build_dense(
+            built,
+            rank=ranks.rank,
+            links=stages.links,
+            reduce=stages.reduce,
+            shares=stages.shares,
+            replicas=replicas,
+            shards=shards,
+        )
         _keep_orders(dense, stack)
         parts = (*build_parts(built, dense), *more)
-        return RankDense(dense=dense, parts=parts, replicas=replicas or shards, held=held)
+        return RankDense(dense=dense, parts=parts, replicas=replicas or shards, held=stages.held)
 
     return make
 

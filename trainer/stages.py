@@ -6,17 +6,19 @@ pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
@@ -41,8 +43,9 @@ from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 from trainer.orders import model_hash, read_orders
+from trainer.shards import check_holders, open_stage_shards
 
-__all__ = ["StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
+__all__ = ["OpenStages", "StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
 #: Schedule of a job that has micro-batches but no schedule: one stage, forward and backward per micro-batch.
 _ONE_STAGE = "1f1b"
@@ -117,11 +120,13 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         stage_replicas=pipeline.stage_replicas,
         recompute=pipeline.recompute,
         rows_delay=pipeline.rows_delay,
+        shards=config.dense.shard != "none",
     )
     if config.run.compile:
         check_compiler(torch.device(config.run.device))
     staged = prepared(staged, precision, compiles=config.run.compile)
     mesh = Mesh(step=step, world_size=world_size)
+    check_holders(config.dense, mesh)
     shape = None
     if isinstance(schedule, DynamicSchedule):
         limits = schedule.limits(step.graph)
@@ -172,17 +177,40 @@ def has_losses(stages: StagedJob | None, rank: int) -> bool:
     return all(rank in stages.mesh.holders(number) and number not in shared for number in heads)
 
 
-def open_stages(
-    stages: StagedJob | None, peers: TorchPeers
-) -> tuple[tuple[HeldStage, ...], StageLinks | None, Callable[[int], None] | None]:
-    """Connect the ranks of a pipeline: held stages, links inside a replica, gradient sums over the holders."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStages:
+    """The ranks of a pipeline, connected.
+
+    Attributes:
+        held: the stages and the ranks that hold them.
+        links: to the other ranks of a replica; None: there are none.
+        reduce: sums a stage's gradients over its holders.
+        shares: this rank's shares of the stages that are divided among their holders.
+    """
+
+    held: tuple[HeldStage, ...] = ()
+    links: StageLinks | None = None
+    reduce: Callable[[int], None] | None = None
+    shares: Mapping[int, StageShare] = field(default_factory=dict)
+
+
+def open_stages(stages: StagedJob | None, peers: TorchPeers, dense: DenseConfig) -> OpenStages:
+    """Connect the ranks of a pipeline. Divides its stages if that is configured; all ranks call it alike.
+
+    Raises:
+        InputError: the model cannot be divided.
+        PeerError: the ranks cannot reach each other.
+    """
     if stages is None:
-        return (), None, None
+        return OpenStages()
     held = held_stages(stages.staged, stages.mesh)
     num_processes = stages.mesh.step.num_processes
     links = peers.open_links(num_processes) if num_processes > 1 else None
     groups = peers.open_stage_groups([stage.holders for stage in held])
-    return held, links, StageSums(held, groups, rank=peers.rank).reduce
+    if dense.shard == "none":
+        return OpenStages(held=held, links=links, reduce=StageSums(held, groups, rank=peers.rank).reduce)
+    shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank)
+    return OpenStages(held=held, links=links, shares=shares)
 
 
 def _is_divided(pipeline: PipelineConfig) -> bool:

@@ -1,4 +1,4 @@
-"""`Shares`: a rank's part of a divided model, as checkpoints hold it.
+"""`Shares`: a rank's part of a divided model or stage, as checkpoints hold it.
 
     segments, their optimizer state ──pieces──> dense-<rank>.safetensors     the owners write them
     buffers, what is not trained, step counts ──> rank 0 writes them          `combine` joins them to whole tensors
@@ -10,18 +10,30 @@ So a checkpoint can be read on any level, by any number of ranks, and by a job t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import MODEL, OPTIM, DenseCopy, DenseState, OwnState, capture
 from bagpipe.dense.parallel.shard_layout import Piece
-from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.pipeline.stream import Streams
 
-__all__ = ["Shares"]
+__all__ = ["Divided", "Shares"]
+
+
+class Divided(Protocol):
+    """Parameters that are divided among ranks."""
+
+    @property
+    def segments(self) -> Mapping[str, nn.Parameter]:
+        """This rank's part of each parameter, by name in the model."""
+        ...
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """What the segments are of the parameters, by name."""
+        ...
 
 
 class Shares:
@@ -30,24 +42,37 @@ class Shares:
     Args:
         model: the whole model.
         optimizer: of the segments, and of what is not divided.
-        shards: the divided model.
+        shards: the divided model or stage.
         is_first: this rank writes what is not divided.
+        only: names of the parameters and buffers of the stage; None: of the whole model.
+
+    Attributes:
+        own: what the optimizer has in place of parameters, by name.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: ShardedModel, *, is_first: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        shards: Divided,
+        *,
+        is_first: bool,
+        only: Collection[str] | None = None,
+    ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._is_first = is_first
         pieces = shards.pieces()
-        self._own: Mapping[str, tuple[Piece, nn.Parameter]] = {
+        self.own: Mapping[str, tuple[Piece, nn.Parameter]] = {
             name: (pieces[name], segment) for name, segment in shards.segments.items()
         }
         named = dict(model.named_parameters(remove_duplicate=False))
         first_names = {parameter: name for name, parameter in reversed([*model.named_parameters()])}
         #: Every name of a divided parameter -> the one under which the optimizer's state is saved.
-        self._names = {name: first_names[p] for name, p in named.items() if first_names[p] in self._own}
+        self._names = {name: first_names[p] for name, p in named.items() if first_names[p] in self.own}
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        self._undivided = frozenset({*named, *buffers} - self._names.keys())
+        known = {*named, *buffers}
+        self._undivided = frozenset((known if only is None else known.intersection(only)) - self._names.keys())
 
     def capture(
         self, streams: Streams, *, rng: Mapping[str, Tensor] | None = None, parts: Mapping[str, Tensor] | None = None
@@ -62,14 +87,14 @@ class Shares:
         Raises:
             InputError: they are of another model or optimizer.
         """
-        state.restore(self._model, self._optimizer, own=self._own)
+        state.restore(self._model, self._optimizer, own=self.own)
 
     def _own_state(self) -> OwnState:
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
         pieces: dict[str, tuple[Piece, Tensor]] = {}
         for name, first_name in self._names.items():
-            piece, segment = self._own[first_name]
+            piece, segment = self.own[first_name]
             if self._writes(piece, segment):
                 pieces[MODEL + name] = (piece, segment)
         for full_name, piece, segment, value in self._states():
@@ -85,6 +110,6 @@ class Shares:
         return segment.numel() > 0 or (self._is_first and math.prod(piece.shape) == 0)
 
     def _states(self) -> Iterator[tuple[str, Piece, nn.Parameter, Any]]:
-        for name, (piece, segment) in self._own.items():
+        for name, (piece, segment) in self.own.items():
             for state, value in self._optimizer.state.get(segment, {}).items():
                 yield f"{OPTIM}{name}.{state}", piece, segment, value

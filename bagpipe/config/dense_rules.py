@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bagpipe.config.sections import Config
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 
 __all__ = ["DENSE_PROBLEMS"]
 
@@ -45,8 +46,8 @@ def _shard_problem(config: Config) -> str | None:
     shard, optim, run = config.dense.shard, config.optim, config.run
     if shard == "none":
         return None
-    if config.pipeline.is_staged:
-        return f"{shard} is not possible with {config.pipeline.stages_text}: use none"
+    if config.pipeline.is_staged and (problem := _staged_shard_problem(config)):
+        return f"{shard} is not possible with {problem}"
     if optim.dense == "lamb":
         return f"{shard} is not possible with optim.dense lamb, whose steps follow norms of whole tensors: use adamw"
     if optim.clip_norm and optim.clip_scope != "rows":
@@ -65,6 +66,20 @@ def _shard_problem(config: Config) -> str | None:
             f"{shard} is not possible with checkpoint.start_from: start with none, stop, and resume with {shard}; "
             f"a resume can change it"
         )
+    return None
+
+
+def _staged_shard_problem(config: Config) -> str | None:
+    """What the division of stages does not go with."""
+    pipeline = config.pipeline
+    if config.dense.shard == "parameters":
+        return f"{pipeline.stages_text}: use gradients"
+    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return f"pipeline.schedule {pipeline.schedule}, which keeps versions of whole weights: use none"
+    if config.optim.ema_decay:
+        return "optim.ema_decay and stages, whose averages are of whole weights: use none"
+    if config.run.verify:
+        return f"run.verify {config.run.verify}, which compares whole weights: use none"
     return None
 
 

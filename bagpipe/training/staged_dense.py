@@ -1,7 +1,7 @@
 """`StagedDense`: the dense part in stages, walked action by action.
 
 DensePipeline, StepProgram ──declare_stages──> lanes compute<k>, reduce<p>
-StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD        REDUCE_GRAD, OPT per stage
+StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD        REDUCE_GRAD, OPT, UNSHARD per stage
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bagpipe.checkpoint.dense_pieces import Shares
+from bagpipe.checkpoint.dense_state import DenseCopy, DenseState
 from bagpipe.dense.clip import NO_CLIP, Clip
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
@@ -22,6 +24,7 @@ from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
+from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.builders.prefetch_loop import TURN, declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
@@ -92,6 +95,16 @@ class StagedDense(DensePart):
         self.parameters = {
             name: p for stage in range(len(pipeline.staged.stages)) for name, p in pipeline.staged.parameters_of(stage)
         }
+        self._shares = {
+            str(stage): Shares(
+                self.model,
+                pipeline.optimizers[stage],
+                share,
+                is_first=share.rank == 0,
+                only=pipeline.names_of(stage),
+            )
+            for stage, share in pipeline.shares.items()
+        }
         self._runtime: StageRuntime
         self._loss_before: float = 0.0
         self._next_batch = 0
@@ -109,14 +122,15 @@ class StagedDense(DensePart):
         for instance in step.instances:
             if instance.process == process:
                 own.setdefault(instance.stage, instance.number)
-        reduces = {action.stage for action in step.program.lanes.get(f"reduce{process}", ())}
+        sums = step.program.lanes.get(f"reduce{process}", ())
+        ops = {"REDUCE_GRAD": self.reduce, "UNSHARD": self.unshard}
         return {
             **self._runtime.handlers(),
             **({TURN: lambda b: None} if self._lanes.paced else {}),
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
-            **{f"{n}REDUCE_GRAD": partial(self.reduce, stage) for stage, n in own.items() if n in reduces},
+            **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums},
         }
 
     def orders(self) -> Mapping[str, LaneOrder]:
@@ -152,11 +166,14 @@ class StagedDense(DensePart):
     def reduce(self, stage: int, b: int) -> None:
         """The stage's gradients become those of the whole global batch."""
         self._runtime.sum_pipes(stage)
-        if self.pipeline.reduce is not None:
-            self.pipeline.reduce(stage)
+        self.pipeline.reduce(stage)
+
+    def unshard(self, stage: int, b: int) -> None:
+        """The stage has its new parameters, of which each holder has stepped a share."""
+        self.pipeline.unshard(stage)
 
     def step(self, stage: int, b: int) -> None:
-        parameters = [parameter for _, parameter in self.chunks[str(stage)].parameters]
+        parameters = [*self.pipeline.stepped(stage)]
         self.loss_scale.unscale_parameters(parameters)
         self.limit(parameters, self._run.in_flight[b])
         self.pipeline.optimize(stage, b)
@@ -179,7 +196,12 @@ class StagedDense(DensePart):
         return (str(self._stage_of[number]), str(number), b) if unit == self._first_units[number] else None
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        parameters = () if point is Point.GRADIENTS else self.chunks[str(self._stage_of[key[0]])].parameters
+        if point is Point.GRADIENTS:
+            return ()
+        stage = self._stage_of[key[0]]
+        parameters = self.chunks[str(stage)].parameters
+        if stage in self.pipeline.shares:
+            return self.pipeline.shares[stage].checked()
         return ((name, parameter.grad) for name, parameter in parameters if parameter.grad is not None)
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
@@ -192,6 +214,17 @@ class StagedDense(DensePart):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for versions in self.pipeline.versions.values():
             versions.load(tensors)
+
+    def capture(
+        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
+    ) -> DenseCopy:
+        if chunk in self._shares:
+            return self._shares[chunk].capture(streams, rng=rng, parts=parts)
+        return super().capture(streams, chunk, rng=rng, parts=parts)
+
+    def restore(self, state: DenseState) -> None:
+        own = {name: part for shares in self._shares.values() for name, part in shares.own.items()}
+        state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
     def end(self) -> None:
         self.pipeline.adopt(self.optimizer)

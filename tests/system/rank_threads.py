@@ -35,6 +35,7 @@ from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
+from trainer.shards import open_stage_shards
 
 __all__ = ["RankOrderSum", "RanksOutcome", "batches_of_rank", "dense_of_rank", "engine_of_rank", "run_ranks"]
 
@@ -200,8 +201,12 @@ def dense_of_rank(
         return build_dense(built, replicas=RankOrderSum(parameters, all_ranks, barrier))
     mesh = built.stages.mesh
     held = held_stages(built.stages.staged, mesh)
-    sums = StageSums(held, peer.open_stage_groups([stage.holders for stage in held]), rank=peer.rank)
+    groups = peer.open_stage_groups([stage.holders for stage in held])
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
+    if built.config.dense.shard != "none":
+        shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank)
+        return build_dense(built, rank=peer.rank, links=links, shares=shares)
+    sums = StageSums(held, groups, rank=peer.rank)
     return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce)
 
 

@@ -2,6 +2,7 @@
 
 replicated   whole model: gradients in buckets, summed while the backward runs
 stage_sums   pipeline stages: gradients summed over the ranks that hold the stage
+stage_shards pipeline stages: their optimizer state or gradients divided among the ranks that hold them
 broadcast    equal parameters and buffers on all ranks, before and after training
 sharded      whole model, its optimizer state, gradients or parameters divided among the ranks (ZeRO 1 to 3):
 

@@ -188,11 +188,7 @@ class ShardedModel:
 
     def pieces(self) -> Mapping[str, Piece]:
         """What this rank's segments are of the trainable parameters, by name."""
-        return {
-            name: Piece(first=segment.first, shape=tuple(parameter.shape))
-            for shard in self.shards
-            for name, parameter, segment in zip(shard.names, shard.parameters, shard.own, strict=True)
-        }
+        return {name: piece for shard in self.shards for name, piece in shard.pieces().items()}
 
     def whole_states(self, optimizer: Optimizer) -> Iterator[object]:
         """The optimizer's state as one of the whole parameters has it, in its order. All ranks call it, between steps.

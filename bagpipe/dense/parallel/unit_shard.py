@@ -6,18 +6,19 @@
 
 Each element is summed on its own, in rank order, as `bagpipe.dense.parallel.buckets` does: the bits are those of the
 replicated sum, and an optimizer that treats each element on its own steps a segment as it steps a whole tensor.
-One flag per parameter travels behind each share: a parameter without a gradient on any rank keeps none.
+One flag per parameter travels behind each share: a parameter without a gradient on any rank keeps none, and the flag is
+NaN where a gradient is not finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.buckets import check_gradient
-from bagpipe.dense.parallel.shard_layout import FlatLayout, Segment, ShardLevel, flat_layout
+from bagpipe.dense.parallel.shard_layout import FlatLayout, Piece, Segment, ShardLevel, flat_layout
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.pipeline.stream import keep_for_current_stream
@@ -137,7 +138,8 @@ class UnitShard:
                 send[row, part.offset : part.offset + part.length].copy_(flat[part.first : part.end])
         send[:, self.layout.share + position] = 1
         if flat.numel():
-            self._largest[name] = torch.linalg.vector_norm(flat, torch.inf)
+            largest = self._largest[name] = torch.linalg.vector_norm(flat, torch.inf)
+            send[:, self.layout.share + position] += 0 * largest  # NaN, and so is the sum, if it is not finite
         if not self._keeps_gradients:
             parameter.grad = None
 
@@ -192,6 +194,17 @@ class UnitShard:
     def is_marked(self) -> bool:
         """Whether any rank has set its mark; after `exchange`. Synchronizes with the device."""
         return bool(self._tail[-1].item() > 0)
+
+    def flags(self) -> Tensor:
+        """Per parameter a number, finite if its gradients are so on all ranks; after `exchange`."""
+        return self._tail[:-1]
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """What the segments are of the parameters, by name."""
+        return {
+            name: Piece(first=segment.first, shape=tuple(parameter.shape))
+            for name, parameter, segment in zip(self.names, self.parameters, self.own, strict=True)
+        }
 
     def largest(self) -> Iterator[tuple[str, Tensor]]:
         """Name, and the largest magnitude of the gradient here (scalar), of each parameter that has one."""

@@ -6,7 +6,7 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
@@ -111,12 +112,14 @@ class DensePipeline:
         make_optimizer: makes an optimizer for a list of parameters.
         links: links to the other processes of the replica; None for a single process.
         reduce: sums a stage's gradients over the ranks that hold it; None if only this rank holds it.
+        shares: this rank's shares of the stages that are divided among the ranks that hold them.
         dtype, device: of the dense part.
         seed: seed of dropout.
 
     Attributes:
         stages: the stages of this rank, ascending.
-        optimizers: optimizer per local stage.
+        optimizers: optimizer per local stage; of the segments if the stage is divided.
+        shares: as given.
         versions: weights kept per local stage of an asynchronous schedule.
     """
 
@@ -132,6 +135,7 @@ class DensePipeline:
         seed: int,
         links: StageLinks | None = None,
         reduce: Callable[[int], None] | None = None,
+        shares: Mapping[int, StageShare] = MappingProxyType({}),
     ) -> None:
         self.staged = staged
         self.mesh = mesh
@@ -139,14 +143,13 @@ class DensePipeline:
         self.replica, self.process = mesh.coordinates(rank)
         self.stages = mesh.stages_of(rank)
         self.links = links
-        self.reduce = reduce
+        self.shares = shares
+        self._reduce = reduce
         self._dtype = dtype
         self._device = device
         self._seed = seed
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
-            stage: make_optimizer(parameters)
-            for stage in self.stages
-            if (parameters := [parameter for _, parameter in staged.parameters_of(stage)])
+            stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
         }
         self.versions: Mapping[int, StageVersions] = {
             stage: StageVersions(
@@ -216,6 +219,27 @@ class DensePipeline:
             versions=self.versions,
         )
 
+    def stepped(self, stage: int) -> Iterator[nn.Parameter]:
+        """What the optimizer of a local stage steps."""
+        segments = self.shares[stage].segments if stage in self.shares else {}
+        return (segments.get(name, parameter) for name, parameter in self.staged.parameters_of(stage))
+
+    def reduce(self, stage: int) -> None:
+        """Sum a stage's gradients over the ranks that hold it; they are complete on this rank."""
+        share = self.shares.get(stage)
+        if share is not None:
+            for _, parameter in self.staged.parameters_of(stage):
+                if parameter.grad is not None:
+                    keep_for_current_stream(parameter.grad)  # it can be freed before this lane has copied it
+            share.reduce()
+        elif self._reduce is not None:
+            self._reduce(stage)
+
+    def unshard(self, stage: int) -> None:
+        """After the optimizer's steps of all holders: gather the stage's new parameters if it is divided."""
+        if stage in self.shares:
+            self.shares[stage].gather()
+
     def optimize(self, stage: int, batch: int) -> None:
         """One dense optimizer step of a stage, for a batch."""
         optimizer = self.optimizers.get(stage)
@@ -232,11 +256,18 @@ class DensePipeline:
                 versions.stepped()
                 versions.after_step(batch)
             optimizer.zero_grad(set_to_none=True)
+            if stage in self.shares:
+                self.shares[stage].clear()
 
     def adopt(self, whole: torch.optim.Optimizer) -> None:
-        """Copy the optimizer state of this rank's stages to an optimizer of the whole model."""
-        for optimizer in self.optimizers.values():
-            whole.state.update(optimizer.state)
+        """Copy the optimizer state of this rank's stages to an optimizer of the whole model. All ranks call it.
+
+        Raises:
+            PeerError: a stage is divided, and a peer is gone or silent.
+        """
+        for stage, optimizer in self.optimizers.items():
+            share = self.shares.get(stage)
+            whole.state.update(optimizer.state if share is None else share.whole_states(optimizer))
 
 
 def _tensors_of(module: nn.Module) -> set[int]:

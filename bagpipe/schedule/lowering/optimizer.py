@@ -1,10 +1,11 @@
-"""Passes for gradients and the dense optimizer: REDUCE_GRAD and OPT, once per batch, process and set of parameters.
+"""Passes for gradients and the dense optimizer: REDUCE_GRAD, OPT, UNSHARD, once per batch, process, set of parameters.
 
-    compute lane   … B  B  X_EMBED_GRAD  OPT        OPT comes after the lane's last action of the batch
-    reduce lane    …          REDUCE_GRAD           in stage order, so that all processes reduce in the same order
+    compute lane   … B  B  X_EMBED_GRAD  OPT           OPT comes after the lane's last action of the batch
+    reduce lane    …          REDUCE_GRAD    UNSHARD   in stage order, so that all processes reduce in the same order
 
-Stages of one process with the same parameters (`Stage.shares`: two pipes) take one REDUCE_GRAD and one OPT, those of
-the first of them.
+Stages of one process with the same parameters (`Stage.shares`: two pipes) take one of each, those of the first of them.
+Where the optimizer's state or gradients are divided among the holders of a stage, each steps its share; UNSHARD gathers
+the new parameters before the next forward.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
 
-__all__ = ["add_optimizer", "add_reduce_grad", "reduce_lane"]
+__all__ = ["add_optimizer", "add_reduce_grad", "add_unshard", "reduce_lane"]
 
 
 def reduce_lane(process: int) -> str:
-    """Name of the lane with a process's REDUCE_GRADs."""
+    """Name of the lane with a process's REDUCE_GRADs and UNSHARDs."""
     return f"reduce{process}"
 
 
@@ -68,6 +69,32 @@ def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
         for stage in _numbers(holders)[1:]:  # on another lane, with the same parameters
             edges.append(Edge(src="OPT", src_stage=first.stage, dst="F", dst_stage=stage, delay=1))
     return dataclasses.replace(program, lanes=lanes, edges=tuple(edges))
+
+
+def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
+    """An UNSHARD per batch, process and set of parameters, between its OPT and the forwards of the next batch.
+
+    In a lane it follows all REDUCE_GRADs of its batch, so that no gather keeps a sum waiting.
+
+    Args:
+        program: a program with backwards and OPTs.
+        home: lane -> the process that runs it.
+    """
+    lanes, edges = dict(program.lanes), list(program.edges)
+    resources = list(program.resources)
+    for holders in _holders(program, home):
+        first, name = holders[0], reduce_lane(home[holders[0].lane])
+        if name not in lanes:
+            resources.append(Resource(name=name, kind="copy"))
+        actions = [Action(first.stage, "UNSHARD", b, pipe=first.pipe) for b in range(program.num_batches())]
+        lanes[name] = (*lanes.get(name, ()), *actions)
+        edges.append(Edge(src="OPT", src_stage=first.stage, dst="UNSHARD", dst_stage=first.stage))
+        edges += [
+            Edge(src="UNSHARD", src_stage=first.stage, dst="F", dst_stage=stage, delay=1) for stage in _numbers(holders)
+        ]
+    names = {reduce_lane(process) for process in home.values()}
+    lanes |= {name: tuple(sorted(row, key=_batch)) for name, row in lanes.items() if name in names}
+    return dataclasses.replace(program, lanes=lanes, edges=tuple(edges), resources=tuple(resources))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)

@@ -2,7 +2,8 @@
 
 compute0   X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT      lane of pipeline rank 0; RECV and SEND between processes
 compute1            F0 B0 …                   OPT
-reduce0                          REDUCE_GRAD           lane of process 0, if several ranks hold its stages
+reduce0                          REDUCE_GRAD  UNSHARD  lane of process 0, if several ranks hold its stages; UNSHARD if
+                                                       they divide them
 recv2                                                  RECVs, where compute lanes choose their order (`receives`)
 """
 
@@ -21,7 +22,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
-from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
+from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.replicas import replicate_stages
 from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
@@ -44,6 +45,7 @@ def step_program(
     stage_replicas: Sequence[int] = (),
     recompute: bool = False,
     rows_delay: int = 0,
+    shards: bool = False,
 ) -> StepProgram:
     """One batch of dense stages, ready to run.
 
@@ -59,10 +61,11 @@ def step_program(
         recompute: forwards keep only their inputs; activations are recomputed before the backward.
         rows_delay: of an asynchronous schedule. 0: rows of a batch are read after the updates of the batch before, so a
             batch ends before the next one begins. 1: after those of the batch before that; see `turns`.
+        shards: each holder of a stage steps its share of it, and then gathers the others' (`add_unshard`).
 
     Raises:
-        ScheduleError: no such schedule, it does not allow these stages or micro-batches, or the number of processes is
-            wrong.
+        ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
+            wrong, or weights have versions and are to be divided.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
@@ -94,6 +97,12 @@ def step_program(
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
+    if shards:
+        if loop is not None:
+            raise ScheduleError(
+                f"{found.name}: stages whose weights have versions cannot be divided among their holders"
+            )
+        program = add_unshard(program, home)
     compute = tuple(home)
     home |= {reduce_lane(process): process for process in set(home.values())}
     found_stages = embedding_stages(flat, home)

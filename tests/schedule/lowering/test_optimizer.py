@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.program import Program, Stage
-from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad
+from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard
 from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from tests.schedule.dense import dense, rows
 from tests.schedule.tables import lanes
@@ -61,3 +62,28 @@ def test_processes_reduce_shared_parameters_in_one_order() -> None:
         if lane.startswith("reduce")
     ]
     assert orders == [[0, 3], [1, 2], [1, 2], [0, 3]]
+
+
+def test_divided_stages_are_gathered_between_the_step_and_the_next_forward() -> None:
+    program = add_optimizer(add_reduce_grad(flatten_pipes(dense("chimera", 2, 4)), ONE), ONE)
+    lowered = add_unshard(program, ONE)
+    check(lowered)
+    assert rows(lowered)[2] == "0REDUCE_GRAD0,1REDUCE_GRAD0,0UNSHARD0,1UNSHARD0"
+    assert {edge.text for edge in set(lowered.edges) - set(program.edges)} == {
+        "0UNSHARD(b) <- 0OPT(b)",
+        "1UNSHARD(b) <- 1OPT(b)",
+        *(f"{stage}F(b) <- {stage % 2}UNSHARD(b-1)" for stage in range(4)),
+    }
+    timed = simulate(lowered, {"REDUCE_GRAD": 2, "OPT": 1, "UNSHARD": 3}).timed
+    times = {each.action.text: each for each in timed}
+    assert times["0UNSHARD0"].start >= times["0OPT0"].finish
+    assert max(each.finish for each in timed) == times["1UNSHARD0"].finish
+
+
+def test_gathers_follow_the_sums_of_their_batch() -> None:
+    program = Program(lanes=lanes(a="0F0 0B0 0F1 0B1"), stages=(Stage(number=0),))
+    lowered = add_unshard(add_optimizer(add_reduce_grad(program, {"a": 0}), {"a": 0}), {"a": 0})
+    assert rows(lowered)[1] == "0REDUCE_GRAD0,0UNSHARD0,0REDUCE_GRAD1,0UNSHARD1"
+    alone = add_unshard(add_optimizer(program, {"a": 0}), {"a": 0})
+    assert rows(alone)[1] == "0UNSHARD0,0UNSHARD1"
+    check(alone)

@@ -34,9 +34,16 @@ def test_every_schedule_can_be_lowered(name: str, recompute: bool) -> None:
 def test_the_passes_make_the_program_that_is_trained(name: str) -> None:
     program, stages = dense(name, 4, 16), 4 * DENSE_SCHEDULES[name].chunks
     last = ["separate-receives"] if name == "dynamic" else []
-    lowered = lower(program, ["recompute", "flatten-pipes", "embedding", "reduce-grad", "optimizer", "sends", *last])
+    passes = ["recompute", "flatten-pipes", "embedding", "reduce-grad", "optimizer", "unshard", "sends", *last]
+    lowered = lower(program, passes)
     step = step_program(
-        chain(stages, 16), [(0, True), (stages - 1, False)], name, num_processes=4, replicas=2, recompute=True
+        chain(stages, 16),
+        [(0, True), (stages - 1, False)],
+        name,
+        num_processes=4,
+        replicas=2,
+        recompute=True,
+        shards=True,
     )
     trained = {lane.replace("compute", "rank"): actions for lane, actions in step.program.lanes.items()}
     assert lowered.lanes == trained

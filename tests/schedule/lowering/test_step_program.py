@@ -78,6 +78,18 @@ def test_one_pipe_of_one_replica_reduces_nothing() -> None:
     assert not any(atom.op == "REDUCE_GRAD" for atom in program_of("1f1b", processes=True).program.atoms())
 
 
+def test_stages_are_gathered_once_per_batch_where_they_are_divided() -> None:
+    """Breadth-first: one reduction and one gather per stage and batch, none of them between micro-batches."""
+    step = step_program(chain(4, 4), [(0, True)], "breadth-first", chunks=2, num_processes=2, replicas=2, shards=True)
+    found = [step.program.lanes[lane] for lane in ("reduce0", "reduce1")]
+    assert [[action.text for action in row] for row in found] == [
+        ["0REDUCE_GRAD0", "2REDUCE_GRAD0", "0UNSHARD0", "2UNSHARD0"],
+        ["1REDUCE_GRAD0", "3REDUCE_GRAD0", "1UNSHARD0", "3UNSHARD0"],
+    ]
+    with pytest.raises(ScheduleError, match="pipedream: stages whose weights have versions cannot be divided"):
+        step_program(chain(2, 2), [(0, True)], "pipedream", num_processes=2, replicas=2, shards=True)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_recomputation_comes_before_each_backward(name: str) -> None:
     atoms = program_of(name, recompute=True).program.atoms()

@@ -1,0 +1,170 @@
+"""`StageShards`: pipeline stages whose optimizer state or gradients are divided among the ranks that hold them.
+
+    REDUCE_GRAD of stage s   gradients of its micro-batches, summed on this rank ─> each holder its share of the sums
+    OPT                      this rank's segments
+    UNSHARD                  each holder's new parameters ─> all holders
+
+Units are layers, as of a model without stages; a layer that two stages use is two units. The sums are those of
+`UnitShard`, in the order of the ranks, which is that of `StageSums`: bits do not depend on the level. A stage that one
+rank holds is not divided. Each rank keeps its stages' whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
+from bagpipe.dense.parallel.shard_units import ParameterUnit, find_units
+from bagpipe.dense.parallel.unit_shard import UnitShard
+from bagpipe.distributed.interface import RankGroup
+
+__all__ = ["StageShards", "StageShare"]
+
+
+class StageShare:
+    """One rank's share of a stage. The holders make the same calls, from one thread each.
+
+    Args:
+        units: of the stage.
+        level: what is divided: optimizer or gradients.
+        group: the holders.
+
+    Attributes:
+        rank: of this process, among the holders.
+        shards: of the units.
+        segments: this rank's part of each trainable parameter, by name. An optimizer steps them.
+    """
+
+    def __init__(self, units: Sequence[ParameterUnit], level: ShardLevel, group: RankGroup) -> None:
+        self.rank = group.rank
+        self.shards = tuple(UnitShard(unit, level=level, rank=group.rank, num_ranks=group.world_size) for unit in units)
+        self.segments: Mapping[str, nn.Parameter] = {
+            name: segment for shard in self.shards for name, segment in zip(shard.names, shard.segments, strict=True)
+        }
+        self._group = group
+
+    def reduce(self) -> None:
+        """Sum the gradients, complete on each holder, over the holders; the segments then have theirs.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+            InputError: a gradient is sparse.
+        """
+        for shard in self.shards:
+            for position, parameter in enumerate(shard.parameters):
+                if parameter.grad is not None:
+                    shard.take(position)
+            shard.exchange(self._group, is_marked=False)
+            shard.land()
+
+    def gather(self) -> None:
+        """After the optimizer's step: the stage has the new parameters.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        for shard in self.shards:
+            shard.gather(self._group)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for shard in self.shards:
+            shard.clear()
+
+    def checked(self) -> Iterator[tuple[str, Tensor]]:
+        """Names of the parameters, and values that are finite if the gradients of all holders are; after `reduce`."""
+        for shard in self.shards:
+            for name, segment in zip(shard.names, shard.segments, strict=True):
+                if segment.grad is not None:
+                    yield name, segment.grad
+            yield from zip(shard.names, shard.flags(), strict=True)
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """What the segments are of the parameters, by name."""
+        return {name: piece for shard in self.shards for name, piece in shard.pieces().items()}
+
+    def whole_states(self, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+        """Each parameter with its whole state, of an optimizer of the segments. All holders call it, between steps.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        for shard in self.shards:
+            for position, (parameter, segment) in enumerate(zip(shard.parameters, shard.segments, strict=True)):
+                state = optimizer.state.get(segment, {})
+                if state:
+                    yield (
+                        parameter,
+                        {
+                            name: shard.joined(position, value, self._group)
+                            if isinstance(value, Tensor) and value.ndim
+                            else value
+                            for name, value in sorted(state.items())
+                        },
+                    )
+
+    @property
+    def num_sent_bytes(self) -> int:
+        """Bytes of gradients and parameters that this rank has sent so far."""
+        return sum(shard.num_sent_bytes for shard in self.shards)
+
+
+class StageShards(Mapping[int, StageShare]):
+    """This rank's shares, by stage.
+
+    Args:
+        model: the whole model.
+        stages: all of them, by number, equal on all ranks.
+        groups: this rank's groups, keyed by their ascending ranks: the result of `TorchPeers.open_stage_groups`.
+        rank: this rank.
+        level: what is divided: optimizer or gradients.
+        wrap: see `find_units`.
+
+    Raises:
+        InputError: see `find_units`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[HeldStage],
+        groups: Mapping[tuple[int, ...], RankGroup],
+        *,
+        rank: int,
+        level: ShardLevel,
+        wrap: Sequence[str] = (),
+    ) -> None:
+        units = find_units(model, wrap)
+        self._shares: dict[int, StageShare] = {}
+        for number, stage in enumerate(stages):
+            own = _of_stage(units, stage)
+            if own and rank in stage.holders and len(stage.holders) > 1:
+                self._shares[number] = StageShare(own, level, groups[tuple(sorted(stage.holders))])
+
+    def __getitem__(self, stage: int) -> StageShare:
+        return self._shares[stage]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._shares)
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+
+def _of_stage(units: Sequence[ParameterUnit], stage: HeldStage) -> tuple[ParameterUnit, ...]:
+    """The units' parameters that are a stage's, in the order of the units."""
+    own = {id(parameter) for _, parameter in stage.parameters}
+    parts = [
+        (unit, tuple((name, parameter) for name, parameter in unit.parameters if id(parameter) in own))
+        for unit in units
+    ]
+    return tuple(
+        ParameterUnit(name=unit.name, module=unit.module, parameters=parameters)
+        for unit, parameters in parts
+        if parameters
+    )
