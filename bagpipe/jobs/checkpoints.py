@@ -364,4 +364,5 @@ def _combined_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
 def _common_progress(parts: tuple[Part, ...]) -> Mapping[str, Any]:
     """Counters that are equal on all ranks."""
     progress = parts[0].progress if parts else {}
-    return {name: progress[name] for name in ("skipped_batches", "loss_scale", "finite_steps") if name in progress}
+    equal = ("skipped_batches", "loss_scale", "finite_steps", "plateau")
+    return {name: progress[name] for name in equal if name in progress}

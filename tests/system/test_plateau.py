@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.jobs import change
@@ -107,6 +108,12 @@ def test_a_killed_job_resumes_its_plateau(server: EmbeddedServer, tmp_path: Path
     assert digests(job.result) == digests(whole.result)
     results = [json.loads(path.read_text()) for path in (job.result, whole.result)]
     assert results[0]["evaluations"] == results[1]["evaluations"]
+    # Ended by two ranks: their order of sums is another one, the rates are not.
+    ranks = Resumed(folder=tmp_path / "ranks", arguments=["--store.url", server.url, *FLAGS])
+    ranks.folder.mkdir()
+    run_to_the_end(parse_config(ranks.settings("--data.epochs", "4"), "test").config, 2)
+    assert ranks.run().code == 0
+    assert json.loads(ranks.result.read_text())["loss"] == pytest.approx(results[1]["loss"], rel=1e-6)
 
 
 def test_a_plateau_begins_and_ends_by_name(server: EmbeddedServer, tmp_path: Path) -> None:
