@@ -28,7 +28,7 @@ from bagpipe.dense.parallel.broadcast import share_model
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
 from bagpipe.dense.parallel.shard_units import ParameterUnit
-from bagpipe.dense.parallel.unit_gathers import UnitGathers
+from bagpipe.dense.parallel.unit_gathers import OUTSIDE, UnitGathers
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError, JobError
@@ -252,7 +252,4 @@ def _explained() -> Iterator[None]:
     except RuntimeError as error:
         if not any(text in str(error) for text in _FREED):
             raise
-        raise InputError(
-            "dense.shard parameters: a parameter is used outside the forward of its layer: name in dense.wrap a module "
-            "whose forward has all of its uses"
-        ) from error
+        raise InputError(OUTSIDE) from error

@@ -10,19 +10,66 @@ depend on nothing but the number of the step: those that its graph did not ask f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
-__all__ = ["UnitGathers"]
+__all__ = ["OUTSIDE", "UnitGathers"]
+
+
+#: Where a parameter that is not here is used; some operators end the process if they meet one.
+OUTSIDE = (
+    "dense.shard parameters: a parameter is used outside the forward of its layer: name in dense.wrap a module whose "
+    "forward has all of its uses"
+)
+
+#: Functions that read no values of a parameter: attributes, shapes, dtypes, tensors like it.
+_WITHOUT_VALUES = frozenset(
+    [
+        "__get__",
+        "__set__",
+        "__hash__",
+        "__len__",
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "type_as",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "get_device",
+        "is_contiguous",
+        "register_hook",
+        "to",
+        "requires_grad_",
+        "retain_grad",
+        "data_ptr",
+        "untyped_storage",
+        "storage_offset",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+        "new_tensor",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "rand_like",
+    ]
+)
 
 
 class UnitGathers:
@@ -50,6 +97,7 @@ class UnitGathers:
         self._calls: list[int] = []  # of each unit in a forward; empty until the first one
         self._count: list[int] = []  # in the forward under way
         self._held: set[int] = set()  # units whose backward does not announce itself: they stay until its end
+        self._open: list[UnitShard] = []  # whose forwards are under way, the innermost last
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -84,8 +132,10 @@ class UnitGathers:
             yield
             return
         self._count = [0] * len(self._shards)
+        self._open.clear()
         self._begin(range(len(self._shards)))
-        yield
+        with nullcontext() if self._calls else _OutsideUses(self._shards, self._open):
+            yield
         self._end()
         if any(self._count) and not self._calls:
             self._calls = self._count
@@ -111,6 +161,7 @@ class UnitGathers:
             if not self._order or not torch.is_grad_enabled():
                 return
             shard = self._shards[number]
+            self._open.append(shard)
             self._enter(number)
             if not shard.is_here:
                 raise InputError(
@@ -124,6 +175,10 @@ class UnitGathers:
         def leave(module: object, inputs: object, output: object) -> None:
             if not self._order or not torch.is_grad_enabled():
                 return
+            if self._shards[number] in self._open:
+                self._open.remove(self._shards[number])
+            if any(self._shards[number].has(tensor) for tensor in _tensors(output)):
+                raise InputError(OUTSIDE)
             outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
             for tensor in outputs:
                 tensor.register_hook(lambda gradient: self._enter(number))  # type: ignore[no-untyped-call]
@@ -172,6 +227,24 @@ class UnitGathers:
         shard = self._shards[self._order[len(self._tickets)]]
         shard.allocate()
         self._tickets.append(self._lane.submit(lambda: shard.gather(self._group)))
+
+
+class _OutsideUses(TorchFunctionMode):
+    """Refuses functions of parameters whose units' forwards are not under way. For one forward: it costs time."""
+
+    def __init__(self, shards: Iterable[UnitShard], opened: Sequence[UnitShard]) -> None:
+        super().__init__()
+        self._owners = {id(parameter): shard for shard in shards for parameter in shard.parameters}
+        self._opened = opened
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in _WITHOUT_VALUES and torch.is_grad_enabled():
+            for tensor in (*_tensors(args), *_tensors(kwargs)):
+                owner = self._owners.get(id(tensor))
+                if owner is not None and owner not in self._opened:
+                    raise InputError(OUTSIDE)
+        return func(*args, **kwargs)
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

@@ -99,6 +99,10 @@ class UnitShard:
         self._flat.untyped_storage().resize_(0)
         self.is_here = False
 
+    def has(self, tensor: Tensor) -> bool:
+        """A tensor lies in the whole parameters."""
+        return bool(tensor.untyped_storage()._cdata == self._flat.untyped_storage()._cdata)
+
     def adopt(self) -> None:
         """Take the share from the whole parameters, which were loaded."""
         if self._share.data_ptr() != self._flat[self._range].data_ptr():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bagpipe.dense.parallel.shard_units import find_units
 from bagpipe.dense.parallel.sharded import ShardedModel
@@ -21,6 +21,32 @@ class Borrowing(Wide):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) @ self.layers[0].weight
+
+
+class Adding(Wide):
+    """Adds a bias of a layer outside its forward: torch does not check that such an operand has memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.layers[1].bias)
+
+
+class Giving(nn.Linear):
+    """A layer that returns a part of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight[:1]
+
+
+class Given(Wide):
+    """Uses what a layer gives when the layer is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = Giving(120, 120)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.given(x)
+        return super().forward(x) + given
 
 
 class Counting(Wide):
@@ -48,6 +74,8 @@ class Repeating(Wide):
 
 MISUSES: dict[str, tuple[type[Wide], str]] = {
     "borrowing": (Borrowing, "dense.shard parameters: a parameter is used outside the forward of its layer"),
+    "adding": (Adding, "dense.shard parameters: a parameter is used outside the forward of its layer"),
+    "given": (Given, "dense.shard parameters: a parameter is used outside the forward of its layer"),
     "counting": (Counting, "dense.shard: the forward changes the buffer count"),
     "repeating": (Repeating, "dense.shard parameters: layer layers.0 is called 1 times in the first batch and more"),
 }
