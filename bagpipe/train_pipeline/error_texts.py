@@ -35,6 +35,8 @@ ARGUMENTS: Mapping[str, str] = {
     "checkpoint.start_without": "start_without",
     "checkpoint.take_over": "take_over",
     "data.batch_size": "the size of the batches",
+    "dense.shard": "the division of the dense part",
+    "dense.wrap": "the units of that division",
     "optim.dense": "the dense optimizer",
     "optim.ema_decay": "the decay of averages",
     "optim.rows": "rows",

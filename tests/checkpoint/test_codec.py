@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
-from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry, Manifest, Part, RowFile
+from bagpipe.checkpoint.manifest import FORMAT_VERSION, BrokenCheckpoint, FileEntry, Manifest, Part, RowFile
 from bagpipe.errors import InputError
 from tests.checkpoint.samples import LINEAGE, manifest_of
+
+NEWER = FORMAT_VERSION + 1
 
 
 def entry(name: str) -> FileEntry:
@@ -93,8 +95,8 @@ def test_values_without_json_are_not_written():
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("format_version",), 6, "format version 6, this bagpipe reads versions up to 5"),
-        (("format_version",), 0, "format_version: expected 1 to 5, got 0"),
+        (("format_version",), NEWER, f"format version {NEWER}, this bagpipe reads versions up to {FORMAT_VERSION}"),
+        (("format_version",), 0, f"format_version: expected 1 to {FORMAT_VERSION}, got 0"),
         (("format_version",), True, "format_version: expected an integer"),
         (("format_version",), "1", "format_version: expected an integer, got '1'"),
         (("step",), None, "missing field step"),
@@ -155,7 +157,7 @@ def test_a_part_names_files_of_its_folder_only():
         b"1" * 5000,
         encode(MANIFEST)[:-9],
         encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
-        encode(MANIFEST).replace(b'"format_version": 5', b'"format_version": 6'),
+        encode(MANIFEST).replace(f'"format_version": {FORMAT_VERSION}'.encode(), f'"format_version": {NEWER}'.encode()),
     ],
 )
 def test_damage_is_reported_as_damage(content):

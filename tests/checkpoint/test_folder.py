@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.manifest import FORMAT_VERSION
 from bagpipe.errors import InputError
 from tests.checkpoint.samples import content, files_of, manifest_of, rows_of, save, three_checkpoints
 from tests.checkpoint.test_codec import changed
@@ -131,8 +132,8 @@ def test_a_checkpoint_with_missing_parts_is_not_published(tmp_path):
 def test_a_newer_format_is_refused_not_skipped(tmp_path):
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     newest = checkpoints[-1]
-    (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=6))
-    with pytest.raises(InputError, match="format version 6"):
+    (newest.folder / "manifest.json").write_bytes(changed(newest.manifest, "format_version", to=FORMAT_VERSION + 1))
+    with pytest.raises(InputError, match=f"format version {FORMAT_VERSION + 1}"):
         folder.newest(no_warnings)
 
 
