@@ -83,7 +83,9 @@ class EarlierRows:
             self._given[table] = ids[order], weights[order]
 
     def begin(self, step: int) -> None:
-        """Before a run whose first batch this is: the one that reads what was loaded."""
+        """Before a run whose first batch this is: the one that reads what was loaded, if it is the first run since."""
+        if self._step is not None:
+            self._given = {}
         self._step = step if self._given else None
 
     def is_read_by(self, step: int | None) -> bool:

@@ -88,6 +88,8 @@ def test_only_the_first_batch_after_a_load_reads_them() -> None:
     held.load({"0.now.0.ids": torch.tensor([3]), "0.now.0.weights": torch.ones(1, 2)})
     held.begin(5)
     assert [held.is_read_by(step) for step in (None, 4, 5, 6)] == [False, False, True, False]
+    held.begin(9)  # a later run goes on from rows that have all updates
+    assert not held.is_read_by(9)
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "none"), ({"0.now.2.weights": torch.ones(1, 2)}, r"\[1, 2\]")])
