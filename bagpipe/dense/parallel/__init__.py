@@ -1,6 +1,6 @@
 """Data parallelism of the dense part: gradient all-reduce and parameter broadcasts.
 
-replicated   whole model: gradients in buckets, summed while the backward runs
+replicated   whole model: gradients in buckets (buckets), summed while the backward runs
 stage_sums   pipeline stages: gradients summed over the ranks that hold the stage
 stage_shards pipeline stages: their optimizer state or gradients divided among the ranks that hold them
 broadcast    equal parameters and buffers on all ranks, before and after training
@@ -8,5 +8,6 @@ sharded      whole model, its optimizer state, gradients or parameters divided a
 
     find_units (shard_units) ─layers─> UnitShard (unit_shard), each with a FlatLayout (shard_layout)
         gradients ─sums in rank order─> segments ─optimizer─> share ─gathers (unit_gathers)─> parameters
-        both kinds of exchanges run beside the computation, in the order asked for (ordered_exchanges)
+
+Exchanges of replicated and sharded run beside the computation, in the order asked for (ordered_exchanges).
 """

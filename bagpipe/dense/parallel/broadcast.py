@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bagpipe.distributed.interface import RankGroup
 
-__all__ = ["HeldStage", "RankBuffers", "share_model", "share_stages", "share_weights"]
+__all__ = ["HeldStage", "RankBuffers", "share_buffers", "share_model", "share_stages", "share_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,8 +48,19 @@ def share_model(model: nn.Module, group: RankGroup) -> None:
     Raises:
         PeerError: a peer is gone or silent.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        group.broadcast(tensor)
+    for parameter in model.parameters():
+        group.broadcast(parameter)
+    share_buffers(model, group)
+
+
+def share_buffers(model: nn.Module, group: RankGroup) -> None:
+    """Broadcast the buffers of a group's first rank.
+
+    Raises:
+        PeerError: a peer is gone or silent.
+    """
+    for buffer in model.buffers():
+        group.broadcast(buffer)
 
 
 def share_weights(stages: Sequence[HeldStage], group: RankGroup) -> None:

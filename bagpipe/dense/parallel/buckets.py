@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
-__all__ = ["BUCKET_BYTES", "Bucket", "check_gradient", "make_buckets"]
+__all__ = ["BUCKET_BYTES", "Bucket", "check_gradient", "is_bad_anywhere", "make_buckets"]
 
 #: Large enough for a network's bandwidth, small enough to overlap the backward. torch uses 1 and 25 MiB.
 BUCKET_BYTES = 4 << 20
@@ -117,6 +117,17 @@ def check_gradient(name: str, parameter: Tensor) -> None:
     """Raise InputError if a parameter's gradient is sparse."""
     if parameter.grad is not None and parameter.grad.layout is not torch.strided:
         raise InputError(f"model parameter {name}: expected a dense gradient, got a {parameter.grad.layout} one")
+
+
+def is_bad_anywhere(group: RankGroup, is_bad: bool) -> bool:
+    """Whether any rank's batch is bad, of a model without gradients that could carry a mark. All ranks call it.
+
+    Raises:
+        PeerError: a peer is gone or silent.
+    """
+    flags = torch.zeros(group.world_size)
+    group.all_gather(flags, torch.full((1,), float(is_bad)))
+    return bool(flags.any())
 
 
 def make_buckets(

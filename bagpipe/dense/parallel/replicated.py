@@ -11,17 +11,16 @@ Why not torch's DistributedDataParallel: docs/decisions/0007.
 
 from __future__ import annotations
 
-import queue
-import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.parallel.broadcast import share_model
-from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, check_gradient, make_buckets
+from bagpipe.dense.parallel.broadcast import share_buffers, share_model
+from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, check_gradient, is_bad_anywhere, make_buckets
+from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import JobError
 from bagpipe.types.model_inputs import device_of
@@ -79,34 +78,26 @@ class DenseParallel:
             _PendingBucket(bucket, number, len(bucket.parameters) * backwards_per_step)
             for number, bucket in enumerate(make_buckets(model.named_parameters(), bucket_bytes, group.world_size))
         ]
-        self._launched = 0
         self._is_bad = False
-        self._handles: list[Any] = []
-        device = device_of(model)
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # One entry per bucket, queued once per step, and one for the end.
-        self._queue: queue.Queue[Bucket | None] = queue.Queue(maxsize=len(self._buckets) + 1)
-        self._done: queue.Queue[BaseException | None] = queue.Queue(maxsize=len(self._buckets) + 1)
-        self._worker = threading.Thread(target=self._work, name="bagpipe-dense", daemon=True)
+        self._lane = OrderedExchanges(device_of(model), name="bagpipe-dense", limit=len(self._buckets))
+        self._tickets: list[Ticket] = []  # of the step's exchanges so far
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         share_model(self._model, self._group)
-        for pending in self._buckets if self._overlaps else ():
-            for name, parameter in zip(pending.bucket.names, pending.bucket.parameters, strict=True):
-                handle = parameter.register_post_accumulate_grad_hook(self._hook(pending, name))  # type: ignore[no-untyped-call]
-                self._handles.append(handle)
-        self._worker.start()
+        with ExitStack() as stack:
+            stack.enter_context(self._lane)
+            for pending in self._buckets if self._overlaps else ():
+                for name, parameter in zip(pending.bucket.names, pending.bucket.parameters, strict=True):
+                    handle: Any = parameter.register_post_accumulate_grad_hook(self._hook(pending, name))  # type: ignore[no-untyped-call]
+                    stack.callback(handle.remove)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._queue.put(None)
-        self._worker.join()  # bounded: its exchanges have a deadline
+        self._stack.__exit__(kind, error, trace)
 
     def share_buffers(self) -> None:
         """Broadcast rank 0's buffers. All ranks call it, between steps.
@@ -114,8 +105,7 @@ class DenseParallel:
         Raises:
             PeerError: a peer is gone or silent.
         """
-        for buffer in self._model.buffers():
-            self._group.broadcast(buffer)
+        share_buffers(self._model, self._group)
 
     def reduce(self, *, is_bad: bool | None = None) -> bool:
         """All-reduce the gradients with SUM. All ranks call it once per step.
@@ -127,61 +117,36 @@ class DenseParallel:
             Whether any rank's batch is bad; False if `is_bad` is None.
         """
         self._is_bad = bool(is_bad)
-        while self._launched < len(self._buckets):
+        while len(self._tickets) < len(self._buckets):
             self._launch()
-        self._launched = 0
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        else:
-            for error in [self._done.get() for _ in self._buckets]:
-                if error is not None:
-                    raise error
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            ticket.wait()
         for pending in self._buckets:
             pending.bucket.copy_back()
         if is_bad is None:
             return False
-        if self._buckets:
-            return self._buckets[-1].bucket.is_marked()
-        flags = torch.zeros(self._group.world_size)
-        self._group.all_gather(flags, torch.full((1,), float(is_bad)))
-        return bool(flags.any())
+        return self._buckets[-1].bucket.is_marked() if self._buckets else is_bad_anywhere(self._group, is_bad)
 
     def _hook(self, pending: _PendingBucket, name: str) -> Any:
         def ready(parameter: Tensor) -> None:
             check_gradient(name, parameter)
-            if pending.number < self._launched:
+            if pending.number < len(self._tickets):
                 raise JobError(
                     f"model parameter {name}: expected {self._backwards_per_step} backwards per step, got another "
                     f"after its gradients were exchanged"
                 )
             pending.missing -= 1
-            while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].missing == 0:
+            while len(self._tickets) < len(self._buckets) - 1 and self._buckets[len(self._tickets)].missing == 0:
                 self._launch()
 
         return ready
 
     def _launch(self) -> None:
         """Start the next bucket's exchange. The order is equal on all ranks, for any order of the gradients."""
-        pending = self._buckets[self._launched]
-        bucket = pending.bucket
-        pending.missing = len(bucket.parameters) * self._backwards_per_step
-        self._launched += 1
-        if self._stream is None:
-            self._queue.put(bucket)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            self._reduce(bucket)
-
-    def _work(self) -> None:
-        first: BaseException | None = None
-        while (bucket := self._queue.get()) is not None:
-            if first is None:
-                try:
-                    self._reduce(bucket)
-                except BaseException as error:  # `reduce` raises it
-                    first = error
-            self._done.put(first)
+        pending = self._buckets[len(self._tickets)]
+        pending.missing = len(pending.bucket.parameters) * self._backwards_per_step
+        self._tickets.append(self._lane.submit(lambda: self._reduce(pending.bucket)))
 
     def _reduce(self, bucket: Bucket) -> None:
         bucket.fill()

@@ -20,11 +20,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bagpipe.dense.parallel.broadcast import share_model
+from bagpipe.dense.parallel.broadcast import share_buffers, share_model
+from bagpipe.dense.parallel.buckets import is_bad_anywhere
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
 from bagpipe.dense.parallel.shard_units import ParameterUnit
@@ -146,11 +146,7 @@ class ShardedModel:
             shard.land()
         if is_bad is None:
             return False
-        if self.shards:
-            return self.shards[0].is_marked()
-        flags = torch.zeros(self._sums.world_size)
-        self._sums.all_gather(flags, torch.full((1,), float(is_bad)))
-        return bool(flags.any())
+        return self.shards[0].is_marked() if self.shards else is_bad_anywhere(self._sums, is_bad)
 
     def gather(self) -> None:
         """After the optimizer's step: the model has the new parameters, unless they are divided."""
@@ -216,8 +212,7 @@ class ShardedModel:
 
     def share_buffers(self) -> None:
         """Broadcast rank 0's buffers. All ranks call it, between steps."""
-        for buffer in self._model.buffers():
-            self._sums.broadcast(buffer)
+        share_buffers(self._model, self._sums)
 
     # ---- sums ----------------------------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ def train_in_parts(peers: Any, declared: int) -> tuple[list[Any], int]:
                 dense, labels = (whole[mine][peers.rank :: peers.world_size] for whole in batch(step, torch.float64))
                 loss = nn.functional.binary_cross_entropy_with_logits(model(dense, None), labels, reduction="sum")
                 (loss / NUM_EXAMPLES).backward()  # type: ignore[no-untyped-call]
-            early += parallel._launched
+            early += len(parallel._tickets)
             parallel.reduce()
             optimizer.step()
             gradients.append(
