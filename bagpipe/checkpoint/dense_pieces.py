@@ -32,7 +32,7 @@ class Divided(Protocol):
         ...
 
     def pieces(self) -> Mapping[str, Piece]:
-        """What the segments are of the parameters, by name."""
+        """Place and whole shape of each segment in its parameter, by name."""
         ...
 
 

@@ -63,7 +63,7 @@ _PIECE = "piece "
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnState:
-    """What a rank has of a divided model.
+    """One rank's part of a divided model.
 
     Attributes:
         tensors, values: whole, by full name; see `DenseState`.

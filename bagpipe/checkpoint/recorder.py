@@ -352,7 +352,7 @@ class Recorder:
             self.before_write(self._cache.snapshot.epoch)
             pending = self._begin(step)
             if self._has_files:
-                # What lanes have copied can be in the file already: a second copy would replace it.
+                # Copies that lanes have made can be in the file already; a second copy would replace them.
                 missing = frozenset(pending.missing)
                 for chunk in self._dense.chunks:
                     if f"dense {chunk}" in missing:

@@ -70,7 +70,7 @@ def _shard_problem(config: Config) -> str | None:
 
 
 def _staged_shard_problem(config: Config) -> str | None:
-    """What the division of stages does not go with."""
+    """The setting that excludes the division of stages; None: there is none."""
     pipeline = config.pipeline
     if config.dense.shard == "parameters":
         return f"{pipeline.stages_text}: use gradients"

@@ -20,7 +20,7 @@ class DenseConfig:
         chunk_bytes: size of a chunk; 0: the bytes of the largest parameter.
         state: host: the optimizer's state lives in host memory and streams through the device at each step; device: as
             much of it as the budget holds stays there.
-        shard: what is divided among the ranks: none, the optimizer's state, gradients too, or parameters too (ZeRO).
+        shard: division among ranks with the same parameters: none, optimizer state, gradients or parameters too (ZeRO).
         wrap: patterns of module names whose parameters are gathered and summed together; empty: layer by layer.
     """
 

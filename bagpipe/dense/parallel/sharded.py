@@ -183,7 +183,7 @@ class ShardedModel:
         return all(shard.is_here for shard in self.shards)
 
     def pieces(self) -> Mapping[str, Piece]:
-        """What this rank's segments are of the trainable parameters, by name."""
+        """Place and whole shape of each of this rank's segments in its parameter, by name."""
         return {name: piece for shard in self.shards for name, piece in shard.pieces().items()}
 
     def whole_states(self, optimizer: Optimizer) -> Iterator[object]:

@@ -85,7 +85,7 @@ class StageShare:
             yield from zip(shard.names, shard.flags(), strict=True)
 
     def pieces(self) -> Mapping[str, Piece]:
-        """What the segments are of the parameters, by name."""
+        """Place and whole shape of each segment in its parameter, by name."""
         return {name: piece for shard in self.shards for name, piece in shard.pieces().items()}
 
     def whole_states(self, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:

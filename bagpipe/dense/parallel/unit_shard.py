@@ -204,7 +204,7 @@ class UnitShard:
         return self._tail[:-1]
 
     def pieces(self) -> Mapping[str, Piece]:
-        """What the segments are of the parameters, by name."""
+        """Place and whole shape of each segment in its parameter, by name."""
         return {
             name: Piece(first=segment.first, shape=tuple(parameter.shape))
             for name, parameter, segment in zip(self.names, self.parameters, self.own, strict=True)
