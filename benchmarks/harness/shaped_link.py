@@ -20,7 +20,7 @@ from typing import Self
 from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer, find_server
 
-__all__ = ["ShapedServer", "check_privileges"]
+__all__ = ["ShapedServer", "check_privileges", "run_command"]
 
 _HOST_ADDRESS, _SERVER_ADDRESS = "198.18.0.1", "198.18.0.2"
 _PORT = 6379
@@ -39,7 +39,7 @@ def check_privileges() -> None:
         InputError: not root, or `ip` or `tc` is missing.
     """
     if os.geteuid() != 0:
-        raise InputError("this benchmark makes a network namespace and a shaped link, which needs root")
+        raise InputError("this benchmark makes network namespaces and shaped links, which needs root")
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
             raise InputError(
@@ -101,17 +101,19 @@ class ShapedServer:
 
     def _lay_link(self, stack: ExitStack) -> None:
         name = self._namespace
-        _run("ip", "netns", "add", name)
-        stack.callback(_run, "ip", "netns", "del", name)
+        run_command("ip", "netns", "add", name)
+        stack.callback(run_command, "ip", "netns", "del", name)
         inside = ("ip", "netns", "exec", name)
-        _run("ip", "link", "add", _OUR_INTERFACE, "type", "veth", "peer", "name", _SERVER_INTERFACE, "netns", name)
-        _run("ip", "address", "add", f"{_HOST_ADDRESS}/30", "dev", _OUR_INTERFACE)
-        _run("ip", "link", "set", _OUR_INTERFACE, "up")
-        _run(*inside, "ip", "address", "add", f"{_SERVER_ADDRESS}/30", "dev", _SERVER_INTERFACE)
-        _run(*inside, "ip", "link", "set", _SERVER_INTERFACE, "up")
+        run_command(
+            "ip", "link", "add", _OUR_INTERFACE, "type", "veth", "peer", "name", _SERVER_INTERFACE, "netns", name
+        )
+        run_command("ip", "address", "add", f"{_HOST_ADDRESS}/30", "dev", _OUR_INTERFACE)
+        run_command("ip", "link", "set", _OUR_INTERFACE, "up")
+        run_command(*inside, "ip", "address", "add", f"{_SERVER_ADDRESS}/30", "dev", _SERVER_INTERFACE)
+        run_command(*inside, "ip", "link", "set", _SERVER_INTERFACE, "up")
         shape = ("root", "tbf", "rate", self.rate, "burst", str(_BURST_BYTES), "latency", _QUEUE_LATENCY)
-        _run("tc", "qdisc", "add", "dev", _OUR_INTERFACE, *shape)
-        _run(*inside, "tc", "qdisc", "add", "dev", _SERVER_INTERFACE, *shape)
+        run_command("tc", "qdisc", "add", "dev", _OUR_INTERFACE, *shape)
+        run_command(*inside, "tc", "qdisc", "add", "dev", _SERVER_INTERFACE, *shape)
 
     def _wrapper(self, folder: Path) -> Path:
         """A script that starts the server in the namespace, with a port. Of repeated options the last one counts."""
@@ -122,7 +124,8 @@ class ShapedServer:
         return script
 
 
-def _run(*command: str) -> None:
+def run_command(*command: str) -> None:
+    """Run a command. Raises InputError with its last line if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         message = (done.stderr or done.stdout).strip().splitlines()

@@ -24,8 +24,9 @@ from torch._C._distributed_c10d import TCPStore
 from bagpipe.errors import JobError
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
 from benchmarks.harness.report import table, verdict
+from benchmarks.harness.shaped_link import check_privileges
 from benchmarks.resharding.cases import NUM_RANKS
-from benchmarks.resharding.network import ShapedHosts, check_privileges
+from benchmarks.resharding.network import ShapedHosts
 
 TARGET_ERROR = 0.2
 _TIMEOUT_S = 1200
