@@ -269,7 +269,7 @@ def test_dense_gradients_are_summed_beside_the_backward(waits: bool, monkeypatch
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch() as found:
         sums = DenseParallel(model, local_peers(1)[0].dense)
-        sums._stream = found.cuda.Stream()
+        sums._lane._stream = found.cuda.Stream()
         with found.cuda.stream(found.cuda.Stream()), sums:
             for _ in range(3):
                 model(torch.ones(2, 3)).sum().backward()
