@@ -76,7 +76,7 @@ class LaneGroup:
         self._on_device = dist.get_backend(group) == "nccl"
         self._is_aborted = False
         self._has_transfers = False
-        self._pending: deque[tuple[float, Any]] = deque(maxlen=_MAX_PENDING)
+        self._pending: deque[tuple[float, Callable[[], bool]]] = deque(maxlen=_MAX_PENDING)
 
     def all_to_all(self, output: Tensor, input: Tensor, output_rows: Sequence[int], input_rows: Sequence[int]) -> None:
         """All-to-all of rows; see `Peers.exchange`."""
@@ -163,7 +163,7 @@ class LaneGroup:
     def find_hang(self) -> PeerError | None:
         """An error if a device exchange is past its deadline. The host never waits for one, so no timeout fires."""
         now_s = time.monotonic()
-        while self._pending and self._pending[0][1].is_completed():
+        while self._pending and self._pending[0][1]():
             self._pending.popleft()
         if self._pending and now_s - self._pending[0][0] > self._timeout_s:
             return PeerError(self._message("an exchange on the device", "no end"))
@@ -174,7 +174,9 @@ class LaneGroup:
             work = start()
             if self._on_device:
                 work.wait()
-                self._pending.append((time.monotonic(), work))
+                end = torch.cuda.Event()  # type: ignore[no-untyped-call]  # the work would keep its tensors
+                end.record()
+                self._pending.append((time.monotonic(), end.query))
             else:
                 self._wait(work)
         except RuntimeError as error:
@@ -192,7 +194,7 @@ class LaneGroup:
         except RuntimeError as error:
             raise self._error(f"a connection to rank {self._ranks[peer]}", error) from None
         if self._on_device:
-            self._pending.append((time.monotonic(), work))
+            self._pending.append((time.monotonic(), work.is_completed))
         return _Transfer(self, work, tensor, peer, tag)
 
     def _transfer_error(self, tensor: Tensor, peer: int, tag: int, error: RuntimeError) -> BaseException:

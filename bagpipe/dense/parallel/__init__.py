@@ -9,5 +9,7 @@ sharded      whole model, its optimizer state, gradients or parameters divided a
     find_units (shard_units) ─layers─> UnitShard (unit_shard), each with a FlatLayout (shard_layout)
         gradients ─sums in rank order─> segments ─optimizer─> share ─gathers (unit_gathers)─> parameters
 
+        between uses parameters are closed (closed_parameter): a use elsewhere is an error
+
 Exchanges of replicated and sharded run beside the computation, in the order asked for (ordered_exchanges).
 """

@@ -28,16 +28,13 @@ from bagpipe.dense.parallel.buckets import is_bad_anywhere
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
 from bagpipe.dense.parallel.shard_units import ParameterUnit
-from bagpipe.dense.parallel.unit_gathers import OUTSIDE, UnitGathers
+from bagpipe.dense.parallel.unit_gathers import UnitGathers
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError, JobError
 from bagpipe.types.model_inputs import device_of
 
 __all__ = ["ShardedModel"]
-
-#: Of torch, where a tensor is used whose storage has been freed: by an operator, or by a view.
-_FREED = ("data is not allocated", "out of bounds for storage of size 0")
 
 
 class ShardedModel:
@@ -60,8 +57,8 @@ class ShardedModel:
         segments: this rank's part of every trainable parameter, by name, in the model's order. An optimizer steps them.
 
     Raises:
-        InputError: in forward or backward: a gradient is sparse, a parameter is used outside its unit's forward, or the
-            forward changes a buffer.
+        InputError: something keeps a view of a parameter; in forward or backward: a gradient is sparse, a parameter is
+            used outside its unit's forward, or the forward changes a buffer.
         PeerError: a peer is gone or silent.
     """
 
@@ -78,6 +75,8 @@ class ShardedModel:
         self.level = level
         self.rank = sums.rank
         self.shards = tuple(UnitShard(unit, level=level, rank=sums.rank, num_ranks=sums.world_size) for unit in units)
+        for shard in self.shards:
+            shard.check_left()
         found = {n: s for shard in self.shards for n, s in zip(shard.names, shard.segments, strict=True)}
         self.segments: Mapping[str, nn.Parameter] = {n: found[n] for n, _ in model.named_parameters() if n in found}
         self._model = model
@@ -111,7 +110,7 @@ class ShardedModel:
     def forward(self) -> Iterator[None]:
         """Around the forward of a step, if this rank has examples or not."""
         before = [buffer._version for buffer in self._model.buffers()]
-        with self._gathers.forward(), _explained():
+        with self._gathers.forward():
             yield
         for version, (name, buffer) in zip(before, self._model.named_buffers(), strict=True):
             if buffer._version != version:
@@ -123,7 +122,7 @@ class ShardedModel:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Around the backward of a step, if this rank has examples or not."""
-        with self._gathers.backward(), _explained():
+        with self._gathers.backward():
             yield
 
     def reduce(self, *, is_bad: bool | None = None) -> bool:
@@ -175,7 +174,7 @@ class ShardedModel:
         if self.level == "parameters":
             for shard in self.shards:
                 shard.adopt()
-                shard.release()
+            self._gathers.release_all()
 
     @property
     def is_whole(self) -> bool:
@@ -237,14 +236,3 @@ class ShardedModel:
         shard = self.shards[-1 - len(self._tickets)]
         is_marked = self._is_bad
         self._tickets.append(self._lane.submit(lambda: shard.exchange(self._sums, is_marked=is_marked)))
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """An error of a parameter that is not here says what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _FREED):
-            raise
-        raise InputError(OUTSIDE) from error

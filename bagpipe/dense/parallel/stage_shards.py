@@ -126,7 +126,7 @@ class StageShards(Mapping[int, StageShare]):
         wrap: see `find_units`.
 
     Raises:
-        InputError: see `find_units`.
+        InputError: see `find_units`, or something keeps a view of a parameter.
     """
 
     def __init__(
@@ -145,6 +145,8 @@ class StageShards(Mapping[int, StageShare]):
             own = _of_stage(units, stage)
             if own and rank in stage.holders and len(stage.holders) > 1:
                 self._shares[number] = StageShare(own, level, groups[tuple(sorted(stage.holders))])
+        for shard in (shard for share in self._shares.values() for shard in share.shards):
+            shard.check_left()
 
     def __getitem__(self, stage: int) -> StageShare:
         return self._shares[stage]

@@ -5,71 +5,29 @@
 
 The first forward records how often each unit is called; until then nothing is freed before its end. A rank's gathers
 depend on nothing but the number of the step: those that its graph did not ask for are made at the end of a pass.
+
+In a pass the parameters of a unit are closed (`closed_parameter`) except in its own forward. What autograd saves of
+them is its place, so their memory can go and come back elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import saved_tensors_hooks
 
+from bagpipe.dense.parallel.closed_parameter import OUTSIDE, tensors_in
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
-from bagpipe.dense.parallel.unit_shard import UnitShard
+from bagpipe.dense.parallel.unit_shard import Place, UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
-__all__ = ["OUTSIDE", "UnitGathers"]
-
-
-#: Where a parameter that is not here is used; some operators end the process if they meet one.
-OUTSIDE = (
-    "dense.shard parameters: a parameter is used outside the forward of its layer: name in dense.wrap a module whose "
-    "forward has all of its uses"
-)
-
-#: Functions that read no values of a parameter: attributes, shapes, dtypes, tensors like it.
-_WITHOUT_VALUES = frozenset(
-    [
-        "__get__",
-        "__set__",
-        "__hash__",
-        "__len__",
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "type_as",
-        "is_floating_point",
-        "is_complex",
-        "element_size",
-        "get_device",
-        "is_contiguous",
-        "register_hook",
-        "to",
-        "requires_grad_",
-        "retain_grad",
-        "data_ptr",
-        "untyped_storage",
-        "storage_offset",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "new_tensor",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "rand_like",
-    ]
-)
+__all__ = ["UnitGathers"]
 
 
 class UnitGathers:
@@ -82,7 +40,8 @@ class UnitGathers:
         frees: parameters are freed between uses; otherwise the passes do nothing.
 
     Raises:
-        InputError: in a forward: a unit is called more often than in the first one.
+        InputError: in a pass: a unit is called more often than in the first one, a parameter is used outside the
+            forward of its unit, or a view of one is kept.
         PeerError: in a pass: a peer is gone or silent.
     """
 
@@ -98,6 +57,7 @@ class UnitGathers:
         self._count: list[int] = []  # in the forward under way
         self._held: set[int] = set()  # units whose backward does not announce itself: they stay until its end
         self._open: list[UnitShard] = []  # whose forwards are under way, the innermost last
+        self._storages: dict[int, UnitShard] = {}  # of whole parameters that are here, by address
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -124,6 +84,19 @@ class UnitGathers:
         self._begin(range(len(self._shards)))
         self._need(len(self._shards) - 1)
         self._order = ()
+        for shard in self._shards:
+            shard.open()
+
+    def release_all(self) -> None:
+        """Let go of every unit's parameters, between two passes.
+
+        Raises:
+            InputError: a view of one is kept.
+        """
+        for shard in self._shards:
+            self._release(shard)
+        for shard in self._shards:
+            shard.check_left()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -134,7 +107,7 @@ class UnitGathers:
         self._count = [0] * len(self._shards)
         self._open.clear()
         self._begin(range(len(self._shards)))
-        with nullcontext() if self._calls else _OutsideUses(self._shards, self._open):
+        with saved_tensors_hooks(self._pack, _unpack):
             yield
         self._end()
         if any(self._count) and not self._calls:
@@ -154,7 +127,7 @@ class UnitGathers:
     def free(self, number: int) -> None:
         """The backward of a unit is done."""
         if self._order and self._frees and number not in self._held:
-            self._shards[number].release()
+            self._release(self._shards[number])
 
     def _before(self, number: int) -> Any:
         def enter(*_: object) -> None:
@@ -168,6 +141,7 @@ class UnitGathers:
                     f"dense.shard parameters: layer {shard.name} is called {self._calls[number]} times in the first "
                     f"batch and more often in this one: name in dense.wrap a module whose forward makes all its calls"
                 )
+            shard.open()
 
         return enter
 
@@ -175,18 +149,21 @@ class UnitGathers:
         def leave(module: object, inputs: object, output: object) -> None:
             if not self._order or not torch.is_grad_enabled():
                 return
-            if self._shards[number] in self._open:
-                self._open.remove(self._shards[number])
-            if any(self._shards[number].has(tensor) for tensor in _tensors(output)):
+            shard = self._shards[number]
+            if shard in self._open:
+                self._open.remove(shard)
+            if shard not in self._open:
+                shard.close()
+            if any(shard.has(tensor) for tensor in tensors_in(output)):
                 raise InputError(OUTSIDE)
-            outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+            outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             for tensor in outputs:
                 tensor.register_hook(lambda gradient: self._enter(number))  # type: ignore[no-untyped-call]
             if not outputs:
                 self._held.add(number)
             self._count[number] += 1
             if self._calls and self._count[number] == self._calls[number] and number not in self._held:
-                self._shards[number].release()
+                self._release(shard)
 
         return leave
 
@@ -207,11 +184,13 @@ class UnitGathers:
     def _end(self) -> None:
         """Make the gathers that nothing has asked for, so that all ranks make the same, and free what is left."""
         for number in set(self._order[: self._waited]) - self._held:
-            self._shards[number].release()
+            self._release(self._shards[number])
         for position in range(self._waited, len(self._order)):
             self._need(position)
             if self._order[position] not in self._held:
-                self._shards[self._order[position]].release()
+                self._release(self._shards[self._order[position]])
+        for shard in self._shards:
+            shard.check_left()
         self._order = ()
 
     def _need(self, position: int) -> None:
@@ -220,7 +199,9 @@ class UnitGathers:
             if len(self._tickets) == self._waited:
                 self._launch()
             self._tickets[self._waited].wait()
-            self._shards[self._order[self._waited]].is_here = True
+            shard = self._shards[self._order[self._waited]]
+            shard.arrive()
+            self._storages[shard.whole.untyped_storage()._cdata] = shard
             self._waited += 1
 
     def _launch(self) -> None:
@@ -228,32 +209,22 @@ class UnitGathers:
         shard.allocate()
         self._tickets.append(self._lane.submit(lambda: shard.gather(self._group)))
 
+    def _release(self, shard: UnitShard) -> None:
+        if shard.is_here:
+            self._storages.pop(shard.whole.untyped_storage()._cdata, None)
+            shard.release()
 
-class _OutsideUses(TorchFunctionMode):
-    """Refuses functions of parameters whose units' forwards are not under way. For one forward: it costs time."""
-
-    def __init__(self, shards: Iterable[UnitShard], opened: Sequence[UnitShard]) -> None:
-        super().__init__()
-        self._owners = {id(parameter): shard for shard in shards for parameter in shard.parameters}
-        self._opened = opened
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in _WITHOUT_VALUES and torch.is_grad_enabled():
-            for tensor in (*_tensors(args), *_tensors(kwargs)):
-                owner = self._owners.get(id(tensor))
-                if owner is not None and owner not in self._opened:
-                    raise InputError(OUTSIDE)
-        return func(*args, **kwargs)
+    def _pack(self, tensor: Tensor) -> Tensor | Place:
+        """What autograd keeps of a tensor that a backward needs."""
+        if tensor.layout is torch.strided:
+            shard = self._storages.get(tensor.untyped_storage()._cdata)
+            if shard is not None and tensor.dtype == shard.whole.dtype:
+                return Place(
+                    shard=shard, shape=tensor.shape, strides=tensor.stride(), first=int(tensor.storage_offset())
+                )
+        # Detached: an operator's own result would keep itself alive.
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """Tensors in a module's output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+def _unpack(saved: Tensor | Place) -> Tensor:
+    return saved.tensor() if isinstance(saved, Place) else saved

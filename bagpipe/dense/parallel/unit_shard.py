@@ -2,7 +2,8 @@
 
     gradient of a parameter ──take──> send ─all-to-all: share r of every rank's gradients to rank r─> received
         rank r: gradient share = ((first's + second's) + third's) + …          ──land──> gradients of the segments
-    segments ──the optimizer's step──> share ──all-gather──> flat: the parameters of the model are views of it
+    segments ──the optimizer's step──> share ──all-gather──> whole: the parameters of the model are views of it
+    release ──> parameters are closed (`closed_parameter`), what autograd has saved of them is a `Place` of the whole
 
 Each element is summed on its own, in rank order, as `bagpipe.dense.parallel.buckets` does: the bits are those of the
 replicated sum, and an optimizer that treats each element on its own steps a segment as it steps a whole tensor.
@@ -13,17 +14,45 @@ NaN where a gradient is not finite.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.buckets import check_gradient
+from bagpipe.dense.parallel.closed_parameter import OUTSIDE, Left, absent, close, open_again
 from bagpipe.dense.parallel.shard_layout import FlatLayout, Piece, Segment, ShardLevel, flat_layout
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.distributed.interface import RankGroup
+from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import keep_for_current_stream
 
-__all__ = ["UnitShard"]
+__all__ = ["Place", "UnitShard"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """Where a tensor lies in the whole parameters of a unit.
+
+    Attributes:
+        shard: of the unit.
+        shape, strides, first: of the tensor; in elements.
+    """
+
+    shard: UnitShard
+    shape: torch.Size
+    strides: tuple[int, ...]
+    first: int
+
+    def tensor(self) -> Tensor:
+        """The tensor, where the whole parameters are now.
+
+        Raises:
+            InputError: they are not here.
+        """
+        if not self.shard.is_here:
+            raise InputError(OUTSIDE)
+        return self.shard.whole.as_strided(self.shape, self.strides, self.first)
 
 
 class UnitShard:
@@ -57,8 +86,9 @@ class UnitShard:
         self.num_sent_bytes = 0
         self._keeps_gradients = level == "optimizer"
         self._range = slice(rank * self.layout.share, (rank + 1) * self.layout.share)
-        self._flat = self._flatten()
-        self._share = self._flat[self._range]
+        self._left = Left()
+        self._whole: Tensor | None = self._flatten()
+        self._share = self.whole[self._range]
         if level == "parameters":
             self._share = self._share.clone()
         self.segments = tuple(nn.Parameter(self._share[s.offset : s.offset + s.length]) for s in self.own)
@@ -70,19 +100,30 @@ class UnitShard:
 
     def _flatten(self) -> Tensor:
         flat = self.parameters[0].detach().new_zeros(self.layout.length)
-        for start, parameter in zip(self.layout.starts, self.parameters, strict=True):
-            part = flat[start : start + parameter.numel()].view(parameter.shape)
+        for part, parameter in zip(self._parts(flat), self.parameters, strict=True):
             part.copy_(parameter.detach())
+            if parameter.device.type == "cpu":
+                self._left.add(parameter.detach())
             parameter.data = part
         return flat
 
+    def _parts(self, flat: Tensor) -> Iterator[Tensor]:
+        """A buffer as the parameters."""
+        for start, parameter in zip(self.layout.starts, self.parameters, strict=True):
+            yield flat[start : start + parameter.numel()].view(parameter.shape)
+
     # ---- parameters ----------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> Tensor:
+        """The whole parameters, or room for them: the flat buffer."""
+        assert self._whole is not None, "allocated, and not released"
+        return self._whole
 
     def allocate(self) -> None:
         """Make room for the whole parameters."""
-        storage = self._flat.untyped_storage()
-        if not storage.nbytes():
-            storage.resize_(self._flat.numel() * self._flat.itemsize)
+        if self._whole is None:
+            self._whole = self._share.new_empty(self.layout.length)
 
     def gather(self, group: RankGroup) -> None:
         """Fill the whole parameters with the shares of all ranks. There is room.
@@ -90,23 +131,56 @@ class UnitShard:
         Raises:
             PeerError: a peer is gone or silent.
         """
-        own = self._share
-        group.all_gather(self._flat, own.clone() if own.data_ptr() == self._flat[self._range].data_ptr() else own)
+        own, whole = self._share, self.whole
+        group.all_gather(whole, own.clone() if own.data_ptr() == whole[self._range].data_ptr() else own)
         self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
 
+    def arrive(self) -> None:
+        """The whole parameters are gathered: those of the model have their values. Idempotent."""
+        if not self.is_here:
+            for part, parameter in zip(self._parts(self.whole), self.parameters, strict=True):
+                parameter.data = part
+            self.is_here = True
+
     def release(self) -> None:
-        """Free the whole parameters; the share stays."""
-        self._flat.untyped_storage().resize_(0)
-        self.is_here = False
+        """Let go of the whole parameters; the share stays. Idempotent."""
+        if self.is_here:
+            self.close()
+            for parameter in self.parameters:
+                parameter.data = absent(parameter)
+            self._left.add(self.whole)
+            self._whole, self.is_here = None, False
+
+    def close(self) -> None:
+        """Refuse uses of the parameters: the unit's forward is not under way."""
+        for parameter in self.parameters:
+            close(parameter)
+
+    def open(self) -> None:
+        """Allow uses of the parameters, which are here."""
+        for parameter in self.parameters:
+            open_again(parameter)
+
+    def check_left(self) -> None:
+        """Check that nothing has kept a view of memory that the parameters had before.
+
+        Raises:
+            InputError: something has: it would not see the parameters change.
+        """
+        if self._left.are_held():
+            raise InputError(
+                f"dense.shard: something keeps a view of a parameter of layer {self.name}, which would not follow its "
+                f"changes: expected parameters that are used by their names, in the forward of their layer"
+            )
 
     def has(self, tensor: Tensor) -> bool:
         """A tensor lies in the whole parameters."""
-        return bool(tensor.untyped_storage()._cdata == self._flat.untyped_storage()._cdata)
+        return self._whole is not None and tensor.untyped_storage()._cdata == self._whole.untyped_storage()._cdata
 
     def adopt(self) -> None:
         """Take the share from the whole parameters, which were loaded."""
-        if self._share.data_ptr() != self._flat[self._range].data_ptr():
-            self._share.copy_(self._flat[self._range])
+        if self._share.data_ptr() != self.whole[self._range].data_ptr():
+            self._share.copy_(self.whole[self._range])
 
     def joined(self, position: int, part: Tensor, group: RankGroup) -> Tensor:
         """A tensor in the shape of a parameter, of the ranks' segments of it. All ranks call it.
@@ -224,5 +298,5 @@ class UnitShard:
         """Per rank its share of the gradients here, one flag per parameter, and a mark."""
         if self._send is None:
             width = self.layout.share + len(self.parameters) + 1
-            self._send = self._flat.new_zeros(self.layout.num_ranks, width)
+            self._send = self._share.new_zeros(self.layout.num_ranks, width)
         return self._send
