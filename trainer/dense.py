@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bagpipe.config.sections import Config, DenseConfig, ModelConfig, RunConfig
-from bagpipe.dense.chunks.chunked_model import Budget
+from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor

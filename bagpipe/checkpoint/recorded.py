@@ -26,10 +26,6 @@ class RecordedDense(Protocol):
         """Its chunks by name."""
         ...
 
-    def settle(self) -> None:
-        """Before parameters or optimizer state are read: they are complete where they are."""
-        ...
-
     def capture(
         self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
     ) -> DenseCopy:

@@ -221,7 +221,6 @@ class Recorder:
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
-            dense.settle()
             pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
             pending.dense[name] = dense.capture(
                 cache.streams,

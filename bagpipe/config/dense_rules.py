@@ -35,8 +35,6 @@ def _chunks_problem(config: Config, value: str) -> str | None:
     for name in ("compile", "cuda_graph"):
         if getattr(run, name):
             return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"
-    if optim.clip_norm:
-        return f"{value} is not possible with optim.clip_norm {optim.clip_norm:g}: a norm needs all gradients at once"
     if optim.ema_decay:
         return f"{value} is not possible with optim.ema_decay {optim.ema_decay:g}: averages are outside of the budget"
     return None

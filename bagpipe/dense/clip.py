@@ -9,7 +9,7 @@ they are updated; here their factor is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,10 +31,12 @@ class Limited:
     Attributes:
         norm: scalar, the norm of the gradients in scope before the limit.
         row_factor: float64 scalar of at most 1, by which the gradients of rows are still to be multiplied; None: none.
+        factor: scalar of at most 1, by which dense gradients are multiplied; None: none.
     """
 
     norm: Tensor
     row_factor: Tensor | None = None
+    factor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +69,59 @@ class Clip:
             What the limit of the norm did; None: there is none, or no gradient in its scope.
         """
         graded = [parameter for parameter in parameters if parameter.grad is not None]
-        if self.value and graded:
-            nn.utils.clip_grad_value_(graded, self.value)
-        if self.limits_rows:
-            assert row_squares is not None, "measured before"
-            return self._apply_with_rows([p.grad for p in graded if p.grad is not None], row_squares)
-        if self.norm and graded:
-            return Limited(norm=nn.utils.clip_grad_norm_(graded, self.norm))
-        return None
+        limited = self.limited(self.measure(graded), row_squares)
+        if limited is not None:
+            self.scale(graded, limited)
+        return limited
 
-    def _apply_with_rows(self, gradients: list[Tensor], row_squares: Tensor) -> Limited:
-        if self.scope == "rows":
-            gradients = []
-        squares = row_squares
-        if gradients:
-            squares = squares + nn.utils.get_total_norm(gradients).double().square()
+    def measure(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Clip the elements of gradients, in place.
+
+        Args:
+            parameters: with gradients: all, or some after others, in their order.
+
+        Returns:
+            The norm of each gradient, for `limited`; empty if it does not count.
+        """
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.value and gradients:
+            nn.utils.clip_grad_value_(parameters, self.value)
+        return _norms(gradients) if self.norm and self.scope != "rows" else []
+
+    def limited(self, norms: Sequence[Tensor], row_squares: Tensor | None = None) -> Limited | None:
+        """What the limit of the norm does.
+
+        Args:
+            norms: of all gradients, in order.
+            row_squares: see `apply`.
+        """
+        if not self.norm:
+            return None
+        # As `torch.nn.utils.clip_grad_norm_`: the norm of the norms.
+        total = torch.linalg.vector_norm(torch.stack([*norms])) if norms else None
+        if not self.limits_rows:
+            return None if total is None else Limited(norm=total, factor=_factor(self.norm, total))
+        assert row_squares is not None, "measured before"
+        squares = row_squares if total is None else row_squares + total.double().square()
         norm = squares.sqrt()
-        factor = torch.clamp(self.norm / (norm + _EPS), max=1.0)
-        if gradients:
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
-        return Limited(norm=norm, row_factor=factor)
+        factor = _factor(self.norm, norm)
+        return Limited(norm=norm, row_factor=factor, factor=None if total is None else factor.to(total.dtype))
+
+    def scale(self, parameters: Iterable[nn.Parameter], limited: Limited) -> None:
+        """Multiply gradients by the factor of a limit, in place."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients and limited.factor is not None:
+            torch._foreach_mul_(gradients, limited.factor)
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    if gradients and gradients[0].is_cuda:
+        return list(torch._foreach_norm(gradients))
+    return [torch.linalg.vector_norm(gradient) for gradient in gradients]
+
+
+def _factor(limit: float, norm: Tensor) -> Tensor:
+    return torch.clamp(limit / (norm + _EPS), max=1.0)
 
 
 NO_CLIP = Clip()

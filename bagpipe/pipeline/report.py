@@ -18,12 +18,25 @@ class LaneReport:
         wait_s: time waiting for other lanes. Waits of a device stream are not counted; a trace shows them.
         waits_s: `wait_s` by the op waited for (``0X_INSERT``), in order of first wait.
         actions: number of handler calls.
+        num_bytes: bytes that the lane has moved, where it counts them.
     """
 
     busy_s: float
     wait_s: float
     waits_s: Mapping[str, float]
     actions: int
+    num_bytes: int = 0
+
+    def __add__(self, other: LaneReport) -> LaneReport:
+        """What two accounts of one lane have in sum."""
+        ops = dict.fromkeys((*self.waits_s, *other.waits_s))
+        return LaneReport(
+            busy_s=self.busy_s + other.busy_s,
+            wait_s=self.wait_s + other.wait_s,
+            waits_s={op: self.waits_s.get(op, 0.0) + other.waits_s.get(op, 0.0) for op in ops},
+            actions=self.actions + other.actions,
+            num_bytes=self.num_bytes + other.num_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

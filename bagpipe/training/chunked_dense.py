@@ -3,25 +3,31 @@
     F  forward, units come one after another    B  gradients go to their chunks    OPT  chunk by chunk
 
 The same operators in the same order as `WholeDense`, on the same values: the same bits. Only where gradients are
-looked at or limited differs: each while it is on the device.
+looked at or limited differs: each while it is on the device. A norm is that of the norms of gradients, one by one, in
+the order of the parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from bagpipe.dense.chunks.chunked_model import Budget, ChunkedModel
+from bagpipe.checkpoint.dense_state import DenseCopy
+from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.chunked_model import ChunkedModel
+from bagpipe.dense.clip import Limited
 from bagpipe.errors import InputError
+from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.dense import WholeDense
+from bagpipe.training.dense import DensePart, WholeDense
 from bagpipe.training.part import InFlightBatch, LoopRun
 
-__all__ = ["ChunkedDense"]
+__all__ = ["ChunkedDense", "step_in_chunks"]
 
 
 class ChunkedDense(WholeDense):
@@ -36,32 +42,34 @@ class ChunkedDense(WholeDense):
         chunked: the model in chunks.
 
     Raises:
-        InputError: the norm of gradients has a limit, several ranks have devices, or see `ChunkedModel`.
+        InputError: several ranks have devices, or see `ChunkedModel.of`.
     """
 
     def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
         super().__init__(**settings)
         self._has_replicas = settings.get("replicas") is not None
-        if self.clip.norm:
-            raise InputError(
-                "a limit of the gradients' norm is not possible with chunks: it needs all gradients at once"
-            )
         if self._has_replicas and streams.is_async:
             raise InputError(
                 "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
             )
-        self.chunked = ChunkedModel(self.model, self.optimizer, budget, streams)
+        self.chunked = ChunkedModel.of(self.model, self.optimizer, budget, streams)
 
     def start(self, run: LoopRun) -> None:
         super().start(run)
-        self.chunked.start()
+        self.chunked.start(run.trace)
 
     def end(self) -> None:
         super().end()
         self.chunked.end()
 
-    def settle(self) -> None:
+    def lane_reports(self) -> Mapping[str, LaneReport]:
+        return self.chunked.arena.lane.reports("compute")
+
+    def capture(
+        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
+    ) -> DenseCopy:
         self.chunked.settle()
+        return super().capture(streams, chunk, rng=rng, parts=parts)
 
     def begin(self, b: int) -> None:
         super().begin(b)
@@ -75,20 +83,41 @@ class ChunkedDense(WholeDense):
         if not self._has_replicas:
             super().step(b)
         else:
-            self.chunked.show_gradients()
+            self.chunked.gradients.show()
             super().step(b)
         self.chunked.finish()
 
     def update(self, batch: InFlightBatch) -> None:
         if self._has_replicas:
-            self.chunked.take_shown()
-
-        def update(parameters: Sequence[nn.Parameter]) -> None:
-            self.loss_scale.unscale_parameters(parameters)
-            self.limit(parameters, batch)
-            self.optimizer.step()
-
-        self.chunked.step(update)
+            self.chunked.gradients.take_shown()
+        step_in_chunks(self, self.chunked, self.optimizer, batch)
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.chunked.marks.items()
+
+
+def step_in_chunks(
+    dense: DensePart, chunked: ChunkedModel, optimizer: Optimizer, batch: InFlightBatch, *, piece: int = 0
+) -> None:
+    """Limit the gradients of a piece of a chunked model and step its optimizer, chunk by chunk.
+
+    A limit of the norm needs all gradients before the first step: one more pass through them.
+    """
+    clip, norms = dense.clip, list[Tensor]()
+    limited: Limited | None = None
+
+    def prepare(parameters: Sequence[nn.Parameter]) -> None:
+        dense.loss_scale.unscale_parameters(parameters)
+        norms.extend(clip.measure(parameters))
+
+    def update(parameters: Sequence[nn.Parameter]) -> None:
+        if not clip.norm:
+            prepare(parameters)
+        elif limited is not None:
+            clip.scale(parameters, limited)
+        optimizer.step()
+
+    if clip.norm:
+        chunked.measure(prepare, piece=piece)
+        limited = dense.limited(norms, batch)
+    chunked.step(update, piece=piece)

@@ -11,7 +11,7 @@ steps, what a checkpoint copies before its first forward, and what a weight aver
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
-from bagpipe.dense.clip import NO_CLIP, Clip
+from bagpipe.dense.clip import NO_CLIP, Clip, Limited
 from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.loss_scale import LossScale, ScaleHolder
 from bagpipe.dense.parallel.sharded import ShardedModel
@@ -126,9 +126,6 @@ class DensePart(LoopPart):
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         """The chunk that an operation of `Point.STEP` steps; None if it has no parameters."""
 
-    def settle(self) -> None:
-        """Before parameters or optimizer state are read while a run goes on: they are complete where they are."""
-
     def capture(
         self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
     ) -> DenseCopy:
@@ -164,7 +161,17 @@ class DensePart(LoopPart):
         """Clip the gradients of parameters, with those of the batch's rows if they are in the scope of the norm."""
         if batch.row_squares is not None:
             keep_for_current_stream(batch.row_squares)
-        limited = self.clip.apply(parameters, batch.row_squares)
+        self._note(self.clip.apply(parameters, batch.row_squares), batch)
+
+    def limited(self, norms: Sequence[Tensor], batch: InFlightBatch) -> Limited | None:
+        """What the limit of the norm does for all gradients, whose norms are given (`Clip.limited`)."""
+        if batch.row_squares is not None:
+            keep_for_current_stream(batch.row_squares)
+        limited = self.clip.limited(norms, batch.row_squares)
+        self._note(limited, batch)
+        return limited
+
+    def _note(self, limited: Limited | None, batch: InFlightBatch) -> None:
         if limited is not None:
             self.gradient_norm, batch.row_factor = limited.norm.detach(), limited.row_factor
 

@@ -304,6 +304,7 @@ class Engine:
             first_batch=first_batch,
             carried=carried or {},
             earlier=self._earlier,
+            trace=self.trace,
         )
         with self._running(run, reading, stops_on_signals=stops_on_signals) as runner:
             yield SteppedRun(

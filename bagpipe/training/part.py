@@ -28,8 +28,10 @@ from bagpipe.kernels.interface import RowSteps
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.runner import Runner
 from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import ReadResult, WriteRequest
@@ -104,6 +106,7 @@ class LoopRun:
         earlier: steps of earlier jobs.
         in_flight: the batches under way, by number.
         runner: walks the loop; set once, before the first handler is called.
+        trace: of the run; parts that work in threads of their own add to it.
     """
 
     batches: Iterator[RankBatch]
@@ -113,6 +116,7 @@ class LoopRun:
     earlier: EarlierSteps = EarlierSteps()
     in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
     runner: Runner | None = None
+    trace: Trace | None = None
 
     def abort(self, error: BaseException) -> None:
         """End the run with this error, unless it has one. From any thread."""
@@ -220,6 +224,10 @@ class LoopPart:
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         """Tensors that a checkpoint before batch `step` keeps beside a chunk (`DensePart.chunks`), by name."""
+        return {}
+
+    def lane_reports(self) -> Mapping[str, LaneReport]:
+        """Times of lanes that the part has besides those of the loop, by name; and what is to be added to others'."""
         return {}
 
     def row_tensors(self) -> Mapping[str, Tensor]:

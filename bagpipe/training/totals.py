@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -70,7 +71,11 @@ class Totals(LoopPart):
     def progress(self) -> Progress:
         """The totals so far. Any thread may ask. The lanes of a run that has ended are those when it was last asked."""
         if self._run.runner is not None:
-            self._report = self._run.runner.snapshot()
+            seen = self._run.runner.snapshot()
+            known = dict(seen.lanes)
+            for name, more in (item for part in self._run.parts for item in part.lane_reports().items()):
+                known[name] = known[name] + more if name in known else more
+            self._report = replace(seen, lanes=known)
         report = self._report
         lanes = [] if report is None else [lane for name, lane in report.lanes.items() if name.startswith("compute")]
         first, *others = self._loss_sums().values()

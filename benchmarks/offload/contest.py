@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.chunks.chunked_model import Budget, ChunkedModel
+from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.chunks.layout import aligned
 from bagpipe.dense.chunks.moments import Moment
 from bagpipe.dense.chunks.simulate import simulate_moves
@@ -81,7 +82,7 @@ class _Contestant:
         self.processor_s: list[float] = []
         self.chunked: ChunkedModel | None = None
         if budget is not None:
-            self.chunked = ChunkedModel(self.model, self.optimizer, budget, NullStreams())
+            self.chunked = ChunkedModel.of(self.model, self.optimizer, budget, NullStreams())
 
     def timed_batch(self) -> None:
         """A batch, its processor time kept."""
@@ -164,7 +165,7 @@ def contest(sizes: Sizes, say: Callable[[str], None]) -> list[Found]:
 
 
 def _copies(contestant: _Contestant) -> int:
-    return 0 if contestant.chunked is None else sum(contestant.chunked.arena.num_copies.values())
+    return 0 if contestant.chunked is None else sum(contestant.chunked.arena.lane.num_copies.values())
 
 
 def _costs(resident: _Contestant, chunk_bytes: int) -> tuple[Mapping[Moment, float], float]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.chunks.chunked_model import Budget, ChunkedModel
+from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.executor import EagerExecutor
 from bagpipe.pipeline.devices import open_streams
 from bagpipe.training.chunked_dense import ChunkedDense
@@ -23,7 +24,7 @@ def train(device: str, budget: Budget | None) -> list[Tensor]:
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)) for _ in range(LAYERS)]
     model = nn.Sequential(*layers, nn.LayerNorm(WIDTH)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    chunked = None if budget is None else ChunkedModel(model, optimizer, budget, open_streams(device))
+    chunked = None if budget is None else ChunkedModel.of(model, optimizer, budget, open_streams(device))
     for number in range(6):
         values = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(number)).to(device)
         if chunked is None:

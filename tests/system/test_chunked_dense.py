@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -62,6 +63,21 @@ def test_every_model_keeps_its_bits(clicks: MakeConfig, model: str) -> None:
 def test_gradients_are_examined_limited_and_scaled_by_chunk(clicks: MakeConfig) -> None:
     config = change(clicks(), **DEEP, optim__clip_value=1e-3, run__loss_scale=1024, run__nonfinite="skip")
     same(config, dense__budget_bytes=smallest(config))
+
+
+@pytest.mark.parametrize("scope", ["dense", "rows", "all"])
+def test_a_limit_of_the_norm_is_that_of_all_gradients(clicks: MakeConfig, scope: str) -> None:
+    limits = {"optim__clip_norm": 0.05, "optim__clip_scope": scope, "optim__clip_value": 0.01}
+    config = change(clicks(), **DEEP, **limits, run__loss_scale=8.0, run__steps=6)
+    same(config, dense__budget_bytes=smallest(config))
+
+
+def test_moves_are_traced_and_reported_and_the_copy_thread_ends(clicks: MakeConfig, tmp_path: Path) -> None:
+    config = change(clicks(eval_fraction=0.2), **DEEP, run__trace=str(tmp_path / "trace.json"))
+    _, budgeted = same(config, dense__budget_bytes=smallest(config))
+    lane = budgeted.trained.progress.lanes["chunks"]
+    assert lane.num_bytes > 0
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bagpipe-chunks")]
 
 
 def test_state_on_the_host_keeps_the_bits(clicks: MakeConfig) -> None:

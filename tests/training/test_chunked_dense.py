@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 from torch.optim import SGD
 
-from bagpipe.dense.chunks.chunked_model import Budget
+from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.clip import Clip
 from bagpipe.dense.executor import EagerExecutor
-from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.training.chunked_dense import ChunkedDense
 
@@ -28,7 +26,5 @@ def make(clip: Clip) -> ChunkedDense:
     )
 
 
-def test_a_limit_of_elements_is_possible_and_one_of_the_norm_is_not() -> None:
+def test_the_budget_is_divided_into_chunks() -> None:
     assert make(Clip(value=0.5)).chunked.arena.num_slots == 4
-    with pytest.raises(InputError, match="norm is not possible with chunks"):
-        make(Clip(norm=1.0))

@@ -134,11 +134,16 @@ class Exporter(Collector):
         waits = CounterMetricFamily(
             "bagpipe_trainer_lane_wait_seconds", "Waits of a lane by what it waited for", labels=["rank", "lane", "op"]
         )
+        moved = CounterMetricFamily(
+            "bagpipe_trainer_lane_moved_bytes", "Bytes that a lane moved", labels=["rank", "lane"]
+        )
         for lane, times in lanes.items():
+            if "moved_bytes" in times:
+                moved.add_metric([self._rank, lane], times["moved_bytes"])
             busy.add_metric([self._rank, lane], times["busy_s"])
             for op, wait_s in times["waits_s"].items():
                 waits.add_metric([self._rank, lane, op], wait_s)
-        yield from (busy, waits)
+        yield from (busy, waits, moved)
 
     def _metric(
         self, family: Callable[..., CounterMetricFamily | GaugeMetricFamily], name: str, text: str, value: float

@@ -117,7 +117,12 @@ class Meter:
             "loss_scale": progress.loss_scale,
             "eta_s": self._eta_s(now_s, progress.steps, progress.share),
             "lanes": {
-                name: {"busy_s": lane.busy_s, "waits_s": dict(lane.waits_s)} for name, lane in progress.lanes.items()
+                name: {
+                    "busy_s": lane.busy_s,
+                    "waits_s": dict(lane.waits_s),
+                    **({"moved_bytes": lane.num_bytes} if lane.num_bytes else {}),
+                }
+                for name, lane in progress.lanes.items()
             },
         }
 

@@ -9,8 +9,9 @@ moment by construction. The order of one batch is recorded; from then on chunks 
 with the farthest next use leaves, as rows leave the cache. Where a chunk lies changes no bit: kernels see the same
 values at the same alignment.
 
-layout: tensors in chunks. moments: uses of chunks. moves: the plan of a batch's moves, by next use. simulate: its time.
-arena: slots, homes and the lane that copies. walker: the order that is walked, planned or on demand. units: modules
-whose parameters are used together, and their moments. state: tensors that optimizers keep. chunked_model: a model
-and its optimizer in chunks, and their hooks.
+budget: the chunks of what a lane computes, and its part of the budget. layout: tensors in chunks. moments: uses of
+chunks. moves: the plan of a batch's moves, by next use. simulate: its time. arena: slots and homes. copy_lane: what
+copies between them. walker: the order that is walked, planned or on demand. units: modules whose parameters are used
+together, and their moments. unit_hooks: calls of these modules. gradients: of a batch. state: tensors that optimizers
+keep. chunked_model: what a lane computes and steps, in chunks.
 """

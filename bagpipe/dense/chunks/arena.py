@@ -3,25 +3,23 @@
     home (host memory, one per chunk) ──come──> slot (device memory, budget / chunk bytes of them)
                                       <─leave──
 
-`come` and `leave` only order moves: the copy lane, a thread and on CUDA a stream, makes them in this order, each after
-the work enqueued before. `use` waits for those of a chunk, and points its tensors into the slot; `leave` points them to
-the home, whose bytes are right once the lane has got there (`settle`). The slots are all the device memory that there
-is for chunks, so their bytes never exceed the budget. On a CPU the "device" is a part of host memory with the same
-accounting.
+`come` and `leave` only order moves: the copy lane makes them in this order, each after the work enqueued before. `use`
+waits for those of a chunk, and points its tensors into the slot; `leave` points them to the home, whose bytes are right
+once the lane has got there (`settle`). The slots are all the device memory that there is for chunks, so their bytes
+never exceed the budget. On a CPU the "device" is a part of host memory with the same accounting.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bagpipe.dense.chunks.copy_lane import CopyLane, Order
 from bagpipe.dense.chunks.layout import ALIGN_BYTES
-from bagpipe.pipeline.stream import Event, Stream, Streams
-from bagpipe.schedule.ir.program import Resource
+from bagpipe.pipeline.stream import Streams
 
 __all__ = ["Arena", "Part"]
 
@@ -65,16 +63,24 @@ class Arena:
         num_slots: chunks that the device can hold.
         device: of the slots.
         streams: of the device.
+        name: of the copy lane.
 
     Attributes:
+        lane: copies chunks.
         changed: chunks on the device whose home has other bytes.
         dead: chunks whose bytes nobody reads again; they are not copied.
         peak_bytes: most bytes of chunks that were on the device.
-        num_copies: copies to the device and to the host.
     """
 
     def __init__(
-        self, num_chunks: int, chunk_bytes: int, num_slots: int, *, device: torch.device, streams: Streams
+        self,
+        num_chunks: int,
+        chunk_bytes: int,
+        num_slots: int,
+        *,
+        device: torch.device,
+        streams: Streams,
+        name: str = "chunks",
     ) -> None:
         assert chunk_bytes % ALIGN_BYTES == 0, chunk_bytes
         self.chunk_bytes = chunk_bytes
@@ -82,7 +88,7 @@ class Arena:
         self.changed: set[int] = set()
         self.dead: set[int] = set()
         self.peak_bytes = 0
-        self.num_copies = {"device": 0, "host": 0}
+        self.lane = CopyLane(streams, _MOVES_OF_SLOT * num_slots, name)
         self._streams = streams
         self._homes = [streams.memory(chunk_bytes) for _ in range(num_chunks)]
         self._memory = torch.empty(num_slots * chunk_bytes, dtype=torch.uint8, device=device)
@@ -90,11 +96,8 @@ class Arena:
         self._free = deque(range(num_slots))
         self._slot_of: dict[int, int] = {}
         self._chunk_in: dict[int, int] = {}
-        self._coming: dict[int, _Order] = {}
-        self._orders: deque[_Order] = deque()
+        self._coming: dict[int, Order] = {}
         self._tensors: dict[int, dict[int, tuple[Tensor, Part]]] = defaultdict(dict)  # by identity
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="bagpipe-chunks")
-        self._stream: Stream | None = None
         self._host_memory = {home.untyped_storage().data_ptr() for home in self._homes}
 
     @property
@@ -144,16 +147,14 @@ class Arena:
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         home, copies = self._homes[chunk], chunk not in self.dead
         # Without a copy it still waits for the bytes that leave the slot.
-        self._coming[chunk] = self._order(self._slots[slot], home if copies else None)
-        self.num_copies["device"] += copies
+        self._coming[chunk] = self.lane.order("device", chunk, self._slots[slot], home if copies else None)
 
     def leave(self, chunk: int) -> None:
         """Order a chunk home."""
         slot = self._slot_of.pop(chunk)
         self._coming.pop(chunk, None)
         if chunk in self.changed and chunk not in self.dead:
-            self._order(self._homes[chunk], self._slots[slot])
-            self.num_copies["host"] += 1
+            self.lane.order("host", chunk, self._homes[chunk], self._slots[slot])
         self.changed.discard(chunk)
         self._free.append(slot)
         self._point(chunk)
@@ -171,22 +172,13 @@ class Arena:
         """Make every move that is ordered, so that all tensors can be read and written where they are."""
         for chunk in tuple(self._coming):
             self.use(chunk)
-        while self._orders:
-            order = self._orders.popleft()
-            order.wait(self._streams.here())
-            if order.event is not None:
-                order.event.synchronize()
+        self.lane.settle()
 
     def go_home(self) -> None:
         """Bring every chunk home, and wait for it."""
         for chunk in tuple(self._slot_of):
             self.leave(chunk)
         self.settle()
-
-    def close(self) -> None:
-        """End the copy lane. It starts again with the next move."""
-        self._lane.shutdown()
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="bagpipe-chunks")
 
     def find(self, tensor: Tensor) -> tuple[int, int] | None:
         """Chunk on the device and byte in it at which a tensor begins; None: it lies elsewhere.
@@ -215,37 +207,3 @@ class Arena:
         memory = self._memory_of(chunk)
         for tensor, part in self._tensors[chunk].values():
             tensor.data = part.at(memory)
-
-    def _order(self, target: Tensor, source: Tensor | None) -> _Order:
-        while len(self._orders) >= _MOVES_OF_SLOT * self.num_slots:
-            self._orders.popleft().future.result()
-        if self._stream is None:
-            self._stream = self._streams.stream(Resource(name="chunks", kind="copy"))
-        after, stream = self._streams.here().record(), self._stream
-        order = _Order(self._lane.submit(_copy, stream, after, target, source))
-        self._orders.append(order)
-        return order
-
-
-class _Order:
-    """A move that the lane makes, or has made."""
-
-    __slots__ = ("event", "future")
-
-    def __init__(self, future: Future[Event | None]) -> None:
-        self.future = future
-        self.event: Event | None = None
-
-    def wait(self, stream: Stream) -> None:
-        self.event = self.future.result()
-        if self.event is not None:
-            stream.wait(self.event)
-
-
-def _copy(stream: Stream, after: Event | None, target: Tensor, source: Tensor | None) -> Event | None:
-    with stream.current():
-        if after is not None:
-            stream.wait(after)
-        if source is not None:
-            target.copy_(source, non_blocking=True)
-        return stream.record()

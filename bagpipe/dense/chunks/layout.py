@@ -10,7 +10,7 @@ of an optimizer on parameter chunk k uses chunk k of every kind. (PatrickStar, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
@@ -71,7 +71,14 @@ class ChunkLayout:
         return self.num_of_kind * (2 + self.states.index(name)) + chunk
 
 
-def pack(names: Sequence[str], sizes: Sequence[int], *, chunk_bytes: int, states: Sequence[str] = ()) -> ChunkLayout:
+def pack(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    chunk_bytes: int,
+    states: Sequence[str] = (),
+    breaks: Collection[int] = (),
+) -> ChunkLayout:
     """Pack tensors in their order: each into the last chunk, or a new one if it does not fit.
 
     Args:
@@ -79,6 +86,7 @@ def pack(names: Sequence[str], sizes: Sequence[int], *, chunk_bytes: int, states
         sizes: bytes of each.
         chunk_bytes: size of a chunk; rounded up to a multiple of `ALIGN_BYTES`. 0: that of the largest tensor.
         states: names of the optimizer's state.
+        breaks: numbers of parameters that begin a chunk.
 
     Raises:
         InputError: a parameter is larger than a chunk.
@@ -90,8 +98,8 @@ def pack(names: Sequence[str], sizes: Sequence[int], *, chunk_bytes: int, states
     chunk_bytes = max(aligned(chunk_bytes or largest), ALIGN_BYTES)
     places: list[Place] = []
     chunk, used = 0, 0
-    for size in sizes:
-        if used + size > chunk_bytes:
+    for number, size in enumerate(sizes):
+        if used + size > chunk_bytes or (places and number in breaks):
             chunk, used = chunk + 1, 0
         places.append(Place(chunk=chunk, offset_bytes=used, num_bytes=size))
         used = aligned(used + size)

@@ -1,7 +1,7 @@
 """`Unit`: parameters that are used together, because one module's forward uses them; and the moments of their use.
 
 module with parameters of its own     a unit; its forward and its backward need its chunks
-ParameterList, ParameterDict          no forward of their own: the module around them is the unit
+ParameterList, plain nn.Module, …     no forward of their own: the module around them is the unit
 MultiheadAttention                    reads parameters of the modules in it: one unit with them
 """
 
@@ -16,7 +16,16 @@ from bagpipe.dense.chunks.layout import ChunkLayout
 from bagpipe.dense.chunks.moments import Moment, Use
 from bagpipe.errors import InputError
 
-__all__ = ["Unit", "check_slots", "gradient_moment", "module_moment", "step_moment", "tensors_in", "units_of"]
+__all__ = [
+    "Unit",
+    "gradient_moment",
+    "module_moment",
+    "most_chunks",
+    "norm_moment",
+    "step_moment",
+    "tensors_in",
+    "units_of",
+]
 
 _WITHOUT_FORWARD = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 _WHOLE = (nn.MultiheadAttention,)
@@ -44,7 +53,7 @@ def units_of(model: nn.Module, chunk_of: Mapping[nn.Parameter, int]) -> tuple[Un
 
     Args:
         model: the model.
-        chunk_of: chunk of each of its parameters.
+        chunk_of: chunk of each of its parameters; the others are left out.
 
     Raises:
         InputError: a parameter is in two units.
@@ -54,6 +63,8 @@ def units_of(model: nn.Module, chunk_of: Mapping[nn.Parameter, int]) -> tuple[Un
     owners: dict[nn.Parameter, tuple[str, str]] = {}
     for name, module in modules.items():
         for key, parameter in module.named_parameters(recurse=False):
+            if parameter not in chunk_of:
+                continue
             owner, full_name = _owner(name, modules), f"{name}.{key}" if name else key
             other = owners.setdefault(parameter, (owner, full_name))
             if other[1] == full_name:
@@ -75,7 +86,8 @@ def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
     for end in range(1, len(path)):
         if isinstance(modules[".".join(path[:end])], _WHOLE):
             return ".".join(path[:end])
-    while name and isinstance(modules[name], _WITHOUT_FORWARD):
+    # A plain `nn.Module` is a container, as in the graph modules of stages.
+    while name and (isinstance(modules[name], _WITHOUT_FORWARD) or type(modules[name]) is nn.Module):
         name = name.rpartition(".")[0]
     return name
 
@@ -101,27 +113,23 @@ def gradient_moment(layout: ChunkLayout, chunk: int, *, is_first: bool) -> Momen
     return Moment(f"gradient {chunk}", (Use(layout.gradient(chunk), reads=not is_first, writes=True),))
 
 
+def norm_moment(layout: ChunkLayout, chunk: int) -> Moment:
+    """The gradients of a chunk of parameters are measured, and limited by element, before the first step."""
+    return Moment(f"norm {chunk}", (Use(layout.gradient(chunk), writes=True),))
+
+
 def step_moment(layout: ChunkLayout, chunk: int) -> Moment:
     """The optimizer's step on a chunk of parameters."""
     state = [Use(layout.state(chunk, name), writes=True) for name in layout.states]
     return Moment(f"step {chunk}", (Use(chunk, writes=True), Use(layout.gradient(chunk)), *state))
 
 
-def check_slots(layout: ChunkLayout, units: Iterable[Unit], budget_bytes: int) -> None:
-    """Check that a budget holds every unit, inside the units around it, and every step.
-
-    Raises:
-        InputError: it does not; names the largest and its bytes.
-    """
+def most_chunks(layout: ChunkLayout, units: Iterable[Unit]) -> tuple[int, str]:
+    """Chunks that are needed at once, by a unit inside the units around it or by a step; and whose need it is."""
     by_name = {unit.name: unit for unit in units}
     needs: list[tuple[int, str]] = [(2 + len(layout.states), "a step of the optimizer")] if by_name else []
     for name in by_name:
         path = name.split(".") if name else []
         around = [by_name[outer] for end in range(len(path) + 1) if (outer := ".".join(path[:end])) in by_name]
         needs.append((len({chunk for unit in around for chunk in unit.chunks}), name or "the model"))
-    most, name = max(needs, key=lambda need: need[0], default=(0, ""))
-    if budget_bytes < most * layout.chunk_bytes:
-        raise InputError(
-            f"dense.budget_bytes must be at least {most * layout.chunk_bytes}, what the largest unit, {name}, needs "
-            f"({most} chunks of {layout.chunk_bytes} bytes), got {budget_bytes}"
-        )
+    return max(needs, key=lambda need: need[0], default=(0, ""))

@@ -28,4 +28,4 @@ class PoisonedArena(Arena):
         self._fill(slot)
 
     def _fill(self, memory: Tensor) -> None:
-        self._order(memory, torch.full_like(memory, _NAN))
+        self.lane.order("host", -1, memory, torch.full_like(memory, _NAN))

@@ -16,8 +16,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=[Arena, PoisonedArena], ids=["plain", "poisoned"])
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     made: Arena = request.param(3, 256, 2, device=CPU, streams=NullStreams())
+    made.lane.open()
     yield made
-    made.close()
+    made.lane.close()
 
 
 def place(arena: Arena, *values: float) -> list[torch.Tensor]:
@@ -52,14 +53,14 @@ def test_a_chunk_that_has_not_changed_is_not_copied_back() -> None:
         arena.come(0)
         arena.use(0, writes=writes)
         arena.leave(0)
-        assert arena.num_copies == {"device": 1 + writes, "host": int(writes)}
+        assert arena.lane.num_copies == {"device": 1 + writes, "host": int(writes)}
     arena.drop(0)
     arena.come(0)
     arena.leave(0)
-    assert arena.num_copies == {"device": 2, "host": 1}
+    assert arena.lane.num_copies == {"device": 2, "host": 1}
     arena.settle()
     assert first.unique().tolist() == [1]
-    arena.close()
+    arena.lane.close()
 
 
 def test_a_tensor_at_home_is_told_from_others(arena: Arena) -> None:
@@ -74,6 +75,7 @@ def test_on_a_device_moves_and_uses_are_ordered_by_events() -> None:
     streams = RecordingStreams()
     arena = Arena(2, 256, 1, device=CPU, streams=streams)
     place(arena, 1, 2)
+    arena.lane.open()
     for chunk in (0, 1):
         arena.come(chunk)
         arena.use(chunk, writes=True)
@@ -89,4 +91,4 @@ def test_on_a_device_moves_and_uses_are_ordered_by_events() -> None:
     moves = [event for lane, call, event in streams.log if (lane, call) == ("chunks", "wait")]
     assert moves == [f"main#{number}" for number in range(4)]
     assert not any(call in ("host-wait", "synchronize") for _, call, _ in streams.log)
-    arena.close()
+    arena.lane.close()

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from bagpipe.dense.chunks import chunked_model
-from bagpipe.dense.chunks.chunked_model import Budget, ChunkedModel
+from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import NullStreams
 from tests.dense.chunks.poison import PoisonedArena
@@ -59,7 +59,7 @@ def train(make: Callable[[list[nn.Parameter]], Optimizer], budget: Budget | None
             optimizer.step()
             optimizer.zero_grad()
     else:
-        chunked = ChunkedModel(model, optimizer, budget, NullStreams())
+        chunked = ChunkedModel.of(model, optimizer, budget, NullStreams())
         for values in batches():
             chunked.begin()
             with chunked.computing():
@@ -101,91 +101,4 @@ def test_state_that_appears_late_and_state_on_the_host_give_the_same_bits() -> N
 def test_state_on_the_host_needs_state() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"dense\.state host needs an optimizer .*, got SGD without any"):
-        ChunkedModel(model, SGD(model.parameters(), lr=0.1), Budget(state_on_host=True), NullStreams())
-
-
-class Reaching(nn.Module):
-    """Uses the weights of a module without calling it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values @ self.layer.weight
-
-
-def reach(values: Tensor) -> None:
-    model = Reaching()
-    chunked = ChunkedModel(model, SGD(model.parameters(), lr=0.1), Budget(num_bytes=4096), NullStreams())
-    chunked.begin()
-    try:
-        with chunked.computing():
-            loss = model(values).sum()
-        loss.backward()
-    finally:
-        chunked.end()
-
-
-def test_a_parameter_that_is_used_outside_of_its_module_is_refused() -> None:
-    for values in (torch.ones(2, 4, requires_grad=True), torch.ones(2, 4)):  # saved for the backward, or not
-        with pytest.raises(InputError, match=r"layer\.weight is used outside of the forward"):
-            reach(values)
-
-
-class Giving(nn.Module):
-    """Returns a view of its parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self) -> Tensor:
-        return self.weight.unsqueeze(0)
-
-
-class Adding(nn.Module):
-    """Adds, far from it, what a module gives; an addition saves nothing for the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given = Giving()
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
-
-    def forward(self, values: Tensor) -> Tensor:
-        given: Tensor = self.given()
-        for layer in self.layers:
-            values = layer(values)
-        return values + given
-
-
-class Recomputing(nn.Module):
-    """Computes its layers again in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
-
-    def forward(self, values: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.layers, values, use_reentrant=False)
-        return found
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (Adding, r"module given returns a part of its parameters"),
-        (Recomputing, r"forward of module layers\.0 runs again in the backward"),
-    ],
-)
-def test_parameters_that_are_read_after_their_module_are_refused(kind: type[nn.Module], message: str) -> None:
-    model = kind()
-    chunked = ChunkedModel(model, SGD(model.parameters(), lr=0.1), Budget(num_bytes=4096), NullStreams())
-    chunked.begin()
-    try:
-        with pytest.raises(InputError, match=message):  # noqa: PT012
-            with chunked.computing():
-                loss = model(torch.ones(2, 4, requires_grad=True)).sum()
-            loss.backward()
-    finally:
-        chunked.end()
+        ChunkedModel.of(model, SGD(model.parameters(), lr=0.1), Budget(state_on_host=True), NullStreams())

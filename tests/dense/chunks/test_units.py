@@ -5,7 +5,7 @@ from torch import nn
 
 from bagpipe.dense.chunks.layout import pack
 from bagpipe.dense.chunks.moments import Use
-from bagpipe.dense.chunks.units import check_slots, module_moment, step_moment, units_of
+from bagpipe.dense.chunks.units import module_moment, most_chunks, step_moment, units_of
 from bagpipe.errors import InputError
 
 
@@ -55,11 +55,17 @@ def test_weights_of_two_modules_are_refused() -> None:
         units_of(model, numbered(model))
 
 
-def test_the_least_budget_is_named() -> None:
+def test_the_most_chunks_at_once_are_named() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     sizes = [parameter.nbytes for parameter in model.parameters()]
     layout = pack([name for name, _ in model.named_parameters()], sizes, chunk_bytes=256, states=["m", "v"])
     units = units_of(model, {p: place.chunk for p, place in zip(model.parameters(), layout.places, strict=True)})
-    check_slots(layout, units, 1024)
-    with pytest.raises(InputError, match=r"must be at least 1024, what the largest unit, a step .* \(4 chunks of 256"):
-        check_slots(layout, units, 1023)
+    assert most_chunks(layout, units) == (4, "a step of the optimizer")
+
+
+def test_a_container_is_no_unit() -> None:
+    """A graph module keeps the parameters that it reads in plain modules."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.holder = nn.Module()
+    model.holder.scale = nn.Parameter(nn.Linear(2, 2).bias.detach())
+    assert [unit.name for unit in units_of(model, numbered(model))] == ["0", ""]

@@ -19,7 +19,7 @@ def closing() -> Iterator[list[Arena]]:
     arenas: list[Arena] = []
     yield arenas
     for arena in arenas:
-        arena.close()
+        arena.lane.close()
 
 
 class Memory:
@@ -27,6 +27,7 @@ class Memory:
 
     def __init__(self, num_chunks: int, num_slots: int, closing: list[Arena]) -> None:
         self.arena = PoisonedArena(num_chunks, 256, num_slots, device=torch.device("cpu"), streams=NullStreams())
+        self.arena.lane.open()
         closing.append(self.arena)
         self.walker = Walker(self.arena, "dense.budget_bytes 512")
         self.tensors = [torch.zeros((), dtype=torch.float64) for _ in range(num_chunks)]
