@@ -8,7 +8,7 @@ cli, process       the program and its process            job, open_job        o
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, shards, devices, settings, model_check: from configuration to objects, and checks
 metrics, groups, ranking, tasks, totals, result           AUC and others by label, sums over ranks, the JSON
-orders             orders that ranks chose: written, and repeated
+orders, recompute  orders that ranks chose: written, and repeated; the micro-batches that are recomputed
 evaluation, held_out, early_stop  scores during training  export, export_source  a checkpoint for serving
 scoring, score_file     `trainer eval` and `trainer predict`: scores with a checkpoint's model
 observe            progress, logs, trackers, Prometheus

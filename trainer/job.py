@@ -22,6 +22,7 @@ from bagpipe.errors import InputError, JobError
 from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
+from bagpipe.schedule.lowering.recompute import AUTO
 from bagpipe.store.row_sums import RowSums
 from bagpipe.training.digest import embedding_digest
 from bagpipe.training.engine import OnBatch
@@ -78,10 +79,19 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
             reporter = reports.enter_context(open_reporter(config, membership))
             job = open_trainer_job(config, ranks, stack, reporter, Trace() if config.run.trace else None)
             stack.enter_context(job.session)
+            _note_recomputation(job, ranks)
             start_s = time.monotonic()
             with reporter.training(_training_facts(job, ranks)) as on_batch:
                 trained = _train(job, on_batch)
             return _finish(job, ranks, reporter, trained, time.monotonic() - start_s, result_path)
+
+
+def _note_recomputation(job: TrainerJob, ranks: Ranks) -> None:
+    """Say which shares of the stages are recomputed, if the configuration leaves it to the job."""
+    text = job.built.config.pipeline.recompute_share
+    if ranks.is_first and job.built.stages is not None and text == AUTO:
+        shares = ", ".join(f"{share:.3g}" for _, share in sorted(job.built.stages.recomputed.items()))
+        note(f"pipeline.recompute_share {text}: the stages recompute {shares} of their micro-batches")
 
 
 def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:

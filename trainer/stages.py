@@ -43,6 +43,7 @@ from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 from trainer.orders import model_hash, read_orders
+from trainer.recompute import recomputed_shares
 from trainer.shards import check_holders, open_stage_shards
 
 __all__ = ["OpenStages", "StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
@@ -60,12 +61,14 @@ class StagedJob:
         mesh: their ranks.
         shape: of orders that the lanes choose; None: the schedule has an order.
         orders: those that the job repeats.
+        recomputed: by stage, the share of its micro-batches that is recomputed; empty: all or none.
     """
 
     staged: StagedModel
     mesh: Mesh
     shape: OrderShape | None = None
     orders: Orders | None = None
+    recomputed: Mapping[int, float] = field(default_factory=dict)
 
     def order_log(self, rank: int, *, records: bool) -> OrderLog | None:
         """The orders of a rank's lanes; None: the schedule has an order."""
@@ -110,15 +113,17 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         full = Precision(device_type=precision.device_type)
         plain = staged if precision == full else _split(model, data, config, full, is_chain=schedule.linear)
         _check_independent_examples(batch_dependent_operators(plain), pipeline)
+    replicas = world_size // num_ranks or 1
+    recompute = recomputed_shares(config, staged, schedule, precision, replicas=replicas)
     step = step_program(
         staged.graph(pipeline.micro_per_stage),
         staged.embedding_edges,
         schedule,
         chunks=pipeline.chunks or None,
         num_processes=num_ranks if world_size > 1 else 1,
-        replicas=world_size // num_ranks or 1,
+        replicas=replicas,
         stage_replicas=pipeline.stage_replicas,
-        recompute=pipeline.recompute,
+        recompute=recompute,
         rows_delay=pipeline.rows_delay,
         shards=config.dense.shard != "none",
     )
@@ -132,7 +137,8 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         limits = schedule.limits(step.graph)
         shape = OrderShape(graph=step.graph, replicas=mesh.num_replicas, model=model_hash(staged), limits=limits)
     orders = None if shape is None else read_orders(pipeline, shape)
-    return StagedJob(staged=staged, mesh=mesh, shape=shape, orders=orders)
+    recomputed = {} if isinstance(recompute, bool) else recompute
+    return StagedJob(staged=staged, mesh=mesh, shape=shape, orders=orders, recomputed=recomputed)
 
 
 def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:

@@ -1,7 +1,7 @@
 """`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
 
-    flags ──SCHEDULES──> Program ──--lower──check──> csv, --versions
-                                              └─simulate(--cost, --latency)──> grid, svg, perfetto, json
+    flags ──SCHEDULES──> Program ──--recompute-share, --lower──check──> csv, --versions
+                                                                 └─simulate(--cost, --latency)──> grid, svg, …, json
 
 ``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
 measurement without them belongs to another model. zb-auto chooses its order by ``--cost`` and ``--latency``.
@@ -26,8 +26,9 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import parse_stage_graph
 from bagpipe.schedule.lowering.optimizer import reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
+from bagpipe.schedule.lowering.recompute import AUTO, add_recompute, shares_of_text
 from bagpipe.schedule.registry import SCHEDULES
-from bagpipe.schedule.schedule import DynamicSchedule, Schedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule, Schedule
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for schedule in SCHEDULES.values():
         child = names.add_parser(schedule.name, help=schedule.summary, description=schedule.summary, allow_abbrev=False)
         _option_arguments(child, schedule)
+        if _recomputes(schedule):
+            _recompute_arguments(child, schedule)
         if isinstance(schedule, DynamicSchedule):
             child.add_argument(
                 "--orders", default="", metavar="FILE", help="show an order of this file of pipeline.record; checks all"
@@ -86,6 +89,24 @@ def _option_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> No
         )  # fmt: skip
 
 
+def _recomputes(schedule: Schedule) -> bool:
+    return isinstance(schedule, DenseSchedule) and not isinstance(schedule, AsynchronousSchedule)
+
+
+def _recompute_arguments(parser: argparse.ArgumentParser, schedule: Schedule) -> None:
+    if "recompute_share" not in {option.name for option in schedule.options}:
+        parser.add_argument(
+            "--recompute-share", default="", metavar="N,…",
+            help="share of its micro-batches that each stage recomputes; or of the first stage, from which the others "
+            "follow; or auto: the least within --activation-bytes; default: none",
+        )  # fmt: skip
+    parser.add_argument(
+        "--activation-bytes", default="0", metavar="N",
+        help="of --recompute-share auto: most activations on a rank, where a micro-batch of a stage keeps 1; default: "
+        "what the rank of the last stage keeps",
+    )  # fmt: skip
+
+
 def run(flags: argparse.Namespace) -> str:
     """The schedule as text in the requested format.
 
@@ -99,7 +120,10 @@ def run(flags: argparse.Namespace) -> str:
     costs = costs_of_json(_text_of(flags.cost), where) if is_file else costs_of_text(flags.cost, where)
     latency = amount("--latency", flags.latency)
     values = {option.name: getattr(flags, option.name) for option in schedule.options}
-    program = _lowered(_program(schedule, {**values, "costs": costs, "latency": latency}, flags), flags.lower)
+    program = _program(schedule, {**values, "costs": costs, "latency": latency}, flags)
+    if _recomputes(schedule):
+        program = _recomputing(program, flags)
+    program = _lowered(program, flags.lower)
     check(program)
     if flags.versions:
         return version_text(program)
@@ -125,6 +149,19 @@ def _program(schedule: Schedule, values: Mapping[str, Any], flags: argparse.Name
         return recorded_program(_text_of(flags.orders, "--orders"), graph, most, batch=flags.batch)
     except ScheduleError as error:
         raise InputError(f"--orders {flags.orders}: {error}") from None
+
+
+def _recomputing(program: Program, flags: argparse.Namespace) -> Program:
+    """The program with the REC actions that are asked for and that it does not have."""
+    text, limit = flags.recompute_share, amount("--activation-bytes", flags.activation_bytes)
+    if limit and text != AUTO:
+        raise InputError(f"--activation-bytes: {limit:g} needs --recompute-share {AUTO}, got {text or 'none'}")
+    if not text or any(atom.op == "REC" for atom in program.atoms()):
+        return program
+    try:
+        return add_recompute(program, shares_of_text(text, program, limit_bytes=limit))
+    except ScheduleError as error:
+        raise InputError(f"--recompute-share: {error}") from None
 
 
 def _text_of(path: str, flag: str = "--cost") -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from bagpipe.config.ranges import Range, one_of
+from bagpipe.config.ranges import NumberText, Range, one_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 
@@ -167,6 +167,13 @@ def _to_str(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _to_number_text(value: object) -> str | None:
+    if isinstance(value, float | list):
+        numbers = _to_floats([value] if isinstance(value, float) else value)
+        return None if numbers is None else ",".join(f"{number:g}" for number in numbers)
+    return _to_str(value)
+
+
 def _to_ints(value: object) -> tuple[int, ...] | None:
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
@@ -198,6 +205,7 @@ CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     float: ("a finite number", _to_float),
     bool: ("true or false", _to_bool),
     str: ("a string", _to_str),
+    NumberText: ("a number, or numbers such as 1,0.5", _to_number_text),
     tuple[str, ...]: ("a list of strings such as a,b", _to_strings),
     tuple[int, ...]: ("a list of integers such as 64,32", _to_ints),
     tuple[float, ...]: ("a list of numbers such as 1,0.5", _to_floats),

@@ -58,7 +58,8 @@ def _lags(pipeline: PipelineConfig) -> tuple[VersionLags, ...]:
 
 def _configured(pipeline: PipelineConfig, costs: Mapping[str, float]) -> DenseSchedule:
     schedule = dense_schedule(pipeline.schedule)
-    values: dict[str, Any] = {setting.name: getattr(pipeline, setting.name) for setting in schedule.settings}
+    given = {setting.name: getattr(pipeline, setting.name) for setting in schedule.settings}
+    values: dict[str, Any] = {name: value for name, value in given.items() if value != ""}
     if schedule.uses_costs:
         values["costs"] = costs
     return schedule.configured(values)
@@ -204,12 +205,36 @@ def _costs_problem(config: Config) -> str | None:
 
 
 def _setting_problem(name: str) -> Callable[[Config], str | None]:
-    def problem(config: Config) -> str | None:
-        named = {each.name: {setting.name for setting in each.settings} for each in TRAINED_SCHEDULES.values()}
-        users = [schedule for schedule, settings in named.items() if name in settings]
-        return _unused(config, name, users)
+    return lambda config: _unused(config, name, _users(name))
 
-    return problem
+
+def _users(name: str) -> list[str]:
+    """The schedules with a setting of that name."""
+    named = {each.name: {setting.name for setting in each.settings} for each in TRAINED_SCHEDULES.values()}
+    return [schedule for schedule, settings in named.items() if name in settings]
+
+
+def _recompute_share_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    text = pipeline.recompute_share
+    if not text:
+        return None
+    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return f"{text} needs a synchronous pipeline.schedule: others keep weights by batch, got {pipeline.schedule}"
+    if not pipeline.recompute and pipeline.schedule not in _users("recompute_share"):
+        return f"{text} needs pipeline.recompute true, or pipeline.schedule 1f1b-shifted, got {pipeline.schedule}"
+    count = text.count(",") + 1
+    if count not in (1, pipeline.stages):
+        return f"{text} must be 1 number or {pipeline.stages}, one per stage (pipeline.stages)"
+    return None
+
+
+def _activation_bytes_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if not pipeline.activation_bytes or pipeline.recompute_share == "auto":
+        return None
+    given = pipeline.recompute_share or "none"
+    return f"{pipeline.activation_bytes} needs pipeline.recompute_share auto, got {given}"
 
 
 def _unused(config: Config, name: str, users: list[str]) -> str | None:
@@ -230,7 +255,8 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.stage_microbatches": _stage_microbatches_problem,
     "pipeline.costs": _costs_problem,
     "pipeline.memory": _setting_problem("memory"),
-    "pipeline.recompute_share": _setting_problem("recompute_share"),
+    "pipeline.recompute_share": _recompute_share_problem,
+    "pipeline.activation_bytes": _activation_bytes_problem,
     "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),

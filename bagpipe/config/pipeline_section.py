@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bagpipe.config.ranges import FROM_0_TO_1, at_least, matching
+from bagpipe.config.ranges import FROM_0_TO_1, NumberText, at_least, matching
 
 __all__ = ["PipelineConfig"]
 
 _COUNTS = r"([1-9]\d*(,[1-9]\d*)*)?"
+_ALL = NumberText("")
+_SHARE = r"(0?\.\d+|0|1|1\.0*|0\.)"
+_SHARES = rf"(auto|{_SHARE}(,{_SHARE})*)?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,10 @@ class PipelineConfig:
         stage_microbatches: of graph: micro-batches of each stage: "4,2,1"; empty: microbatches.
         partition: assignment of operators to stages: auto, or "module=stage,…" with names of modules of the model.
         recompute: keep only the inputs of a stage's forward, and recompute its activations before its backward.
-        recompute_share: of 1f1b-shifted: share of the micro-batches that the first stage recomputes; later stages
-            recompute fewer.
+        recompute_share: share of its micro-batches that each stage recomputes: "0.5,0.25,0", or "0.5" for the first,
+            from which the others follow, or auto: the least within activation_bytes; empty: all.
+        activation_bytes: of recompute_share auto: most bytes of activations on a pipeline rank; 0: what the rank of the
+            last stage keeps without recomputing.
         rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
@@ -47,7 +52,10 @@ class PipelineConfig:
     stage_microbatches: Annotated[str, matching(_COUNTS, "numbers of micro-batches, one per stage, such as 4,2,1")] = ""
     partition: Annotated[str, matching(r"auto|[\w.]+=\d+(,[\w.]+=\d+)*", 'auto or "module=stage,…"')] = "auto"
     recompute: bool = False
-    recompute_share: Annotated[float, FROM_0_TO_1] = 1.0
+    recompute_share: Annotated[
+        NumberText, matching(_SHARES, "auto, or shares from 0 to 1 such as 0.5 or 0.5,0.25,0")
+    ] = _ALL
+    activation_bytes: Annotated[int, at_least(0)] = 0
     rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NewType
 
 __all__ = [
     "ABOVE_0",
@@ -15,12 +15,17 @@ __all__ = [
     "POWER_OF_TWO",
     "WEIGHTS",
     "WIDTHS",
+    "NumberText",
     "Range",
     "at_least",
     "each_of",
     "matching",
     "one_of",
 ]
+
+
+#: Numbers as text, or a word in their place; in a file also a number or a list.
+NumberText = NewType("NumberText", str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,9 @@ SCHEDULES: Mapping[str, Schedule] = {
             settings=(
                 Option(
                     name="recompute_share",
-                    default=1.0,
-                    help="share of the micro-batches that the first stage recomputes; later stages recompute fewer",
+                    default="1",
+                    help="share of the micro-batches that the first stage recomputes, from which those of later stages "
+                    "follow; or one per stage, or auto",
                 ),
             ),
         ),

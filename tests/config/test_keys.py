@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.config.keys import CONVERTERS, Given, Key, attribute_texts, config_keys, convert
+from bagpipe.config.ranges import NumberText
 from bagpipe.errors import InputError
 
 
@@ -76,6 +77,7 @@ def test_strings_are_taken_as_they_are(text):
         (float, ["x", "", math.nan, "inf", False, [1.0], 10**400], "a finite number"),
         (bool, ["yes", "1", 1, 0, ""], "true or false"),
         (str, [True, 1.5, ["a"]], "a string"),
+        (NumberText, [True, ["a"], [[1]]], "a number, or numbers such as 1,0.5"),
         (tuple[str, ...], [1, [1], True], "a list of strings such as a,b"),
         (tuple[int, ...], ["a,b", "1,,2", [1.5], 64, ["x"]], "a list of integers such as 64,32"),
     ],
@@ -85,6 +87,11 @@ def test_values_of_another_type_are_refused_with_both_sides(kind, values, words)
         with pytest.raises(InputError) as caught:
             converted(kind, value)
         assert str(caught.value) == f"--data.limit must be {words}, got {value!r}"
+
+
+@pytest.mark.parametrize(("given", "text"), [(0.5, "0.5"), (1, "1"), ([1, 0.25], "1,0.25"), ("auto", "auto")])
+def test_numbers_as_text_may_be_written_as_numbers(given, text):
+    assert converted(NumberText, given) == text
 
 
 def test_a_step_number_may_be_written_without_quotes():

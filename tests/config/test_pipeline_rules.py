@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bagpipe.config.pipeline_rules import configured_schedule
+from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.errors import InputError
@@ -29,7 +30,7 @@ def test_measured_costs_and_memory_reach_the_schedule(tmp_path: Path) -> None:
 
 
 def test_the_recomputed_share_reaches_the_schedule() -> None:
-    pipeline = PipelineConfig(schedule="1f1b-shifted", recompute_share=0.5, **STAGES)
+    pipeline = PipelineConfig(schedule="1f1b-shifted", recompute_share=NumberText("0.5"), **STAGES)
     program = configured_schedule(pipeline).build(chain(4, 8))
     recomputed = [sum(action.op == "REC" for action in row) for row in program.lanes.values()]
     assert recomputed == [4, 2, 2, 0], "the last but one as the rank before it"
@@ -58,8 +59,21 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ({"schedule": "1f1b", "costs": "F=1"}, "pipeline.costs F=1 needs pipeline.schedule zb-auto, got 1f1b"),
         ({"schedule": "1f1b", "memory": "4"}, "pipeline.memory 4 needs pipeline.schedule zb-auto, got 1f1b"),
         (
-            {"schedule": "1f1b", "recompute_share": 0.5},
-            "pipeline.recompute_share 0.5 needs pipeline.schedule 1f1b-shifted, got 1f1b",
+            {"schedule": "1f1b", "recompute_share": "0.5"},
+            "pipeline.recompute_share 0.5 needs pipeline.recompute true, or pipeline.schedule 1f1b-shifted, got 1f1b",
+        ),
+        (
+            {"schedule": "1f1b", "recompute": True, "recompute_share": "0.5,0.25"},
+            "pipeline.recompute_share 0.5,0.25 must be 1 number or 4, one per stage (pipeline.stages)",
+        ),
+        (
+            {"schedule": "pipedream", "recompute": True, "recompute_share": "auto"},
+            "pipeline.recompute_share auto needs a synchronous pipeline.schedule: others keep weights by batch, got "
+            "pipedream",
+        ),
+        (
+            {"schedule": "1f1b", "recompute": True, "activation_bytes": 100},
+            "pipeline.activation_bytes 100 needs pipeline.recompute_share auto, got none",
         ),
         ({"schedule": "1f1b", "in_flight": 4}, "pipeline.in_flight 4 needs pipeline.schedule dynamic, got 1f1b"),
         ({"schedule": "gpipe", "record": "a"}, "pipeline.record a needs pipeline.schedule dynamic, got gpipe"),

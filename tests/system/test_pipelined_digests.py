@@ -52,10 +52,11 @@ def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, nu
 @pytest.mark.parametrize("schedule", DIGESTED)
 def test_recomputing_changes_no_bit(clicks: MakeConfig, schedule: str) -> None:
     config = staged(clicks("ragged", "wide-deep", "adam", limit=100), schedule, 2)
-    again = change(config, pipeline__recompute=True)
+    half = change(config, pipeline__recompute=True, pipeline__recompute_share="0.5")
+    level = change(config, pipeline__recompute=True, pipeline__recompute_share="auto")
     kept = digests_of(config)
-    assert digests_of(again) == kept
-    assert digests_of(again, 2) == (kept if schedule != "chimera" else digests_of(config, 2))
+    assert digests_of(half) == kept
+    assert digests_of(level, 2) == (kept if schedule != "chimera" else digests_of(config, 2))
 
 
 @pytest.mark.parametrize(

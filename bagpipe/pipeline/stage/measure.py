@@ -1,6 +1,7 @@
 """`operator_graph`: measured costs of a model's operators: forward and backward seconds, activation and output bytes.
 
     ModelParts ──each operator alone, at several sizes──> OperatorGraph: a linear fit per operator
+    StagedModel ──a forward of one stage──> `activation_bytes` of a micro-batch
 
 Costs are medians after warm-up, on random inputs. Modules are copied, so the model's gradients and buffers do not
 change. The state of the random generators is restored.
@@ -27,7 +28,7 @@ from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
 
-__all__ = ["operator_graph"]
+__all__ = ["activation_bytes", "operator_graph"]
 
 #: Warm-up repeats, for allocators, thread pools and kernel selection.
 WARM_REPEATS = 3
@@ -84,6 +85,20 @@ def operator_graph(
         ),
         edges=tuple((names[source], item.name) for item in parts.operators for source in item.inputs),
     )
+
+
+def activation_bytes(staged: StagedModel, stage: int, examples: int) -> tuple[int, int]:
+    """Bytes that a stage keeps of a micro-batch between forward and backward, and the part of them that are inputs.
+
+    Args:
+        staged: the model.
+        stage: number of the stage.
+        examples: of the micro-batch.
+    """
+    with _random_numbers_kept(device_of(staged.model)), torch.enable_grad():
+        bench = _Bench(staged, stage, examples)
+        inputs = sum(tensor.nbytes for tensor in bench.inputs) + bool(bench.head_positions) * bench.labels.nbytes
+        return bench.kept_bytes() + inputs, inputs
 
 
 def _time_operator(

@@ -1,12 +1,14 @@
 """Costs of actions for the simulator, constant or measured. Times are in any unit.
 
 action text (``0F3``)  >  stage and op (``0F``)  >  op (``F``)  >  default of the op table         precedence
+REC: that of the stage's F, unless given as above; in the default table they are equal
 an overlap: its own text, then ``OVERLAP_F_B``, then the sum of its parts
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
@@ -31,9 +33,10 @@ def cost_function(costs: Costs | None) -> Callable[[Action], float]:
     def of_atom(atom: Action) -> float:
         if callable(costs):
             return costs(atom)
-        for key in (atom.text, f"{atom.stage}{atom.op}", atom.op):
-            if costs and key in costs:
-                return costs[key]
+        for like in (atom, replace(atom, op="F")) if atom.op == "REC" else (atom,):
+            for key in (like.text, f"{like.stage}{like.op}", like.op):
+                if costs and key in costs:
+                    return costs[key]
         return OPS[atom.op].cost
 
     def of_action(action: Action) -> float:

@@ -19,30 +19,41 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph, dense_program
 
-__all__ = ["recompute_shares"]
+__all__ = ["first_share", "recompute_shares"]
 
 #: Fewest micro-batches: with fewer, the forward that changes places would be among the last.
 _LEAST = 4
 
 
-def one_f_one_b_shifted(graph: StageGraph, chunks: int, *, recompute_share: float = 1.0) -> Program:
+def one_f_one_b_shifted(graph: StageGraph, chunks: int, *, recompute_share: str | float = 1.0) -> Program:
     """One stage per rank. M must be at least 4.
 
     Args:
         graph: the stages.
         chunks: 1.
-        recompute_share: share of the micro-batches that the first stage recomputes; the others follow from it.
+        recompute_share: share of the micro-batches that the first stage recomputes; the others follow from it. Other
+            words (one share per stage, or auto) add no REC: `bagpipe.schedule.lowering.recompute` does.
     """
     ranks, micro = graph.num_stages, graph.microbatches
     if micro < _LEAST:
         raise ScheduleError(f"1f1b-shifted: micro-batches must be at least {_LEAST}, got {micro}")
-    shares = list(recompute_shares(recompute_share, ranks))
-    if ranks > 2:
-        shares[-2] = shares[-3]  # it keeps as many micro-batches as the rank before it
+    shares = [0.0] * ranks
+    if first_share(recompute_share) is not None:
+        shares = list(recompute_shares(float(recompute_share), ranks))
+        if ranks > 2:
+            shares[-2] = shares[-3]  # it keeps as many micro-batches as the rank before it
     plain = [list(actions) for actions in one_f_one_b(graph, chunks).lanes.values()]
     if ranks > 1:
         plain[-2][2:4] = plain[-2][3:1:-1]
     return dense_program(graph, [_recomputing(row, share) for row, share in zip(plain, shares, strict=True)])
+
+
+def first_share(text: str | float) -> float | None:
+    """The share of the first stage, if that is all that the text says."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def recompute_shares(first: float, num_stages: int) -> tuple[float, ...]:

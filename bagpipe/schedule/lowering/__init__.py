@@ -1,6 +1,7 @@
 """Lowering: from the compute actions of a builder to all actions of a process.
 
 Program ──rewrite, embedding, optimizer, sends: passes──> Program with REC, X_EMBED, REDUCE_GRAD, OPT, SEND, RECV
+recompute: the shares of micro-batches whose activations are recomputed
 receives: RECVs in lanes of their own, where lanes choose their order
 replicas: stages on different numbers of ranks, each with its part of every micro-batch
 turns: the lanes where actions of two batches alternate

@@ -13,12 +13,8 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.embedding import add_embedding
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard
 from bagpipe.schedule.lowering.receives import separate_receives
-from bagpipe.schedule.lowering.rewrite import (
-    add_recompute,
-    add_unshard_reshard,
-    flatten_pipes,
-    merge_input_weight,
-)
+from bagpipe.schedule.lowering.recompute import add_recompute
+from bagpipe.schedule.lowering.rewrite import add_unshard_reshard, flatten_pipes, merge_input_weight
 from bagpipe.schedule.lowering.sends import add_sends, defer_receives
 
 __all__ = ["PASSES", "Pass"]
@@ -28,7 +24,7 @@ Pass = Callable[[Program, Mapping[str, int]], Program]
 
 PASSES: Mapping[str, Pass] = {
     "flatten-pipes": lambda program, home: flatten_pipes(program),
-    "recompute": lambda program, home: add_recompute(program, [stage.number for stage in program.stages]),
+    "recompute": lambda program, home: add_recompute(program, {stage.number: 1.0 for stage in program.stages}),
     "embedding": add_embedding,
     "reduce-grad": add_reduce_grad,
     "optimizer": add_optimizer,

@@ -1,7 +1,6 @@
-"""Passes over compute actions: pipes, recomputation, merged backwards, sharded parameters. Program -> Program.
+"""Passes over compute actions: pipes, merged backwards, sharded parameters. Program -> Program.
 
 flatten_pipes          stage s of pipe p becomes stage p * S + s
-add_recompute          REC before every backward that has none
 merge_input_weight     adjacent I and W become B
 add_unshard_reshard    UNSHARD and RESHARD around the actions of a stage
 """
@@ -9,14 +8,13 @@ add_unshard_reshard    UNSHARD and RESHARD around the actions of a stage
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Program
 
-__all__ = ["add_recompute", "add_unshard_reshard", "flatten_pipes", "merge_input_weight", "rewrite_lanes"]
+__all__ = ["add_unshard_reshard", "flatten_pipes", "merge_input_weight", "rewrite_lanes"]
 
 
 def flatten_pipes(program: Program) -> Program:
@@ -59,29 +57,6 @@ def flatten_pipes(program: Program) -> Program:
 
 def _rebuilt(action: Action, atoms: Sequence[Action]) -> Action:
     return dataclasses.replace(action, parts=tuple(atoms)) if action.parts else atoms[0]
-
-
-def add_recompute(program: Program, stages: Collection[int]) -> Program:
-    """A REC right before every B or I of the stages that has none yet: their forwards keep only inputs."""
-    recomputed = {(atom.stage, atom.index, atom.pipe) for atom in program.atoms() if atom.op == "REC"}
-
-    def lowered(actions: Iterable[Action]) -> Iterable[Action]:
-        for action in actions:
-            for atom in action.atoms:
-                is_backward = OPS[atom.op].role in ("backward", "input_grad")
-                if is_backward and atom.stage in stages and (atom.stage, atom.index, atom.pipe) not in recomputed:
-                    yield dataclasses.replace(atom, op="REC", parts=())
-            yield action
-
-    edges = [
-        edge
-        for stage in sorted(stages)
-        for edge in (
-            Edge(src="F", dst="REC", src_stage=stage, dst_stage=stage),
-            Edge(src="REC", dst="I", src_stage=stage, dst_stage=stage),
-        )
-    ]
-    return rewrite_lanes(program, lowered, edges)
 
 
 def merge_input_weight(program: Program) -> Program:

@@ -24,8 +24,9 @@ from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
 from bagpipe.schedule.lowering.receives import separate_receives
+from bagpipe.schedule.lowering.recompute import add_recompute
 from bagpipe.schedule.lowering.replicas import replicate_stages
-from bagpipe.schedule.lowering.rewrite import add_recompute, flatten_pipes
+from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from bagpipe.schedule.lowering.sends import add_sends
 from bagpipe.schedule.lowering.turns import turn_loop, turns
 from bagpipe.schedule.registry import dense_schedule
@@ -43,7 +44,7 @@ def step_program(
     num_processes: int = 1,
     replicas: int = 1,
     stage_replicas: Sequence[int] = (),
-    recompute: bool = False,
+    recompute: bool | Mapping[int, float] = False,
     rows_delay: int = 0,
     shards: bool = False,
 ) -> StepProgram:
@@ -58,7 +59,8 @@ def step_program(
         replicas: replicas of the whole pipeline.
         stage_replicas: ranks of each stage, which share its micro-batches (`replicate_stages`); empty: one each. They
             count as pipeline ranks.
-        recompute: forwards keep only their inputs; activations are recomputed before the backward.
+        recompute: forwards keep only their inputs; activations are recomputed before the backward. Or the share of the
+            micro-batches of each stage for which this holds.
         rows_delay: of an asynchronous schedule. 0: rows of a batch are read after the updates of the batch before, so a
             batch ends before the next one begins. 1: after those of the batch before that; see `turns`.
         shards: each holder of a stage steps its share of it, and then gathers the others' (`add_unshard`).
@@ -90,8 +92,8 @@ def step_program(
         _check_replicated(found, loop is not None)
     home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
     program = _on_compute_lanes(dense)
-    if recompute:
-        program = add_recompute(program, range(graph.num_stages))
+    shares = recompute if isinstance(recompute, Mapping) else dict.fromkeys(range(graph.num_stages), float(recompute))
+    program = add_recompute(program, shares)
     flat = replicate_stages(program, stage_replicas) if stage_replicas else flatten_pipes(program)
     program = add_embedding(flat, home, embedding_edges)
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:

@@ -52,7 +52,7 @@ class Case:
         schedule: a dense schedule.
         micro: micro-batches of all stages, or of each.
         sizes: examples of each batch.
-        recompute: forwards keep only inputs.
+        recompute: forwards keep only inputs; or this share of the micro-batches of each stage.
         settings: values of the schedule's own settings, by name.
         replicas: ranks of each stage; empty: one each.
     """
@@ -61,7 +61,7 @@ class Case:
     schedule: str
     micro: int | tuple[int, ...] = 4
     sizes: tuple[int, ...] = (16, 13)
-    recompute: bool = False
+    recompute: bool | tuple[float, ...] = False
     settings: tuple[tuple[str, object], ...] = ()
     replicas: tuple[int, ...] = ()
 
@@ -80,7 +80,7 @@ class Case:
             num_processes=num_processes,
             replicas=replicas,
             stage_replicas=self.replicas,
-            recompute=self.recompute,
+            recompute=dict(enumerate(self.recompute)) if isinstance(self.recompute, tuple) else self.recompute,
         )
 
 

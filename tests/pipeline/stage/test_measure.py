@@ -6,8 +6,8 @@ import torch
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost
 from bagpipe.pipeline.stage import measure
-from bagpipe.pipeline.stage.measure import operator_graph
-from bagpipe.split.split import trace_parts
+from bagpipe.pipeline.stage.measure import activation_bytes, operator_graph
+from bagpipe.split.split import split, trace_parts
 from tests.split.test_split import TwoHeads
 from tests.split.whole_models import NUM_DENSE, library_model
 
@@ -40,6 +40,16 @@ def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
     again = type(graph).from_json(graph.to_json())
     assert again.operators == graph.operators
     assert [tuple(edge) for edge in again.edges] == list(graph.edges)
+
+
+def test_activation_bytes_of_a_stage_include_its_inputs() -> None:
+    staged = split(library_model("dlrm"), stages=2, num_dense=NUM_DENSE, dtype=torch.float64)
+    state = torch.random.get_rng_state()
+    for stage in range(2):
+        (kept, inputs), (more, more_inputs) = (activation_bytes(staged, stage, examples) for examples in (4, 8))
+        assert 0 < inputs < kept
+        assert (more, more_inputs) == (2 * kept, 2 * inputs) or stage == 1, "the last one keeps scalars of its loss too"
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,20 @@ def test_runs_are_the_same_bits_with_and_without_recomputation(model: str) -> No
         run_in_process(again).assert_same(run_in_process(case))
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "breadth-first", "zb-v", "dynamic", "chimera"])
+def test_shares_of_the_stages_can_be_recomputed(schedule: str) -> None:
+    case = Case(model=RANDOM, schedule=schedule, micro=4, sizes=(16, 13))
+    again = Case(model=RANDOM, schedule=schedule, micro=4, sizes=(16, 13), recompute=(1, 0.75, 0.5, 0))
+    number = sum(atom.op == "REC" for atom in again.step().program.atoms())
+    assert number == 4 + 3 + 2 if schedule != "chimera" else 4 + 2 + 2
+    run_in_process(again).assert_same(run_in_process(case))
+
+
 @pytest.mark.parametrize("model", [RANDOM, "diamond"])
 def test_some_micro_batches_can_be_recomputed(model: str) -> None:
     """1f1b-shifted adds gradients in the order of 1f1b."""
     case = Case(model=model, schedule="1f1b-shifted", micro=8, sizes=(16, 13))
-    half = Case(model=model, schedule="1f1b-shifted", micro=8, sizes=(16, 13), settings=(("recompute_share", 0.5),))
+    half = Case(model=model, schedule="1f1b-shifted", micro=8, sizes=(16, 13), settings=(("recompute_share", "0.5"),))
     kept = run_in_process(Case(model=model, schedule="1f1b", micro=8, sizes=(16, 13)))
     assert 0 < sum(a.op == "REC" for a in half.step().program.atoms()) < 2 * 8
     for other in (case, half):
@@ -105,7 +114,7 @@ def test_live_activations_are_those_of_the_schedule(schedule: str) -> None:
 def test_ranks_give_the_bits_of_one_process(schedule: str) -> None:
     cases = [
         Case(model="skips", schedule=schedule, micro=4, sizes=(16, 3)),
-        Case(model=RANDOM, schedule=schedule, micro=4, sizes=(9, 8), recompute=True),
+        Case(model=RANDOM, schedule=schedule, micro=4, sizes=(9, 8), recompute=(1, 0.5, 0.5, 0)),
     ]
     count = cases[0].num_ranks
     for case in cases:

@@ -8,7 +8,7 @@ from bagpipe.schedule.analysis.memory import Memory
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.shifted import recompute_shares
 from bagpipe.schedule.ir.stage_graph import chain
-from bagpipe.schedule.lowering.rewrite import add_recompute
+from bagpipe.schedule.lowering.recompute import add_recompute
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.schedule.dense import dense, peaks, rows, run, spelt
 
@@ -38,9 +38,9 @@ def test_published_shares() -> None:
 def test_recomputation_leaves_the_critical_path(ranks: int, micro: int) -> None:
     """M (F + R + B) + (P - 1)(F + B) if every stage recomputes; 2R less without the last; one more R less here."""
     plain = dense("1f1b", ranks, micro)
-    everywhere = simulate(add_recompute(plain, range(ranks))).makespan
+    everywhere = simulate(add_recompute(plain, dict.fromkeys(range(ranks), 1.0))).makespan
     assert everywhere == 4 * micro + 3 * (ranks - 1)
-    assert simulate(add_recompute(plain, range(ranks - 1))).makespan == everywhere - 2
+    assert simulate(add_recompute(plain, dict.fromkeys(range(ranks - 1), 1.0))).makespan == everywhere - 2
     result = run("1f1b-shifted", ranks, micro)
     assert result.makespan == everywhere - 3
     assert peaks(result) == [min(micro, max(ranks - rank, 3)) for rank in range(ranks - 1)] + [1]

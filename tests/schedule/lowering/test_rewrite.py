@@ -9,7 +9,6 @@ from bagpipe.schedule.formats.torch_csv import torch_cells
 from bagpipe.schedule.ir.program import Program, Stage
 from bagpipe.schedule.ir.stage_graph import chain, dense_program
 from bagpipe.schedule.lowering.rewrite import (
-    add_recompute,
     add_unshard_reshard,
     flatten_pipes,
     merge_input_weight,
@@ -74,19 +73,6 @@ def test_unshard_holds_so_many_stages_at_most() -> None:
     assert not held
     with pytest.raises(ScheduleError, match="active stages must be at least 1, got 0"):
         add_unshard_reshard(lowered, 0)
-
-
-def test_recomputation_comes_right_before_its_backward() -> None:
-    program = add_recompute(dense("dualpipe-v", 2, 4), [0, 3])
-    assert "3REC1,(0F3;3B1)OVERLAP_F_B,0REC0,(3F2;0B0)OVERLAP_F_B" in rows(program)[0]
-    assert "REC" not in rows(program)[1]
-    check(program)
-
-
-def test_what_recomputes_already_does_not_recompute_twice() -> None:
-    program = add_recompute(dense("1f1b-shifted", 3, 4), range(3))
-    assert all(row.count("REC") == 4 for row in rows(program))
-    check(program)
 
 
 def test_flat_pipes_are_stages_of_their_own() -> None:
