@@ -3,6 +3,7 @@
 F  + activations          F of a micro-batch with REC   + inputs
 B  - activations          REC                           + activations - inputs
 W  - activations          weights                       once per stage and pipe, from the first action to the last
+UNSHARD + whole weights   RESHARD - whole weights
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ class Memory:
     Attributes:
         activation_bytes: per stage, kept from a micro-batch's forward to its backward (W if split).
         input_bytes: per stage, the part of them that a forward keeps if it is recomputed.
-        param_bytes: per stage, weights, gradients and optimizer state.
+        param_bytes: per stage, weights, gradients and optimizer state, of the lane that computes it.
+        whole_bytes: per stage, weights that are gathered: of the lane that gathers them.
         budget_bytes: per lane.
     """
 
     activation_bytes: Mapping[int, float] = field(default_factory=dict)
     input_bytes: Mapping[int, float] = field(default_factory=dict)
     param_bytes: Mapping[int, float] = field(default_factory=dict)
+    whole_bytes: Mapping[int, float] = field(default_factory=dict)
     budget_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -44,7 +47,8 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
     atoms = [atom for action in actions for atom in action.atoms]
     recomputed = {(atom.stage, atom.index, atom.pipe) for atom in atoms if atom.op == "REC"}
     trained = any(OPS[atom.op].role in ("backward", "weight_grad") for atom in atoms)
-    live = sum(memory.param_bytes.get(stage, 0) for stage, _ in {(atom.stage, atom.pipe) for atom in atoms})
+    computed = {(atom.stage, atom.pipe) for atom in atoms if OPS[atom.op].role != "weights"}
+    live = sum(memory.param_bytes.get(stage, 0) for stage, _ in computed)
     for action in actions:
         freed: float = 0
         for atom in action.atoms:
@@ -57,6 +61,10 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
                 freed += whole - (kept if trained else 0)
             elif atom.op == "REC":
                 live += whole - inputs
+            elif atom.op == "UNSHARD":
+                live += memory.whole_bytes.get(atom.stage, 0)
+            elif atom.op == "RESHARD":
+                freed += memory.whole_bytes.get(atom.stage, 0)
             elif role in ("backward", "weight_grad"):
                 freed += whole
         yield action, live

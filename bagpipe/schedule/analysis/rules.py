@@ -1,7 +1,7 @@
 """The rules of a valid program, as a table of functions that yield complaints.
 
     edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7, in `versions`) ·
-    row-hazards (R8) · one-lane (R9) · gradients (R10)
+    row-hazards (R8) · one-lane (R9) · gradients (R10) · whole-parameters (in `residency`)
 
 R3, no deadlock, is checked by `Graph.order`; R5, stages cover a model, in `cover`; R6, memory, in `memory`.
 """
@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
+from bagpipe.schedule.analysis.residency import residency_problems
 from bagpipe.schedule.analysis.versions import version_problems
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.ir.program import Program, units_per_batch
+from bagpipe.schedule.ir.program import Program, unit_counts, units_per_batch
 
 __all__ = ["RULES", "Rule"]
 
@@ -53,7 +54,7 @@ def _complete(program: Program) -> Iterator[str]:
     REC appears at most once per micro-batch: those without it keep their activations.
     """
     indices: dict[tuple[int, int, str, int | None], Counter[int]] = defaultdict(Counter)
-    num_batches, micro = program.num_batches(), program.micro_per_batch
+    num_batches, micro = program.num_batches(), unit_counts(program.stages)
     for atom in program.atoms():
         if atom.index is not None:
             indices[atom.stage, atom.pipe, atom.op, atom.peer][atom.index] += 1
@@ -204,4 +205,5 @@ RULES: tuple[Rule[Program], ...] = (
     Rule("versions", "actions use the weight versions that the semantics allow, and that exist", version_problems),
     Rule("row-hazards", "row hazards have an edge", _row_hazards),
     Rule("gradients", "optimizers act after every backward of the batch", _whole_gradients),
+    Rule("whole-parameters", "stages compute between UNSHARD and RESHARD, and step outside", residency_problems),
 )

@@ -246,9 +246,10 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
         loop.edge(Point.READ, TURN)
         for key in lanes.paced:
             loop.edge(TURN, key)
-    for template in (t for own in lanes.lanes.values() for t in own if t.op == "UNSHARD"):
-        # When a batch's rows are updated, its parameters are there: evaluations read both (`SteppedRun.rest`).
-        loop.edge(template.key, "X_UPDATE_LATE")
+    for key in lanes.last:
+        # When a batch's rows are updated, no exchange of its parameters is left: evaluations read both, and exchange
+        # parameters themselves (`SteppedRun.rest`).
+        loop.edge(key, "X_UPDATE_LATE")
     loop.provide(Point.LOOKUP, lanes.embed)
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)

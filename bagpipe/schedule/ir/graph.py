@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.ir.program import Edge, Hazards, Program, overlapping_units, units_per_batch
+from bagpipe.schedule.ir.program import Edge, Hazards, Program, unit_counts, units_per_batch
 
 __all__ = ["Graph", "partner"]
 
@@ -70,7 +70,7 @@ class Graph:
                 self.lane_before.append(len(self.actions) - 1 if position else None)
                 self.lane_of.append(lane)
                 self.actions.append(action)
-        self._units = {stage.number: stage.micro_per_batch for stage in program.stages}
+        self._units = unit_counts(program.stages)
         self._nodes: dict[_Name, list[tuple[int, int]]] = {}  # -> (node, pipe)
         for node, action in enumerate(self.actions):
             for atom in action.atoms:
@@ -108,7 +108,7 @@ class Graph:
         if src_batch < 0:
             return
         same_pipe = OPS[edge.src].unit == OPS[edge.dst].unit == "micro"
-        for src_unit in overlapping_units(unit, units, src_units):
+        for src_unit in edge.source_units(unit, units, src_units):
             index = src_batch * src_units + src_unit
             found = self._nodes.get((edge.src_stage, edge.src, index), ())
             nodes = [node for node, pipe in found if not same_pipe or pipe == atom.pipe]

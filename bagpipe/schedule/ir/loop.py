@@ -28,7 +28,7 @@ from bagpipe.schedule.ir.program import (
     Resource,
     Semantics,
     Stage,
-    overlapping_units,
+    unit_counts,
     units_per_batch,
 )
 
@@ -113,7 +113,7 @@ class Loop:
 
     def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
         """Units of (stage, op) per batch; as in `Program`."""
-        return units_per_batch({stage.number: stage.micro_per_batch for stage in self.stages}, key, peer)
+        return units_per_batch(unit_counts(self.stages), key, peer)
 
     def resource(self, lane: str) -> Resource:
         """The lane's resource; a lane without one is a cpu lane."""
@@ -208,7 +208,7 @@ class Loop:
         units, src_units = self.units_per_batch(edge.dst_key), self.units_per_batch(edge.src_key)
         found: list[tuple[int, int]] = []
         for unit in range(units):
-            for src_unit in overlapping_units(unit, units, src_units):
+            for src_unit in edge.source_units(unit, units, src_units):
                 ends = ((edge.src_key, src_unit), (edge.dst_key, unit))
                 for key, number in ends:
                     if (key, number) not in performers:

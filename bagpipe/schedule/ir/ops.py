@@ -13,8 +13,8 @@ from typing import Literal
 
 __all__ = ["OPS", "TORCH_OPS", "Op", "Role", "Unit"]
 
-#: What an action's index counts: micro-batches of the stage, or batches.
-Unit = Literal["micro", "batch"]
+#: What an action's index counts: micro-batches of the stage, batches, or gathers of the stage's parameters.
+Unit = Literal["micro", "batch", "gather"]
 
 #: Kind of work. Checks and renderers use the role, not lists of names.
 Role = Literal[
@@ -62,6 +62,10 @@ def _weights(name: str, meaning: str) -> Op:
     return Op(name=name, unit="batch", role="weights", meaning=meaning, torch=True, index_optional=True, cost=0)
 
 
+def _gather(name: str, meaning: str) -> Op:
+    return Op(name=name, unit="gather", role="weights", meaning=meaning, torch=True, index_optional=True, cost=0)
+
+
 def _edge(name: str, role: Role, meaning: str) -> Op:
     return Op(name=name, unit="micro", role=role, meaning=meaning, peer=True, cost=0)
 
@@ -88,8 +92,8 @@ OPS: Mapping[str, Op] = _table(
     _torch("RECV_F", "recv", "receive the stage's input from the previous stage", 0),
     _torch("SEND_B", "send", "send the stage's input gradient to the previous stage", 0),
     _torch("RECV_B", "recv", "receive the stage's output gradient from the next stage", 0),
-    _weights("UNSHARD", "gather the stage's sharded parameters"),
-    _weights("RESHARD", "drop the gathered parameters"),
+    _gather("UNSHARD", "gather the stage's sharded parameters"),
+    _gather("RESHARD", "drop the gathered parameters"),
     _weights("REDUCE_GRAD", "reduce the stage's gradients over replicas"),
     _edge("SENDX_F", "send", "send an output along one edge of a DAG"),
     _edge("RECVX_F", "recv", "receive an input along one edge of a DAG"),

@@ -5,12 +5,13 @@
 
 An edge is a *template*: with ``X_INSERT -> F, delay 0`` every F of batch b waits for X_INSERT of batch b. Ops count in
 different units (M micro-batches of a stage, or 1 batch). An action waits for the source units whose share of the batch
-overlaps its own. This covers batch to micro-batch, micro-batch to batch, and stages with different micro-batches.
+overlaps its own. This covers batch to micro-batch, micro-batch to batch, and stages with different micro-batches. An
+edge can name the units itself: gathers of parameters serve runs of micro-batches in the order of a lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,7 @@ __all__ = [
     "Semantics",
     "Stage",
     "overlapping_units",
+    "unit_counts",
     "units_per_batch",
 ]
 
@@ -72,6 +74,7 @@ class Stage:
         micro_per_batch: micro-batches per batch.
         shares: number of the stage whose parameters this one uses; None: it has its own.
         part, parts: which part of each micro-batch it takes, of how many.
+        gathers: times that its parameters are gathered per batch.
     """
 
     number: int
@@ -80,6 +83,7 @@ class Stage:
     shares: int | None = None
     part: int = 0
     parts: int = 1
+    gathers: int = 1
 
     @property
     def parameters(self) -> int:
@@ -99,6 +103,7 @@ class Edge:
         kind: ``data``: dst uses what src made. ``capacity``: src frees the buffer dst fills; delay is the number of
             buffers. ``hazard``: src and dst touch the same rows in some batches.
         hazard: the hazard's name, empty for the other kinds.
+        units: (source unit, waiting unit) of a batch; empty: units whose shares of the batch overlap.
     """
 
     src: str
@@ -108,6 +113,7 @@ class Edge:
     delay: int | None = 0
     kind: EdgeKind = "data"
     hazard: str = ""
+    units: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.delay < 0:
@@ -127,6 +133,12 @@ class Edge:
     def dst_key(self) -> OpKey:
         return (self.dst_stage, self.dst)
 
+    def source_units(self, unit: int, units: int, src_units: int) -> Iterable[int]:
+        """Units of the source that a unit waits for, out of `units` of the waiting op and `src_units` of the source."""
+        if self.units:
+            return [source for source, waiting in self.units if waiting == unit]
+        return overlapping_units(unit, units, src_units)
+
     @property
     def text(self) -> str:
         """``0X_FETCH(b) <- 0X_INSERT(b-4) capacity``."""
@@ -145,21 +157,29 @@ _SENDERS: Mapping[str, int] = {"RECV_F": -1, "RECV_B": 1}
 
 
 def units_per_batch(micro_per_batch: Mapping[int, int], key: OpKey, peer: int | None = None) -> int:
-    """Units of (stage, op) per batch: 1, or the stage's micro-batches.
+    """Units of (stage, op) per batch: 1, the stage's micro-batches, or the gathers of its parameters.
 
     Messages count micro-batches of the sending stage, on both sides.
 
     Args:
-        micro_per_batch: stage number -> micro-batches; a missing stage has 1.
+        micro_per_batch: stage number -> micro-batches; a missing stage has 1. With gathers: see `unit_counts`.
         key: stage and op.
         peer: the stage at the other end, for ops that name one.
     """
     stage, op = key
     if OPS[op].unit == "batch":
         return 1
+    if OPS[op].unit == "gather":
+        return micro_per_batch.get(~stage, 1)
     if OPS[op].role == "recv":
         stage = peer if peer is not None else stage + _SENDERS.get(op, 0)
     return micro_per_batch.get(stage, 1)
+
+
+def unit_counts(stages: Iterable[Stage]) -> Mapping[int, int]:
+    """Stage number -> micro-batches per batch, and ``~number`` -> gathers per batch if there are several."""
+    counts = {stage.number: stage.micro_per_batch for stage in stages}
+    return counts | {~stage.number: stage.gathers for stage in stages if stage.gathers > 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +207,7 @@ class Program:
 
     def units_per_batch(self, key: OpKey, peer: int | None = None) -> int:
         """Units of (stage, op) per batch; see `units_per_batch`."""
-        return units_per_batch(self.micro_per_batch, key, peer)
+        return units_per_batch(unit_counts(self.stages), key, peer)
 
     def atoms(self) -> list[Action]:
         """All actions of all lanes, with overlaps replaced by their parts."""

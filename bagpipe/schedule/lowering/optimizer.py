@@ -17,7 +17,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
 
-__all__ = ["add_optimizer", "add_reduce_grad", "add_unshard", "reduce_lane"]
+__all__ = ["Holder", "add_optimizer", "add_reduce_grad", "add_unshard", "holders_of", "reduce_lane"]
 
 
 def reduce_lane(process: int) -> str:
@@ -34,7 +34,7 @@ def add_reduce_grad(program: Program, home: Mapping[str, int]) -> Program:
     """
     lanes, edges = dict(program.lanes), list(program.edges)
     resources = list(program.resources)
-    for holders in _holders(program, home):
+    for holders in holders_of(program, home):
         first, name = holders[0], reduce_lane(home[holders[0].lane])
         if name not in lanes:
             resources.append(Resource(name=name, kind="copy"))
@@ -57,7 +57,7 @@ def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
     """
     reduced = {(atom.stage, atom.pipe) for atom in program.atoms() if atom.op == "REDUCE_GRAD"}
     lanes, edges = dict(program.lanes), list(program.edges)
-    for holders in _holders(program, home):
+    for holders in holders_of(program, home):
         first = holders[0]
         for batch in range(program.num_batches()):
             action = Action(first.stage, "OPT", batch, pipe=first.pipe)
@@ -82,7 +82,7 @@ def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
     """
     lanes, edges = dict(program.lanes), list(program.edges)
     resources = list(program.resources)
-    for holders in _holders(program, home):
+    for holders in holders_of(program, home):
         first, name = holders[0], reduce_lane(home[holders[0].lane])
         if name not in lanes:
             resources.append(Resource(name=name, kind="copy"))
@@ -98,27 +98,32 @@ def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class _Holder:
-    """A trained stage of a pipe and the lane of its backwards."""
+class Holder:
+    """A trained stage of a pipe and the lane of its backwards.
+
+    Attributes:
+        pipe, stage: which.
+        lane: its name.
+    """
 
     pipe: int
     stage: int
     lane: str
 
 
-def _holders(program: Program, home: Mapping[str, int]) -> list[list[_Holder]]:
+def holders_of(program: Program, home: Mapping[str, int]) -> list[list[Holder]]:
     """Trained stages with the same parameters in the same process; sorted by process, then by parameters."""
     parameters = {stage.number: stage.parameters for stage in program.stages}
-    found: dict[tuple[int, int], set[_Holder]] = {}
+    found: dict[tuple[int, int], set[Holder]] = {}
     for lane, actions in program.lanes.items():
         for atom in (atom for action in actions for atom in action.atoms):
             if OPS[atom.op].role in ("backward", "weight_grad"):
                 key = home[lane], parameters.get(atom.stage, atom.stage)
-                found.setdefault(key, set()).add(_Holder(atom.pipe, atom.stage, lane))
+                found.setdefault(key, set()).add(Holder(atom.pipe, atom.stage, lane))
     return [sorted(found[key]) for key in sorted(found)]
 
 
-def _numbers(holders: list[_Holder]) -> list[int]:
+def _numbers(holders: list[Holder]) -> list[int]:
     return list(dict.fromkeys(holder.stage for holder in holders))
 
 

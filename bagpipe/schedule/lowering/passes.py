@@ -1,7 +1,7 @@
 """Every lowering pass by name. `step_program` composes the same passes for training.
 
-flatten-pipes ─> recompute ─> embedding ─> reduce-grad ─> optimizer ─> unshard ─> sends ─> defer-receives
-                                                                                      └─> separate-receives
+flatten-pipes ─> recompute ─> embedding ─> reduce-grad ─> optimizer ─> unshard | gathers ─> sends ─> defer-receives
+                                                                                                └─> separate-receives
 merge-input-weight, unshard-reshard: for tables exchanged with PyTorch
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.embedding import add_embedding
+from bagpipe.schedule.lowering.gathers import add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.recompute import add_recompute
@@ -29,6 +30,7 @@ PASSES: Mapping[str, Pass] = {
     "reduce-grad": add_reduce_grad,
     "optimizer": add_optimizer,
     "unshard": add_unshard,
+    "gathers": add_gathers,
     "sends": add_sends,
     "defer-receives": defer_receives,
     "separate-receives": separate_receives,

@@ -14,7 +14,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.program import Edge, Program
 
-__all__ = ["add_unshard_reshard", "flatten_pipes", "merge_input_weight", "rewrite_lanes"]
+__all__ = ["add_unshard_reshard", "flatten_pipes", "merge_input_weight", "next_stages", "rewrite_lanes"]
 
 
 def flatten_pipes(program: Program) -> Program:
@@ -92,7 +92,7 @@ def add_unshard_reshard(program: Program, max_active_stages: int = 3) -> Program
     def lowered(actions: Iterable[Action]) -> Iterable[Action]:
         row = tuple(actions)
         active: list[int] = []
-        for action, wanted in zip(row, _next_stages(row, max_active_stages), strict=True):
+        for action, wanted in zip(row, next_stages([action.atoms for action in row], max_active_stages), strict=True):
             for stage in sorted(set(active) - set(wanted)):
                 active.remove(stage)
                 yield Action(stage, "RESHARD")
@@ -106,12 +106,12 @@ def add_unshard_reshard(program: Program, max_active_stages: int = 3) -> Program
     return rewrite_lanes(program, lowered)
 
 
-def _next_stages(row: Sequence[Action], count: int) -> list[tuple[int, ...]]:
+def next_stages(row: Sequence[Sequence[Action]], count: int) -> list[tuple[int, ...]]:
     """Per position of a row, the next `count` different stages, in order of use."""
     found: list[tuple[int, ...]] = []
     wanted: list[tuple[int, ...]] = []  # stages per following action, no stage twice
-    for action in reversed(row):
-        own = tuple(dict.fromkeys(atom.stage for atom in action.atoms))
+    for atoms in reversed(row):
+        own = tuple(dict.fromkeys(atom.stage for atom in atoms))
         behind = [tuple(stage for stage in stages if stage not in own) for stages in wanted]
         wanted = [own, *(stages for stages in behind if stages)]
         taken: list[int] = []

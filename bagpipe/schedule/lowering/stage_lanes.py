@@ -37,8 +37,9 @@ class StageLanes:
         embed, embed_grad: the operations of its embedding stage.
         in_flight: compute lane that chooses its order -> most micro-batches in flight.
         forwards, steps: its forwards and dense optimizer steps, each operation once.
-        paced: steps of other compute lanes, if forwards of a batch precede backwards of the batch before: those lanes
-            could take them before the main lane begins the batch's turn.
+        paced: what other lanes could take before the main lane begins the batch's turn: steps of other compute lanes,
+            if forwards of a batch precede backwards of the batch before; gathers, if parameters are divided.
+        last: the operations after which a batch is over in lanes that gather parameters.
     """
 
     lanes: Mapping[str, tuple[Template, ...]]
@@ -50,6 +51,7 @@ class StageLanes:
     forwards: tuple[OpKey, ...]
     steps: tuple[OpKey, ...]
     paced: tuple[OpKey, ...] = ()
+    last: tuple[OpKey, ...] = ()
 
 
 def stage_lanes(step: StepProgram, process: int) -> StageLanes:
@@ -61,6 +63,9 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
     number = step.embedding_stages[process].number
     embed = (number, "X_EMBED")
     main = next(lane for lane, own in lanes.items() if embed in (template.key for template in own))
+    gathers = tuple(dict.fromkeys(template.key for template in templates if template.op == "UNSHARD"))
+    steps = tuple(template.key for template in templates if template.op == "OPT")
+    releases = any(template.op == "RESHARD" for template in templates)
     others = [t.key for lane, own in lanes.items() for t in own if lane != main and t.op == "OPT"]
     return StageLanes(
         lanes=lanes,
@@ -70,8 +75,9 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
         embed=embed,
         embed_grad=(number, "X_EMBED_GRAD"),
         forwards=tuple(dict.fromkeys(template.key for template in templates if template.op == "F")),
-        steps=tuple(template.key for template in templates if template.op == "OPT"),
-        paced=tuple(others) if step.turns else (),
+        steps=steps,
+        paced=(*(others if step.turns else ()), *(gathers if releases else ())),
+        last=steps if releases else gathers,
     )
 
 
@@ -99,6 +105,6 @@ def _of_one_batch(step: StepProgram, lane: str) -> Iterator[Template]:
 
 def _track(step: StepProgram, atom: Action) -> int | None:
     """1 for a forward and its sends, 0 for what belongs to a backward, None for what has its place in the turn."""
-    if OPS[atom.op].unit == "batch" or atom.stage >= len(step.instances):
+    if OPS[atom.op].unit != "micro" or atom.stage >= len(step.instances):
         return None
     return int(OPS[atom.op].role == "forward" or atom.op in ("SEND_F", "SENDX_F"))

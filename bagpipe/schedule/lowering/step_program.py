@@ -3,7 +3,7 @@
 compute0   X_EMBED  F0 F1 B0 …  X_EMBED_GRAD  OPT      lane of pipeline rank 0; RECV and SEND between processes
 compute1            F0 B0 …                   OPT
 reduce0                          REDUCE_GRAD  UNSHARD  lane of process 0, if several ranks hold its stages; UNSHARD if
-                                                       they divide them
+                                                       they divide them, and RESHARD if they divide the parameters
 recv2                                                  RECVs, where compute lanes choose their order (`receives`)
 """
 
@@ -22,6 +22,7 @@ from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
+from bagpipe.schedule.lowering.gathers import ACTIVE_STAGES, add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.recompute import add_recompute
@@ -47,6 +48,8 @@ def step_program(
     recompute: bool | Mapping[int, float] = False,
     rows_delay: int = 0,
     shards: bool = False,
+    gathers: bool = False,
+    active_stages: int = ACTIVE_STAGES,
 ) -> StepProgram:
     """One batch of dense stages, ready to run.
 
@@ -64,6 +67,9 @@ def step_program(
         rows_delay: of an asynchronous schedule. 0: rows of a batch are read after the updates of the batch before, so a
             batch ends before the next one begins. 1: after those of the batch before that; see `turns`.
         shards: each holder of a stage steps its share of it, and then gathers the others' (`add_unshard`).
+        gathers: each holder of a stage has its share of the parameters only, and gathers them for its computations
+            (`add_gathers`).
+        active_stages: see `add_gathers`.
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
@@ -99,11 +105,11 @@ def step_program(
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
-    if shards:
-        if loop is not None:
-            raise ScheduleError(
-                f"{found.name}: stages whose weights have versions cannot be divided among their holders"
-            )
+    if (shards or gathers) and loop is not None:
+        raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
+    if gathers:
+        program = add_gathers(program, home, active_stages=active_stages)
+    elif shards:
         program = add_unshard(program, home)
     compute = tuple(home)
     home |= {reduce_lane(process): process for process in set(home.values())}

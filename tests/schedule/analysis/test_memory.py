@@ -34,6 +34,12 @@ def test_weights_count_once_per_pipe() -> None:
     assert peak_bytes(lanes(a="0F0 0B0 0F0~1 0B0~1 1F0 1B0")["a"], memory) == 1200
 
 
+def test_gathered_weights_count_where_they_are_gathered() -> None:
+    memory = Memory(param_bytes={0: 100}, whole_bytes={0: 3, 1: 4, 2: 5})
+    row = "0UNSHARD0 1UNSHARD0 0RESHARD0 2UNSHARD0 1RESHARD0 2RESHARD0 0REDUCE_GRAD0"
+    assert peak_bytes(lanes(a=row)["a"], memory) == 9
+
+
 def test_each_lane_that_lacks_memory_is_named_once() -> None:
     memory = Memory(activation_bytes={0: 1}, budget_bytes={"a": 2, "b": 2})
     program = Program(lanes=lanes(a="0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", b="1F0 1B0", c="0F4 0F5 0F6 0B4"))

@@ -49,6 +49,7 @@ BROKEN = {
     "gradients: 0OPT0 does not wait for 0B0 of the same batch": Program(
         lanes=lanes(a="0F0 0B0", b="0REDUCE_GRAD0", c="0OPT0"), edges=(Edge(src="REDUCE_GRAD", dst="OPT"),)
     ),
+    "whole-parameters: 0F0 waits for no UNSHARD": Program(lanes=lanes(a="0F0", b="0UNSHARD0 0RESHARD0")),
 }
 
 
