@@ -30,6 +30,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/cache/cache_statistics.py": "tests/cache/test_row_cache.py",
     "bagpipe/cache/gradient_squares.py": "tests/cache/test_row_exchange.py",
     "bagpipe/dense/chunks/gradients.py": "tests/dense/chunks/test_chunked_model.py",
+    "bagpipe/training/chunked_stages.py": "tests/system/test_chunked_stages.py",
     "bagpipe/training/earlier_rows.py": "tests/system/test_resume_ranks.py",
     "bagpipe/config/ranges.py": "tests/config/test_rules.py",
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",

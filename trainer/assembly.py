@@ -36,6 +36,7 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.schedule import AsynchronousSchedule
 from bagpipe.store.interface import Store
 from bagpipe.training.chunked_dense import ChunkedDense
+from bagpipe.training.chunked_stages import ChunkedStages
 from bagpipe.training.dense import DensePart, WholeDense
 from bagpipe.training.dense_parameters import GradientSum
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
@@ -218,14 +219,17 @@ def build_dense(
         reduce=reduce,
         shares=shares,
     )
-    return StagedDense(
-        pipeline=pipeline,
-        optimizer=optimizer,
-        precision=built.dense.precision,
-        clip=clip_of(config.optim),
-        loss=loss_of(config.model, built.data),
-        orders=built.stages.order_log(rank, records=bool(config.pipeline.record)),
-    )
+    staged_settings: dict[str, Any] = {
+        "pipeline": pipeline,
+        "optimizer": optimizer,
+        "precision": built.dense.precision,
+        "clip": clip_of(config.optim),
+        "loss": loss_of(config.model, built.data),
+        "orders": built.stages.order_log(rank, records=bool(config.pipeline.record)),
+    }
+    if not config.dense.is_chunked:
+        return StagedDense(**staged_settings)
+    return ChunkedStages(**staged_settings, budget=budget_of(config.dense), streams=open_streams(config.run.device))
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:

@@ -30,8 +30,12 @@ def _state_problem(config: Config) -> str | None:
 
 def _chunks_problem(config: Config, value: str) -> str | None:
     run, optim = config.run, config.optim
-    if config.pipeline.is_staged:
-        return f"{value} is not possible with {config.pipeline.stages_text}"
+    if config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return (
+            f"{value} is not possible with pipeline.schedule {config.pipeline.schedule}: it keeps versions of weights"
+        )
+    if run.verify:
+        return f"{value} is not possible with run.verify {run.verify}, which compares whole weights"
     for name in ("compile", "cuda_graph"):
         if getattr(run, name):
             return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"

@@ -10,6 +10,7 @@
     accumulated_dense   the same, for several micro-batches a step                     lane compute
     chunked_dense   F, B, OPT with memory in chunks, under a budget                    lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
+    chunked_stages  the same with memory in chunks, which move in lanes chunks<k>      lanes compute<k>, reduce<p>
     evaluation      F         scores                                                   lane compute
     nonfinite, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work before and after
                     others' actions

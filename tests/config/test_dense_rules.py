@@ -22,10 +22,15 @@ BUDGET = DenseConfig(budget_bytes=4096)
             "dense.chunk_bytes 512 needs dense.budget_bytes, or dense.state host, got neither",
         ),
         (Config(dense=DenseConfig(budget_bytes=-1)), "dense.budget_bytes must be at least 0, got -1"),
+        (Config(dense=BUDGET, pipeline=PipelineConfig(schedule="1f1b", stages=2, microbatches=4)), ""),
         (
-            Config(dense=BUDGET, pipeline=PipelineConfig(schedule="1f1b", stages=2, microbatches=4)),
-            "dense.budget_bytes 4096 is not possible with stages or micro-batches (pipeline.schedule 1f1b, "
-            "pipeline.microbatches 4)",
+            Config(dense=BUDGET, pipeline=PipelineConfig(schedule="pipedream-2bw", stages=2, microbatches=4)),
+            "dense.budget_bytes 4096 is not possible with pipeline.schedule pipedream-2bw: it keeps versions of "
+            "weights",
+        ),
+        (
+            Config(dense=BUDGET, run=RunConfig(verify=2), pipeline=PipelineConfig(schedule="1f1b", stages=2)),
+            "dense.budget_bytes 4096 is not possible with run.verify 2, which compares whole weights",
         ),
         (
             Config(dense=BUDGET, run=RunConfig(compile=True)),

@@ -21,10 +21,11 @@ MakeConfig = Callable[..., Config]
 DEEP = {"model__top_mlp": (24,) * 12}
 
 
-def smallest(config: Config) -> int:
+def smallest(config: Config, world_size: int = 1) -> int:
     """The least budget that a job accepts."""
+    config = change(config, dense__budget_bytes=1)
     with pytest.raises(InputError, match=r"dense\.budget_bytes must be at least") as refused:
-        run_job(change(config, dense__budget_bytes=1))
+        run_job(config) if world_size == 1 else run_ranks(config, world_size)
     return int(str(refused.value).split("at least ")[1].split(",")[0])
 
 

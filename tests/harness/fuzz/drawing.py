@@ -313,7 +313,10 @@ def _twin(
     if settings["eval.every"] == "0":
         settings["eval.unit"] = "step"
     chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
-    if not is_consistent({**job, **chunks}):
+    # One process has both directions of such a schedule, whose stages two lanes use.
+    schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
+    is_shared = world_size == 1 and schedule is not None and schedule.num_pipes > 1
+    if is_shared or not is_consistent({**job, **chunks}):
         settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
