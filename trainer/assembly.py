@@ -218,6 +218,7 @@ def build_dense(
         links=links,
         reduce=reduce,
         shares=shares,
+        host_activations=open_streams(config.run.device) if config.pipeline.activations == "host" else None,
     )
     staged_settings: dict[str, Any] = {
         "pipeline": pipeline,

@@ -94,6 +94,16 @@ def _note_recomputation(job: TrainerJob, ranks: Ranks) -> None:
         note(f"pipeline.recompute_share {text}: the stages recompute {shares} of their micro-batches")
 
 
+def _note_activations(job: TrainerJob, ranks: Ranks) -> None:
+    """Say how many bytes of activations a pipeline rank had on its device, if they went to the host. By all ranks."""
+    dense = job.open.engine.dense
+    if not isinstance(dense, StagedDense) or not dense.pipeline.activations:
+        return
+    peak = max(ranks.gather(max(lane.peak_bytes for lane in dense.pipeline.activations.values())))
+    if ranks.is_first:
+        note(f"pipeline.activations host: a pipeline rank had at most {peak:,} bytes of activations on the device")
+
+
 def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
     """Train to the end of the data or of patience, with the evaluations that are due."""
     session, evaluator = job.session, job.evaluator
@@ -176,6 +186,7 @@ def _finish(
         share_stages(held, engine.dense.optimizer, ranks.peers.dense, ranks.gather)
         for part in job.open.parts:
             part.share(held, ranks.peers.dense)
+    _note_activations(job, ranks)
     evaluation = _evaluate(job, trained)
     if engine.trace is not None:
         lanes = ("oracle", *sort_lanes((*trained.report.lanes, "compute")))

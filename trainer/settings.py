@@ -61,6 +61,7 @@ _FREE = frozenset(
         "pipeline.plan",  # what it says is in other keys
         "pipeline.recompute_share",  # the same bits, computed once or twice
         "pipeline.activation_bytes",
+        "pipeline.activations",
         "pipeline.record",
         "pipeline.replay",
         "run.steps",

@@ -237,6 +237,23 @@ def _activation_bytes_problem(config: Config) -> str | None:
     return f"{pipeline.activation_bytes} needs pipeline.recompute_share auto, got {given}"
 
 
+def _activations_problem(config: Config) -> str | None:
+    pipeline, where = config.pipeline, config.pipeline.activations
+    if where == "device":
+        return None
+    if not pipeline.is_staged:
+        return f"{where} needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
+    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return f"{where} needs a synchronous pipeline.schedule: others keep weights by batch, got {pipeline.schedule}"
+    if config.run.compile:
+        return f"{where} is not possible with run.compile: compiled backwards take their tensors where they are"
+    if config.dense.shard == "parameters":
+        return f"{where} is not possible with dense.shard parameters, whose units save places of weights: use gradients"
+    if config.dense.is_chunked:
+        return f"{where} is not possible with dense.budget_bytes or dense.state host, which save places of weights"
+    return None
+
+
 def _unused(config: Config, name: str, users: list[str]) -> str | None:
     """The complaint about a key with a value that the schedule does not use."""
     value = getattr(config.pipeline, name)
@@ -257,6 +274,7 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.memory": _setting_problem("memory"),
     "pipeline.recompute_share": _recompute_share_problem,
     "pipeline.activation_bytes": _activation_bytes_problem,
+    "pipeline.activations": _activations_problem,
     "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),

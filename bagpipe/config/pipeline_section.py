@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from bagpipe.config.ranges import FROM_0_TO_1, NumberText, at_least, matching
 
@@ -34,6 +34,7 @@ class PipelineConfig:
             from which the others follow, or auto: the least within activation_bytes; empty: all.
         activation_bytes: of recompute_share auto: most bytes of activations on a pipeline rank; 0: what the rank of the
             last stage keeps without recomputing.
+        activations: where what a forward keeps for its backward waits for it: device, or host.
         rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
@@ -56,6 +57,7 @@ class PipelineConfig:
         NumberText, matching(_SHARES, "auto, or shares from 0 to 1 such as 0.5 or 0.5,0.25,0")
     ] = _ALL
     activation_bytes: Annotated[int, at_least(0)] = 0
+    activations: Literal["device", "host"] = "device"
     rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0

@@ -13,4 +13,5 @@ signals: SIGINT, SIGTERM ──> Runner.request_stop()
 interpret: runs the same handlers sequentially; the reference for the runner
 
 devices: the streams of each device type
+copy_lane: copies between device and host beside the compute, outside of a schedule
 """

@@ -21,6 +21,7 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.order_log import OrderLog
+from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
@@ -150,6 +151,8 @@ class StagedDense(DensePart):
             versions.start(run.first_batch)
             if run.first_batch == 0:
                 versions.begin()
+        for activations in self.pipeline.activations.values():
+            activations.lane.open(run.trace)
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
@@ -227,7 +230,15 @@ class StagedDense(DensePart):
         state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
     def end(self) -> None:
+        for activations in self.pipeline.activations.values():
+            activations.lane.close()
         self.pipeline.adopt(self.optimizer)
+
+    def lane_reports(self) -> Mapping[str, LaneReport]:
+        found: dict[str, LaneReport] = {}
+        for lane, activations in self.pipeline.activations.items():
+            found |= activations.lane.reports(lane)
+        return found
 
     def _read(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config, PipelineConfig
+from bagpipe.config.sections import Config, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -75,6 +76,11 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
             {"schedule": "1f1b", "recompute": True, "activation_bytes": 100},
             "pipeline.activation_bytes 100 needs pipeline.recompute_share auto, got none",
         ),
+        (
+            {"schedule": "pipedream", "activations": "host"},
+            "pipeline.activations host needs a synchronous pipeline.schedule: others keep weights by batch, got "
+            "pipedream",
+        ),
         ({"schedule": "1f1b", "in_flight": 4}, "pipeline.in_flight 4 needs pipeline.schedule dynamic, got 1f1b"),
         ({"schedule": "gpipe", "record": "a"}, "pipeline.record a needs pipeline.schedule dynamic, got gpipe"),
         ({"schedule": "1f1b", "replay": "a"}, "pipeline.replay a needs pipeline.schedule dynamic, got 1f1b"),
@@ -101,6 +107,24 @@ def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], 
     with pytest.raises(InputError) as caught:
         check_config(Config(pipeline=PipelineConfig(**STAGES, **values)))
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (Config(), "host needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"),
+        (
+            Config(pipeline=PipelineConfig(microbatches=2), run=RunConfig(compile=True)),
+            "host is not possible with run.compile: compiled backwards take their tensors where they are",
+        ),
+    ],
+)
+def test_activations_go_to_the_host_between_actions_of_stages(config: Config, line: str) -> None:
+    pipeline = dataclasses.replace(config.pipeline, activations="host")
+    with pytest.raises(InputError) as caught:
+        check_config(dataclasses.replace(config, pipeline=pipeline))
+    assert str(caught.value) == f"pipeline.activations {line}"
+    check_config(Config(pipeline=PipelineConfig(microbatches=2, activations="host")))
 
 
 def test_a_plan_that_was_not_read_trains_nothing() -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bagpipe.dense.chunks.copy_lane import CopyLane, Order
 from bagpipe.dense.chunks.layout import ALIGN_BYTES
+from bagpipe.pipeline.copy_lane import CopyLane, Order
 from bagpipe.pipeline.stream import Streams
 
 __all__ = ["Arena", "Part"]

@@ -20,10 +20,11 @@ from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
+from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stage.stage_versions import StageVersions
-from bagpipe.pipeline.stream import keep_for_current_stream
+from bagpipe.pipeline.stream import Streams, keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.split.staged_model import StagedModel
 
@@ -115,12 +116,14 @@ class DensePipeline:
         shares: this rank's shares of the stages that are divided among the ranks that hold them.
         dtype, device: of the dense part.
         seed: seed of dropout.
+        host_activations: streams by which activations move to the host and back; None: they stay on the device.
 
     Attributes:
         stages: the stages of this rank, ascending.
         optimizers: optimizer per local stage; of the segments if the stage is divided.
         shares: as given.
         versions: weights kept per local stage of an asynchronous schedule.
+        activations: compute lane -> what moves its activations; empty: they stay on the device.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class DensePipeline:
         links: StageLinks | None = None,
         reduce: Callable[[int], None] | None = None,
         shares: Mapping[int, StageShare] = MappingProxyType({}),
+        host_activations: Streams | None = None,
     ) -> None:
         self.staged = staged
         self.mesh = mesh
@@ -161,6 +165,18 @@ class DensePipeline:
             for stage, optimizer in self.optimizers.items()
             if self.step.version_lags
         }
+        self.activations: Mapping[str, LaneActivations] = {}
+        if host_activations is not None:
+            self.activations = {
+                lane: LaneActivations(
+                    lane.replace("compute", "activations"),
+                    self.step.program.lanes[lane],
+                    self.step.program.micro_per_batch,
+                    device=device,
+                    streams=host_activations,
+                )
+                for lane in self.step.lanes_of(self.process)
+            }
 
     def batch(self, inputs: ModelInputs | None, num_global_examples: int) -> StageBatch:
         """A batch for the runtime.
@@ -217,6 +233,7 @@ class DensePipeline:
             label_shape=label_shape,
             loss_scale=loss_scale,
             versions=self.versions,
+            activations=self.activations,
         )
 
     def stepped(self, stage: int) -> Iterator[nn.Parameter]:

@@ -11,6 +11,7 @@ The state of a micro-batch lives from its F to its B or W. An empty micro-batch 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
@@ -86,6 +88,7 @@ class StageRunner:
         versions: weights of an asynchronous schedule; None: every batch has the newest ones.
         parameters: trainable parameters of the module, in the order of `versions`.
         alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
+        activations: of the lane, moved to the host between F and B; None: they stay on the device.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -111,6 +114,7 @@ class StageRunner:
         versions: StageVersions | None = None,
         parameters: Sequence[nn.Parameter] = (),
         alternates: bool = False,
+        activations: LaneActivations | None = None,
     ) -> None:
         self.instance = instance
         self.module = module
@@ -129,6 +133,7 @@ class StageRunner:
         self._loss_scale = loss_scale
         self._versions = versions
         self._parameters = parameters
+        self._activations = activations
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
         self._split: SplitBackward | None = None
@@ -149,10 +154,15 @@ class StageRunner:
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
         live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
         self.peak_live = max(self.peak_live, len(self._live))
-        with torch.set_grad_enabled(unit not in self._recomputed):
+        kept = unit not in self._recomputed
+        activations = self._activations if kept else None
+        saving = None if activations is None else activations.saving(self.module, live.leaves.values())
+        with torch.set_grad_enabled(kept), saving or nullcontext():
             outputs, total = self._run(live, given, division, batch, unit)
-        if unit not in self._recomputed:
+        if kept:
             live.graph = self._graph(live, outputs, total, given)
+        if activations is not None and saving is not None:
+            activations.saved(self.instance.number, index, saving, outputs.values())
         if total is not None:
             self.loss_sum += total.detach()
         sent = {number: owned(outputs[number]) for number in self._sent}

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
@@ -61,6 +62,7 @@ class StageRuntime:
         loss_sums: initial loss sums by instance.
         loss_scale: multiplies every gradient.
         versions: stage -> its weights in an asynchronous schedule.
+        activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
 
     Raises:
         JobError: there are several processes but no links.
@@ -82,12 +84,16 @@ class StageRuntime:
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
         versions: Mapping[int, StageVersions] = MappingProxyType({}),
+        activations: Mapping[str, LaneActivations] = MappingProxyType({}),
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
         self._staged = staged
         self._step = step
         self._process = process
+        self._activations = {
+            atom.stage: activations[lane] for lane in activations for a in step.program.lanes[lane] for atom in a.atoms
+        }
         self._device = torch.device(device)
         self._labels = len(staged.values)
         labels = StageValue(
@@ -135,6 +141,7 @@ class StageRuntime:
                     versions=versions.get(instance.stage),
                     parameters=self._parameters[instance.stage][-1],
                     alternates=bool(step.turns),
+                    activations=self._activations.get(instance.number),
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {
@@ -151,10 +158,15 @@ class StageRuntime:
                 if text in found:
                     continue
                 if atom.op in _STAGE_ACTIONS:
-                    found[text] = _STAGE_ACTIONS[atom.op](self._runners[atom.stage])
+                    found[text] = self._computing(atom)
                 elif OPS[atom.op].role in ("send", "recv"):
                     found[text] = self._transfer(atom)
         return found
+
+    def _computing(self, atom: Action) -> Handler:
+        handler = _STAGE_ACTIONS[atom.op](self._runners[atom.stage])
+        moved = self._activations.get(atom.stage)
+        return handler if moved is None else moved.before(atom.op, atom.stage, handler)
 
     def embed(self, number: int, batch: int) -> None:
         """X_EMBED of an embedding stage: look up the batch's examples for the stages. Their rows must be current.

@@ -50,6 +50,7 @@ _ONE_STAGE = {
     "pipeline.memory": "",
     "pipeline.recompute_share": "",
     "pipeline.activation_bytes": "0",
+    "pipeline.activations": "device",
     "pipeline.prediction_offset": "0",
     "pipeline.in_flight": "0",
     "pipeline.rows_delay": "0",

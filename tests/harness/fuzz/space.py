@@ -73,6 +73,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 2},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
         "pipeline.recompute": _even("pipeline.recompute", false=3),
+        "pipeline.activations": _even("pipeline.activations", device=3),
     },
     {"pipeline.rows_delay": {"0": 1, "1": 1}},
     {

@@ -9,8 +9,10 @@ Every batch ends with a plain gradient step, so a wrong gradient changes everyth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,8 +25,10 @@ from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.distributed.interface import Peers
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import EndOfBatches, Runner
+from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import bounds
 from bagpipe.pipeline.stage.runtime import StageBatch, StageRuntime
+from bagpipe.pipeline.stream import NullStreams
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
@@ -55,6 +59,7 @@ class Case:
         recompute: forwards keep only inputs; or this share of the micro-batches of each stage.
         settings: values of the schedule's own settings, by name.
         replicas: ranks of each stage; empty: one each.
+        activations: to the host between F and B, or only counted.
     """
 
     model: str
@@ -64,6 +69,7 @@ class Case:
     recompute: bool | tuple[float, ...] = False
     settings: tuple[tuple[str, object], ...] = ()
     replicas: tuple[int, ...] = ()
+    activations: Literal["", "host", "counted"] = ""
 
     @property
     def num_ranks(self) -> int:
@@ -92,6 +98,7 @@ class Result:
     gradients: Mapping[str, NDArray[np.float64] | None]
     loss_sum: float
     peak_live: Mapping[int, int]
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def assert_close(self, other: Result) -> None:
         """Assert equality within 1e-12. A missing gradient equals zero."""
@@ -188,6 +195,18 @@ class Worker:
             ]
             groups = peers.open_stage_groups([stage.holders for stage in stages])
             self._sums = StageSums(stages, groups, rank=peers.rank)
+        self.activations = {
+            lane: LaneActivations(
+                lane,
+                step.program.lanes[lane],
+                step.program.micro_per_batch,
+                device=torch.device("cpu"),
+                streams=NullStreams(),
+                moves=case.activations == "host",
+            )
+            for lane in step.lanes_of(self.process)
+            if case.activations
+        }
         self.runtime = StageRuntime(
             self.staged,
             step,
@@ -198,6 +217,7 @@ class Worker:
             dtype=torch.float64,
             device="cpu",
             seed=5,
+            activations=self.activations,
         )
 
     def _holders(self, stage: int) -> tuple[int, ...]:
@@ -301,7 +321,11 @@ class Worker:
             if batch >= len(self._case.sizes):
                 raise EndOfBatches
 
-        Runner(self.loop(), {**self.handlers(), "X_READ": read}, grace_s=10).run()
+        with ExitStack() as stack:
+            for activations in self.activations.values():
+                activations.lane.open()
+                stack.callback(activations.lane.close)
+            Runner(self.loop(), {**self.handlers(), "X_READ": read}, grace_s=10).run()
         return self._ended()
 
     def interpret(self) -> Result:
@@ -310,7 +334,8 @@ class Worker:
         return self._ended()
 
     def _ended(self) -> Result:
-        return _result(self.staged, float(self.runtime.loss_sum()), self.runtime.peak_live())
+        found = _result(self.staged, float(self.runtime.loss_sum()), self.runtime.peak_live())
+        return replace(found, peak_bytes={lane: own.peak_bytes for lane, own in self.activations.items()})
 
 
 def run_in_process(case: Case) -> Result:

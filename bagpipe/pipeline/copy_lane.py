@@ -1,4 +1,4 @@
-"""`CopyLane`: makes the copies of chunks, in the order in which they are ordered, beside the compute.
+"""`CopyLane`: makes the copies of chunks or activations, in the order in which they are ordered, beside the compute.
 
     order(to, chunk, target, source) ──queue──> thread, on CUDA a stream ──> Order.wait: later work finds the bytes
 
@@ -102,7 +102,7 @@ class CopyLane:
 
         Args:
             to: ``device`` or ``host``.
-            chunk: its number.
+            chunk: its number; of activations the micro-batch.
             target, source: uint8 ``[chunk_bytes]``; without a source nothing is copied, and the move only waits.
         """
         while len(self._orders) >= self.most:

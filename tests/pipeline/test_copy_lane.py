@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from bagpipe.dense.chunks.copy_lane import CopyLane
+from bagpipe.pipeline.copy_lane import CopyLane
 from bagpipe.pipeline.stream import NullStreams
 from bagpipe.pipeline.trace import Trace
 
