@@ -2,7 +2,8 @@
 
     compute  = (M fixed + B per_example / d) / B          d replicas share every micro-batch; M micro-batches of B / M
     transfer = (bytes in + bytes out) / (bandwidth d)     on a link, each way: activations in, gradients of outputs in;
-                                                          overlaps compute
+                                                          overlaps compute; with other replicas on the other side
+                                                          it is the busiest port of the edge's resharding
     sync     = (2 (d-1)/d params / bandwidth + 2 (d-1) latency) / B                 ring all-reduce after the batch
     time per example = max(compute, transfer) + sync
     memory   = weight_copies params + in-flight examples / d * activation bytes     of one device

@@ -11,6 +11,10 @@ from bagpipe.partition.cost import Cluster, CostModel, Placed, in_flight_units
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.schedule.builders.graphpipe import in_flight_limits
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
+from bagpipe.schedule.resharding.greedy import greedy
+from bagpipe.schedule.resharding.layouts import Layout
+from bagpipe.schedule.resharding.network import Network
+from bagpipe.schedule.resharding.simulate import simulate
 from tests.partition.graphs import graph
 
 FAST = Cluster(devices=8)
@@ -115,3 +119,17 @@ def test_bad_clusters(values: dict[str, float], message: str):
 def test_an_empty_batch_is_refused():
     with pytest.raises(InputError, match="at least 1 example, got 0"):
         CostModel(graph(["ab"]), FAST, 0)
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 3), (2, 3), (3, 2), (4, 1), (3, 5), (6, 4)])
+def test_the_link_between_stages_takes_as_long_as_its_resharding(senders, receivers):
+    """Of two stages with their own numbers of replicas: the busiest port, which `greedy` keeps busy."""
+    examples, output_bytes = 60, 8
+    pair = graph(["ab"], output_bytes=output_bytes)
+    model = CostModel(pair, Cluster(devices=16, bandwidth_bytes_per_s=5.0), examples)
+    costed = max(model.time_per_example(model.totals(1 << n), d, 1) for n, d in enumerate((senders, receivers)))
+    ranks = range(senders + receivers)
+    source, target = (Layout(kind="batch", ranks=tuple(part)) for part in (ranks[:senders], ranks[senders:]))
+    network = Network(bandwidth_bytes_per_s=5.0)
+    planned = greedy(source, target, examples, output_bytes, network, element_bytes=1)
+    assert costed * examples == pytest.approx(simulate(planned, network, element_bytes=1).makespan_s)
