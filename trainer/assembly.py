@@ -200,7 +200,7 @@ def build_dense(
         }
         if not config.dense.is_chunked:
             return WholeDense(**settings)
-        return ChunkedDense(**settings, budget=budget_of(config.dense), streams=open_streams(config.run.device))
+        return ChunkedDense(**settings, budget=budget_of(config), streams=open_streams(config.run.device))
     undecayed_segments = {
         segment
         for share in shares.values()
@@ -230,7 +230,7 @@ def build_dense(
     }
     if not config.dense.is_chunked:
         return StagedDense(**staged_settings)
-    return ChunkedStages(**staged_settings, budget=budget_of(config.dense), streams=open_streams(config.run.device))
+    return ChunkedStages(**staged_settings, budget=budget_of(config), streams=open_streams(config.run.device))
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:

@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from bagpipe.config.sections import Config, DenseConfig, ModelConfig, RunConfig
+from bagpipe.config.sections import Config, ModelConfig, RunConfig
 from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
@@ -42,9 +42,14 @@ def precision_of(run: RunConfig) -> Precision:
     )
 
 
-def budget_of(config: DenseConfig) -> Budget:
+def budget_of(config: Config) -> Budget:
     """What the device holds of the dense part."""
-    return Budget(num_bytes=config.budget_bytes, chunk_bytes=config.chunk_bytes, state_on_host=config.state == "host")
+    return Budget(
+        num_bytes=config.dense.budget_bytes,
+        chunk_bytes=config.dense.chunk_bytes,
+        state_on_host=config.dense.state == "host",
+        averages=config.optim.ema_decay > 0,
+    )
 
 
 def loss_of(config: ModelConfig, data: DataSchema) -> Loss:

@@ -29,7 +29,7 @@ def _state_problem(config: Config) -> str | None:
 
 
 def _chunks_problem(config: Config, value: str) -> str | None:
-    run, optim = config.run, config.optim
+    run = config.run
     if config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
         return (
             f"{value} is not possible with pipeline.schedule {config.pipeline.schedule}: it keeps versions of weights"
@@ -39,8 +39,6 @@ def _chunks_problem(config: Config, value: str) -> str | None:
     for name in ("compile", "cuda_graph"):
         if getattr(run, name):
             return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"
-    if optim.ema_decay:
-        return f"{value} is not possible with optim.ema_decay {optim.ema_decay:g}: averages are outside of the budget"
     return None
 
 

@@ -62,6 +62,13 @@ class ChunkedDense(WholeDense):
         super().end()
         self.chunked.end()
 
+    def rest(self) -> None:
+        self.chunked.rest()
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
+        self.chunked.keep_averages(averages, decay)
+        return True
+
     def lane_reports(self) -> Mapping[str, LaneReport]:
         return self.chunked.arena.lane.reports("compute")
 

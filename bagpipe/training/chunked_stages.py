@@ -108,6 +108,15 @@ class ChunkedStages(StagedDense):
             lane.chunked.settle()
         return super().capture(streams, chunk, rng=rng, parts=parts)
 
+    def rest(self) -> None:
+        for lane in self._lanes_held:
+            lane.chunked.rest()
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
+        for lane in self._lanes_held:
+            lane.chunked.keep_averages(averages, decay)
+        return True
+
     def lane_reports(self) -> Mapping[str, LaneReport]:
         found: dict[str, LaneReport] = {}
         for lane in self._lanes_held:

@@ -126,6 +126,13 @@ class DensePart(LoopPart):
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         """The chunk that an operation of `Point.STEP` steps; None if it has no parameters."""
 
+    def rest(self) -> None:
+        """Before parameters are written between two batches: nothing moves them."""
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
+        """Take over averages of the parameters, by name: they follow each step. False: that is the caller's work."""
+        return False
+
     def capture(
         self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
     ) -> DenseCopy:

@@ -46,6 +46,7 @@ class WeightAverage(LoopPart):
         self._evaluates = evaluates
         self._weights = dict(dense.parameters)
         self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._weights.items()}
+        self._is_kept = dense.keep_averages(self.averages, decay)
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
@@ -86,13 +87,14 @@ class WeightAverage(LoopPart):
             self._swap()
 
     def _update(self, key: OpKey, b: int) -> None:
-        chunk = self._dense.chunk_of(key)
+        chunk = None if self._is_kept else self._dense.chunk_of(key)
         if chunk is None or not chunk.parameters or self._run.in_flight[b].is_skipped:
             return
         averages = [self.averages[name] for name, _ in chunk.parameters]
         torch._foreach_lerp_(averages, [p.detach() for _, p in chunk.parameters], 1.0 - self._decay)
 
     def _swap(self) -> None:
+        self._dense.rest()
         for name, weight in self._weights.items():
             average = self.averages[name].clone()
             self.averages[name].copy_(weight.detach())

@@ -85,8 +85,11 @@ def test_state_on_the_host_keeps_the_bits(clicks: MakeConfig) -> None:
     same(change(clicks(), **DEEP, optim__dense="adam"), dense__state="host")
 
 
-def test_held_out_examples_are_scored_under_the_budget(clicks: MakeConfig) -> None:
-    config = change(clicks(eval_fraction=0.2), **DEEP)
+@pytest.mark.parametrize("stages", [{}, {"pipeline__schedule": "1f1b", "pipeline__stages": 2}], ids=["whole", "stages"])
+def test_held_out_examples_are_scored_by_averages_under_the_budget(
+    clicks: MakeConfig, stages: dict[str, object]
+) -> None:
+    config = change(clicks(eval_fraction=0.2), **DEEP, **stages, optim__ema_decay=0.9, optim__ema_evaluate=True)
     plain, budgeted = same(config, dense__budget_bytes=smallest(config))
     assert (budgeted.auc, budgeted.ne) == (plain.auc, plain.ne)
 

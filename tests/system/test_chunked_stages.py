@@ -9,10 +9,11 @@ import pytest
 from bagpipe.config.sections import Config
 from bagpipe.dense.chunks import chunked_model
 from bagpipe.errors import InputError
+from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.dense.chunks.poison import PoisonedArena
 from tests.system.jobs import change, run_job
 from tests.system.recording import Crash, recorded
-from tests.system.staging import run_staged, staged
+from tests.system.staging import MODELS, run_staged, staged
 from tests.system.test_chunked_dense import DEEP, smallest
 from tests.system.test_exactness import MakeConfig
 
@@ -48,6 +49,19 @@ def test_bits_do_not_depend_on_the_budget(
     for world_size in (1, 2):
         budget = smallest(config, world_size)
         assert run_staged(change(config, dense__budget_bytes=budget), world_size).digests == plain.digests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(DENSE_SCHEDULES)), ids=DENSE_SCHEDULES.keys())
+def test_every_schedule_and_model_keeps_its_bits(clicks: MakeConfig, number: int) -> None:
+    """Each schedule with one of the models; two pipes on the ranks that they need."""
+    schedule = [*DENSE_SCHEDULES][number]
+    model, schema = MODELS[number % len(MODELS)]
+    config = change(staged(clicks(schema, model, limit=60), schedule, 2), optim__dense="adam")
+    world_size = 1 if DENSE_SCHEDULES[schedule].num_pipes == 1 else 2
+    budget = smallest(config, world_size)
+    found = run_staged(change(config, dense__budget_bytes=budget), world_size)
+    assert found.digests == run_staged(config, world_size).digests
 
 
 @pytest.mark.parametrize(

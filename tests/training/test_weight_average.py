@@ -65,6 +65,7 @@ def test_averages_follow_torchs_rule_and_evaluation_uses_them(clicks: MakeConfig
 def test_a_resumed_job_continues_its_averages(
     clicks: MakeConfig, tmp_path: Path, world_size: int, stages: bool
 ) -> None:
+    """Under a byte budget of the dense part before it is resumed, and without one."""
     values = {"pipeline__schedule": "1f1b", "pipeline__stages": 2, "pipeline__microbatches": 4} if stages else {}
     config = change(clicks(), optim__ema_decay=0.9, **values)
     engines: list[Engine] = []
@@ -72,11 +73,13 @@ def test_a_resumed_job_continues_its_averages(
     end = whole.run()
     expected = [averages_of(engine) for engine in engines]
     engines.clear()
-    job = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
+    budgeted = change(config, dense__budget_bytes=60_000)
+    job = recorded(budgeted, tmp_path, every=3, world_size=world_size, prepare=engines.append)
     # Ended, not killed: the last checkpoint is complete, however slow the publisher.
     job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
     job.run()
     job.change_batches = lambda rank, batches: batches
+    job.config = config
     engines.clear()
     again = job.run()
     assert again.first_batch == 8

@@ -19,7 +19,11 @@ from bagpipe.dense.chunks.state import state_names
 from bagpipe.dense.chunks.units import Unit, most_chunks, units_of
 from bagpipe.errors import InputError
 
-__all__ = ["Budget", "ChunkPlan", "Piece", "divide_budget", "plan_chunks"]
+__all__ = ["AVERAGE", "Budget", "ChunkPlan", "Piece", "divide_budget", "plan_chunks"]
+
+
+#: Name of the averages of parameters, beside the state of optimizers.
+AVERAGE = "average"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,13 @@ class Budget:
         num_bytes: of chunks on the device at most; 0: no limit.
         chunk_bytes: size of a chunk; 0: the bytes of the largest parameter.
         state_on_host: the device has room for parameters, gradients and two steps' state: state streams through.
+        averages: chunks hold averages of the parameters too (`ChunkedModel.keep_averages`).
     """
 
     num_bytes: int = 0
     chunk_bytes: int = 0
     state_on_host: bool = False
+    averages: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +92,7 @@ class ChunkPlan:
 
     def limit(self, budget: Budget) -> int:
         """Bytes that the lane can use, but for `Budget.num_bytes`."""
-        layout, num_states = self.layout, len(self.layout.states)
+        layout, num_states = self.layout, len(self.layout.states) + len(self.layout.beside)
         if not budget.state_on_host:
             return layout.num_bytes
         # Two steps' state: one is copied while the other is used.
@@ -118,6 +124,7 @@ def plan_chunks(pieces: Sequence[Piece], budget: Budget, *, whole: nn.Module | N
         [parameter.nbytes for _, parameter in named],
         chunk_bytes=budget.chunk_bytes,
         states=states,
+        beside=(AVERAGE,) if budget.averages else (),
         breaks=ends,
     )
     places = {parameter: place for (_, parameter), place in zip(named, layout.places, strict=True)}

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.chunks.arena import Arena, Part
-from bagpipe.dense.chunks.budget import Budget, ChunkPlan, Piece, divide_budget, plan_chunks
+from bagpipe.dense.chunks.budget import AVERAGE, Budget, ChunkPlan, Piece, divide_budget, plan_chunks
 from bagpipe.dense.chunks.gradients import KeptGradients
 from bagpipe.dense.chunks.unit_hooks import UnitHooks
-from bagpipe.dense.chunks.units import gradient_moment, norm_moment, step_moment
+from bagpipe.dense.chunks.units import average_moment, gradient_moment, norm_moment, step_moment
 from bagpipe.dense.chunks.walker import Walker
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
@@ -59,6 +60,8 @@ class ChunkedModel:
         names = {parameter: key for piece in plan.pieces for key, parameter in piece.parameters.items()}
         self.hooks = UnitHooks(self.walker, plan.units, plan.outer, names)
         self.gradients = KeptGradients(self.walker, layout, plan.places, names)
+        self._averages: dict[nn.Parameter, Tensor] = {}
+        self._share = 0.0
         self._of_chunk: list[list[nn.Parameter]] = [[] for _ in range(layout.num_of_kind)]
         for parameter, place in plan.places.items():
             self._of_chunk[place.chunk].append(parameter)
@@ -95,6 +98,22 @@ class ChunkedModel:
         self.hooks.finish()
         self.walker.rest()
         self.arena.lane.close()
+
+    def rest(self) -> None:
+        """Between batches: everything goes home, where it can be written."""
+        self.walker.rest()
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> None:
+        """Have averages of the parameters in chunks of their own, and follow each step.
+
+        Args:
+            averages: by the parameters' names, also of others; of their shapes and dtypes.
+            decay: weight of the average before.
+        """
+        self._share = 1.0 - decay
+        for piece in self._plan.pieces:
+            self._averages |= {p: averages[name] for name, p in piece.parameters.items() if name in averages}
+        self._place_all()
 
     def settle(self) -> None:
         """All parameters and state can be read and written where they are."""
@@ -133,14 +152,14 @@ class ChunkedModel:
         """
         for chunk in self._plan.chunks[piece]:
             own = self.gradients.of(self._of_chunk[chunk])
-            if not own:
-                continue
-            self.walker.enter(step_moment(self._plan.layout, chunk))
-            with _shown(own), self._only([*own], piece):
-                update([*own])
-            for parameter in own:
-                self._place_state(parameter, piece)
-            self.gradients.drop(chunk, own)
+            if own:
+                self.walker.enter(step_moment(self._plan.layout, chunk))
+                with _shown(own), self._only([*own], piece):
+                    update([*own])
+                for parameter in own:
+                    self._place_state(parameter, piece)
+                self.gradients.drop(chunk, own)
+            self._follow(chunk)
 
     def finish(self) -> None:
         """A batch is over."""
@@ -166,6 +185,13 @@ class ChunkedModel:
             if parameter.grad is not None:
                 self._take(parameter)
 
+    def _follow(self, chunk: int) -> None:
+        """The averages of a chunk's parameters follow them."""
+        own = {p: self._averages[p] for p in self._of_chunk[chunk] if p in self._averages}
+        if own:
+            self.walker.enter(average_moment(self._plan.layout, chunk, AVERAGE))
+            torch._foreach_lerp_([*own.values()], [parameter.detach() for parameter in own], self._share)
+
     def _take(self, parameter: nn.Parameter) -> None:
         self.hooks.check_called(parameter)
         self.gradients.take(parameter)
@@ -178,6 +204,9 @@ class ChunkedModel:
             self.arena.release(chunk)
         for parameter, place in self._plan.places.items():
             self.arena.place(parameter, Part.of(parameter, place.chunk, place.offset_bytes))
+            if parameter in self._averages:
+                chunk, average = self._plan.layout.state(place.chunk, AVERAGE), self._averages[parameter]
+                self.arena.place(average, Part.of(average, chunk, place.offset_bytes))
         for number, piece in enumerate(self._plan.pieces):
             for parameter in piece.parameters.values():
                 self._place_state(parameter, number)

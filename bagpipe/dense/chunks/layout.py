@@ -45,17 +45,19 @@ class ChunkLayout:
         places: by parameter, in their order.
         num_of_kind: chunks of parameters, and of every other kind.
         states: names of the optimizer's state.
+        beside: names of what else is kept of each parameter.
     """
 
     chunk_bytes: int
     places: tuple[Place, ...]
     num_of_kind: int
     states: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def num_chunks(self) -> int:
         """Chunks of all kinds."""
-        return self.num_of_kind * (2 + len(self.states))
+        return self.num_of_kind * (2 + len(self.states) + len(self.beside))
 
     @property
     def num_bytes(self) -> int:
@@ -67,8 +69,8 @@ class ChunkLayout:
         return self.num_of_kind + chunk
 
     def state(self, chunk: int, name: str) -> int:
-        """Number of the chunk with a state of a chunk of parameters."""
-        return self.num_of_kind * (2 + self.states.index(name)) + chunk
+        """Number of the chunk with a state of a chunk of parameters, or what else is kept of it."""
+        return self.num_of_kind * (2 + (*self.states, *self.beside).index(name)) + chunk
 
 
 def pack(
@@ -77,6 +79,7 @@ def pack(
     *,
     chunk_bytes: int,
     states: Sequence[str] = (),
+    beside: Sequence[str] = (),
     breaks: Collection[int] = (),
 ) -> ChunkLayout:
     """Pack tensors in their order: each into the last chunk, or a new one if it does not fit.
@@ -86,6 +89,7 @@ def pack(
         sizes: bytes of each.
         chunk_bytes: size of a chunk; rounded up to a multiple of `ALIGN_BYTES`. 0: that of the largest tensor.
         states: names of the optimizer's state.
+        beside: names of what else is kept.
         breaks: numbers of parameters that begin a chunk.
 
     Raises:
@@ -104,7 +108,11 @@ def pack(
         places.append(Place(chunk=chunk, offset_bytes=used, num_bytes=size))
         used = aligned(used + size)
     return ChunkLayout(
-        chunk_bytes=chunk_bytes, places=tuple(places), num_of_kind=chunk + 1 if places else 0, states=tuple(states)
+        chunk_bytes=chunk_bytes,
+        places=tuple(places),
+        num_of_kind=chunk + 1 if places else 0,
+        states=tuple(states),
+        beside=tuple(beside),
     )
 
 

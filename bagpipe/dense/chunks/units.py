@@ -18,6 +18,7 @@ from bagpipe.errors import InputError
 
 __all__ = [
     "Unit",
+    "average_moment",
     "gradient_moment",
     "module_moment",
     "most_chunks",
@@ -116,6 +117,11 @@ def gradient_moment(layout: ChunkLayout, chunk: int, *, is_first: bool) -> Momen
 def norm_moment(layout: ChunkLayout, chunk: int) -> Moment:
     """The gradients of a chunk of parameters are measured, and limited by element, before the first step."""
     return Moment(f"norm {chunk}", (Use(layout.gradient(chunk), writes=True),))
+
+
+def average_moment(layout: ChunkLayout, chunk: int, name: str) -> Moment:
+    """An average of a chunk of parameters follows them."""
+    return Moment(f"average {chunk}", (Use(chunk), Use(layout.state(chunk, name), writes=True)))
 
 
 def step_moment(layout: ChunkLayout, chunk: int) -> Moment:
