@@ -125,7 +125,8 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         stage_replicas=pipeline.stage_replicas,
         recompute=recompute,
         rows_delay=pipeline.rows_delay,
-        shards=config.dense.shard != "none",
+        shards=config.dense.shard in ("optimizer", "gradients"),
+        gathers=config.dense.shard == "parameters",
     )
     if config.run.compile:
         check_compiler(torch.device(config.run.device))

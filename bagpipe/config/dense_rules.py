@@ -72,8 +72,6 @@ def _shard_problem(config: Config) -> str | None:
 def _staged_shard_problem(config: Config) -> str | None:
     """The setting that excludes the division of stages; None: there is none."""
     pipeline = config.pipeline
-    if config.dense.shard == "parameters":
-        return f"{pipeline.stages_text}: use gradients"
     if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
         return f"pipeline.schedule {pipeline.schedule}, which keeps versions of whole weights: use none"
     if config.optim.ema_decay:

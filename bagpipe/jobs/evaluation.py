@@ -58,6 +58,7 @@ def evaluation_run(
     model = job.job.model
     with ExitStack() as stack:
         stack.enter_context(closing(batches))
+        stack.enter_context(job.engine.dense.evaluating())  # what is shared is whole
         _share(job)
         stack.enter_context(_unchanged(model))
         stack.enter_context(buffers_of_rank_0(model, job.replicas))

@@ -1,12 +1,13 @@
 """`StagedDense`: the dense part in stages, walked action by action.
 
 DensePipeline, StepProgram ──declare_stages──> lanes compute<k>, reduce<p>
-StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD        REDUCE_GRAD, OPT, UNSHARD per stage
+StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD   REDUCE_GRAD OPT UNSHARD RESHARD per stage
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -124,7 +125,7 @@ class StagedDense(DensePart):
             if instance.process == process:
                 own.setdefault(instance.stage, instance.number)
         sums = step.program.lanes.get(f"reduce{process}", ())
-        ops = {"REDUCE_GRAD": self.reduce, "UNSHARD": self.unshard}
+        ops = {"REDUCE_GRAD": self.reduce, "UNSHARD": self.unshard, "RESHARD": self.reshard}
         return {
             **self._runtime.handlers(),
             **({TURN: lambda b: None} if self._lanes.paced else {}),
@@ -153,6 +154,7 @@ class StagedDense(DensePart):
                 versions.begin()
         for activations in self.pipeline.activations.values():
             activations.lane.open(run.trace)
+        self.pipeline.join()  # an earlier run can have been given up
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
@@ -160,6 +162,7 @@ class StagedDense(DensePart):
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
         )
+        self.pipeline.begin(self._runtime)
 
     def backward_rows(self, b: int) -> None:
         """The gradients of all micro-batches reach the rows."""
@@ -171,9 +174,13 @@ class StagedDense(DensePart):
         self._runtime.sum_pipes(stage)
         self.pipeline.reduce(stage)
 
-    def unshard(self, stage: int, b: int) -> None:
-        """The stage has its new parameters, of which each holder has stepped a share."""
+    def unshard(self, stage: int, index: int) -> None:
+        """The stage has its parameters, of which each holder has a share, or has stepped one."""
         self.pipeline.unshard(stage)
+
+    def reshard(self, stage: int, index: int) -> None:
+        """The stage's whole parameters are not needed before their next UNSHARD."""
+        self.pipeline.reshard(stage)
 
     def step(self, stage: int, b: int) -> None:
         parameters = [*self.pipeline.stepped(stage)]
@@ -229,9 +236,13 @@ class StagedDense(DensePart):
         own = {name: part for shares in self._shares.values() for name, part in shares.own.items()}
         state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
+    def evaluating(self) -> AbstractContextManager[object]:
+        return self.pipeline.whole()
+
     def end(self) -> None:
         for activations in self.pipeline.activations.values():
             activations.lane.close()
+        self.pipeline.join()
         self.pipeline.adopt(self.optimizer)
 
     def lane_reports(self) -> Mapping[str, LaneReport]:

@@ -59,11 +59,6 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
     ("values", "line"),
     [
         (
-            {"pipeline": {"schedule": "1f1b", "stages": 2}},
-            "dense.shard parameters is not possible with stages or micro-batches (pipeline.schedule 1f1b, "
-            "pipeline.microbatches 1): use gradients",
-        ),
-        (
             {"dense": {"shard": "gradients"}, "pipeline": {"schedule": "pipedream", "stages": 2}},
             "dense.shard gradients is not possible with pipeline.schedule pipedream, which keeps versions of whole "
             "weights: use none",

@@ -31,6 +31,12 @@ JOBS = [
     ),
     ("chimera", "gradients", "deepfm", (), {"optim__dense": "adamw", "optim__weight_decay_exempt": ("1d",)}),
     ("dynamic", "gradients", "dlrm", ("*",), {}),
+    ("1f1b", "parameters", "dcnv2", (), {"run__dtype": "float64", "optim__dense": "adam", "pipeline__recompute": True}),
+    ("breadth-first", "parameters", "dlrm", (), {"optim__dense": "adam", "pipeline__stages": 6, "pipeline__chunks": 3}),
+    ("interleaved", "parameters", "deepfm", (), {"pipeline__stages": 4, "pipeline__chunks": 2}),
+    ("zb-h1", "parameters", "dlrm", ("*",), {"optim__dense": "adam"}),
+    ("chimera", "parameters", "deepfm", (), {"optim__dense": "adamw", "optim__clip_value": 0.1}),
+    ("dynamic", "parameters", "dcnv2", (), {"optim__dense": "sgd", "optim__momentum": 0.9}),
 ]
 
 
@@ -52,7 +58,10 @@ def test_bits_do_not_depend_on_the_level(
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.multiproc
-def test_killed_and_resumed_on_another_level(server: EmbeddedServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("level", "other"), [("gradients", "optimizer"), ("parameters", "none"), ("none", "parameters")]
+)
+def test_killed_and_resumed_on_another_level(server: EmbeddedServer, tmp_path: Path, level: str, other: str) -> None:
     """Four processes, two stages."""
     arguments = [
         "--store.url",
@@ -68,10 +77,10 @@ def test_killed_and_resumed_on_another_level(server: EmbeddedServer, tmp_path: P
     plain = Resumed(folder=tmp_path / "plain", arguments=arguments)
     expected = numbers(run_to_the_end(config_of(plain.settings()), 4))
     job = Resumed(folder=tmp_path / "divided", arguments=arguments)
-    config = change(config_of(job.settings("--dense.shard", "gradients")), run__peer_timeout_s=20.0)
+    config = change(config_of(job.settings("--dense.shard", level)), run__peer_timeout_s=20.0)
     ends = run_rank_processes(4, dying_job, config, "after-checkpoint-data:2")
     assert -signal.SIGKILL in [end.code for end in ends]
-    results = run_to_the_end(config_of(job.settings("--dense.shard", "optimizer")), 4)
+    results = run_to_the_end(config_of(job.settings("--dense.shard", other)), 4)
     assert numbers(results) == expected
     assert results[0]["resumed_from"] > 0
     assert dense_of(job.checkpoints).digest() == dense_of(plain.checkpoints).digest(), "exports read the same"

@@ -1,23 +1,26 @@
-"""`StageShards`: pipeline stages whose optimizer state or gradients are divided among the ranks that hold them.
+"""`StageShards`: pipeline stages whose state, gradients or parameters are divided among the ranks that hold them.
 
     REDUCE_GRAD of stage s   gradients of its micro-batches, summed on this rank ─> each holder its share of the sums
     OPT                      this rank's segments
-    UNSHARD                  each holder's new parameters ─> all holders
+    UNSHARD                  each holder's new parameters ─> all holders; level parameters: before a run of computations
+    RESHARD                  level parameters: behind them
 
 Units are layers, as of a model without stages; a layer that two stages use is two units. The sums are those of
 `UnitShard`, in the order of the ranks, which is that of `StageSums`: bits do not depend on the level. A stage that one
-rank holds is not divided. Each rank keeps its stages' whole parameters.
+rank holds is not divided. Below level parameters each rank keeps its stages' whole parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
 from bagpipe.dense.parallel.shard_units import ParameterUnit, find_units
 from bagpipe.dense.parallel.unit_shard import UnitShard
@@ -31,31 +34,35 @@ class StageShare:
 
     Args:
         units: of the stage.
-        level: what is divided: optimizer or gradients.
+        level: what is divided; not none.
         group: the holders.
 
     Attributes:
+        level: as given.
         rank: of this process, among the holders.
         shards: of the units.
         segments: this rank's part of each trainable parameter, by name. An optimizer steps them.
     """
 
     def __init__(self, units: Sequence[ParameterUnit], level: ShardLevel, group: RankGroup) -> None:
+        self.level = level
         self.rank = group.rank
         self.shards = tuple(UnitShard(unit, level=level, rank=group.rank, num_ranks=group.world_size) for unit in units)
         self.segments: Mapping[str, nn.Parameter] = {
             name: segment for shard in self.shards for name, segment in zip(shard.names, shard.segments, strict=True)
         }
         self._group = group
+        self._places = SavedPlaces()
 
     def reduce(self) -> None:
         """Sum the gradients, complete on each holder, over the holders; the segments then have theirs.
 
         Raises:
             PeerError: a peer is gone or silent.
-            InputError: a gradient is sparse.
+            InputError: a gradient is sparse, or something keeps a view of a parameter that was released.
         """
         for shard in self.shards:
+            shard.check_left()
             for position, parameter in enumerate(shard.parameters):
                 if parameter.grad is not None:
                     shard.take(position)
@@ -63,13 +70,46 @@ class StageShare:
             shard.land()
 
     def gather(self) -> None:
-        """After the optimizer's step: the stage has the new parameters.
+        """The stage has its whole parameters: the new ones after a step, or again after `release`.
 
         Raises:
             PeerError: a peer is gone or silent.
         """
         for shard in self.shards:
+            shard.allocate()
             shard.gather(self._group)
+            self._places.arrive(shard)
+            shard.open()
+
+    def release(self) -> None:
+        """Level parameters: let go of the whole parameters. Idempotent."""
+        if self.level == "parameters":
+            for shard in self.shards:
+                self._places.release(shard)
+
+    def begin(self, pipes: Sequence[Sequence[nn.Parameter]]) -> None:
+        """A run begins: each holder keeps its share of the parameters, which are whole.
+
+        Args:
+            pipes: the stage's parameters, and copies of them for other pipes in this process, all in one order.
+
+        Raises:
+            InputError: something keeps a view of a parameter.
+        """
+        if self.level != "parameters":
+            return
+        own, *others = pipes
+        place = {id(parameter): number for number, parameter in enumerate(own)}
+        for shard in self.shards:
+            shard.follow([[other[place[id(parameter)]] for parameter in shard.parameters] for other in others])
+            shard.adopt()
+        self.release()
+        for shard in self.shards:
+            shard.check_left()
+
+    def saving(self) -> AbstractContextManager[object]:
+        """Around forwards, whose graphs outlive the memory of the parameters."""
+        return self._places.saving() if self.level == "parameters" else nullcontext()
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -122,7 +162,7 @@ class StageShards(Mapping[int, StageShare]):
         stages: all of them, by number, equal on all ranks.
         groups: this rank's groups, keyed by their ascending ranks: the result of `TorchPeers.open_stage_groups`.
         rank: this rank.
-        level: what is divided: optimizer or gradients.
+        level: what is divided; not none.
         wrap: see `find_units`.
 
     Raises:

@@ -7,7 +7,7 @@ The first forward records how often each unit is called; until then nothing is f
 depend on nothing but the number of the step: those that its graph did not ask for are made at the end of a pass.
 
 In a pass the parameters of a unit are closed (`closed_parameter`) except in its own forward. What autograd saves of
-them is its place, so their memory can go and come back elsewhere.
+them is its place (`saved_places`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from bagpipe.dense.parallel.closed_parameter import OUTSIDE, tensors_in
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
-from bagpipe.dense.parallel.unit_shard import Place, UnitShard
+from bagpipe.dense.parallel.saved_places import SavedPlaces
+from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
@@ -57,7 +56,7 @@ class UnitGathers:
         self._count: list[int] = []  # in the forward under way
         self._held: set[int] = set()  # units whose backward does not announce itself: they stay until its end
         self._open: list[UnitShard] = []  # whose forwards are under way, the innermost last
-        self._storages: dict[int, UnitShard] = {}  # of whole parameters that are here, by address
+        self._places = SavedPlaces()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -94,7 +93,7 @@ class UnitGathers:
             InputError: a view of one is kept.
         """
         for shard in self._shards:
-            self._release(shard)
+            self._places.release(shard)
         for shard in self._shards:
             shard.check_left()
 
@@ -107,7 +106,7 @@ class UnitGathers:
         self._count = [0] * len(self._shards)
         self._open.clear()
         self._begin(range(len(self._shards)))
-        with saved_tensors_hooks(self._pack, _unpack):
+        with self._places.saving():
             yield
         self._end()
         if any(self._count) and not self._calls:
@@ -127,7 +126,7 @@ class UnitGathers:
     def free(self, number: int) -> None:
         """The backward of a unit is done."""
         if self._order and self._frees and number not in self._held:
-            self._release(self._shards[number])
+            self._places.release(self._shards[number])
 
     def _before(self, number: int) -> Any:
         def enter(*_: object) -> None:
@@ -163,7 +162,7 @@ class UnitGathers:
                 self._held.add(number)
             self._count[number] += 1
             if self._calls and self._count[number] == self._calls[number] and number not in self._held:
-                self._release(shard)
+                self._places.release(shard)
 
         return leave
 
@@ -184,11 +183,11 @@ class UnitGathers:
     def _end(self) -> None:
         """Make the gathers that nothing has asked for, so that all ranks make the same, and free what is left."""
         for number in set(self._order[: self._waited]) - self._held:
-            self._release(self._shards[number])
+            self._places.release(self._shards[number])
         for position in range(self._waited, len(self._order)):
             self._need(position)
             if self._order[position] not in self._held:
-                self._release(self._shards[self._order[position]])
+                self._places.release(self._shards[self._order[position]])
         for shard in self._shards:
             shard.check_left()
         self._order = ()
@@ -199,32 +198,10 @@ class UnitGathers:
             if len(self._tickets) == self._waited:
                 self._launch()
             self._tickets[self._waited].wait()
-            shard = self._shards[self._order[self._waited]]
-            shard.arrive()
-            self._storages[shard.whole.untyped_storage()._cdata] = shard
+            self._places.arrive(self._shards[self._order[self._waited]])
             self._waited += 1
 
     def _launch(self) -> None:
         shard = self._shards[self._order[len(self._tickets)]]
         shard.allocate()
         self._tickets.append(self._lane.submit(lambda: shard.gather(self._group)))
-
-    def _release(self, shard: UnitShard) -> None:
-        if shard.is_here:
-            self._storages.pop(shard.whole.untyped_storage()._cdata, None)
-            shard.release()
-
-    def _pack(self, tensor: Tensor) -> Tensor | Place:
-        """What autograd keeps of a tensor that a backward needs."""
-        if tensor.layout is torch.strided:
-            shard = self._storages.get(tensor.untyped_storage()._cdata)
-            if shard is not None and tensor.dtype == shard.whole.dtype:
-                return Place(
-                    shard=shard, shape=tensor.shape, strides=tensor.stride(), first=int(tensor.storage_offset())
-                )
-        # Detached: an operator's own result would keep itself alive.
-        return tensor if tensor.grad_fn is None else tensor.detach()
-
-
-def _unpack(saved: Tensor | Place) -> Tensor:
-    return saved.tensor() if isinstance(saved, Place) else saved

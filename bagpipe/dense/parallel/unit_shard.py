@@ -3,7 +3,7 @@
     gradient of a parameter ──take──> send ─all-to-all: share r of every rank's gradients to rank r─> received
         rank r: gradient share = ((first's + second's) + third's) + …          ──land──> gradients of the segments
     segments ──the optimizer's step──> share ──all-gather──> whole: the parameters of the model are views of it
-    release ──> parameters are closed (`closed_parameter`), what autograd has saved of them is a `Place` of the whole
+    release ──> parameters are closed (`closed_parameter`), what autograd has saved of them is a place (`saved_places`)
 
 Each element is summed on its own, in rank order, as `bagpipe.dense.parallel.buckets` does: the bits are those of the
 replicated sum, and an optimizer that treats each element on its own steps a segment as it steps a whole tensor.
@@ -13,46 +13,20 @@ NaN where a gradient is not finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.buckets import check_gradient
-from bagpipe.dense.parallel.closed_parameter import OUTSIDE, Left, absent, close, open_again
+from bagpipe.dense.parallel.closed_parameter import Left, absent, close, open_again
 from bagpipe.dense.parallel.shard_layout import FlatLayout, Piece, Segment, ShardLevel, flat_layout
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import keep_for_current_stream
 
-__all__ = ["Place", "UnitShard"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """Where a tensor lies in the whole parameters of a unit.
-
-    Attributes:
-        shard: of the unit.
-        shape, strides, first: of the tensor; in elements.
-    """
-
-    shard: UnitShard
-    shape: torch.Size
-    strides: tuple[int, ...]
-    first: int
-
-    def tensor(self) -> Tensor:
-        """The tensor, where the whole parameters are now.
-
-        Raises:
-            InputError: they are not here.
-        """
-        if not self.shard.is_here:
-            raise InputError(OUTSIDE)
-        return self.shard.whole.as_strided(self.shape, self.strides, self.first)
+__all__ = ["UnitShard"]
 
 
 class UnitShard:
@@ -87,6 +61,7 @@ class UnitShard:
         self._keeps_gradients = level == "optimizer"
         self._range = slice(rank * self.layout.share, (rank + 1) * self.layout.share)
         self._left = Left()
+        self._copies: tuple[tuple[nn.Parameter, ...], ...] = ()
         self._whole: Tensor | None = self._flatten()
         self._share = self.whole[self._range]
         if level == "parameters":
@@ -135,31 +110,47 @@ class UnitShard:
         group.all_gather(whole, own.clone() if own.data_ptr() == whole[self._range].data_ptr() else own)
         self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
 
+    def follow(self, copies: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Treat other tensors as the parameters are: the whole ones are here, and these are views of them.
+
+        Args:
+            copies: of each one per parameter, in their order. They replace those of an earlier call.
+        """
+        for parameter in (parameter for copy in self._copies for parameter in copy):
+            close(parameter)
+            parameter.data = absent(parameter)
+        self._copies = tuple(map(tuple, copies))
+
     def arrive(self) -> None:
         """The whole parameters are gathered: those of the model have their values. Idempotent."""
         if not self.is_here:
-            for part, parameter in zip(self._parts(self.whole), self.parameters, strict=True):
-                parameter.data = part
+            for part, parameters in zip(self._parts(self.whole), self._named(), strict=True):
+                for parameter in parameters:
+                    parameter.data = part
             self.is_here = True
 
     def release(self) -> None:
         """Let go of the whole parameters; the share stays. Idempotent."""
         if self.is_here:
             self.close()
-            for parameter in self.parameters:
+            for parameter in (parameter for parameters in self._named() for parameter in parameters):
                 parameter.data = absent(parameter)
             self._left.add(self.whole)
             self._whole, self.is_here = None, False
 
     def close(self) -> None:
         """Refuse uses of the parameters: the unit's forward is not under way."""
-        for parameter in self.parameters:
+        for parameter in (parameter for parameters in self._named() for parameter in parameters):
             close(parameter)
 
     def open(self) -> None:
         """Allow uses of the parameters, which are here."""
-        for parameter in self.parameters:
+        for parameter in (parameter for parameters in self._named() for parameter in parameters):
             open_again(parameter)
+
+    def _named(self) -> Iterator[tuple[nn.Parameter, ...]]:
+        """Each parameter of the model and its copies."""
+        return zip(self.parameters, *self._copies, strict=True)
 
     def check_left(self) -> None:
         """Check that nothing has kept a view of memory that the parameters had before.

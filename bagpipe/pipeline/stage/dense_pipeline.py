@@ -7,6 +7,7 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.closed_parameter import absent, close, open_again
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
@@ -124,6 +126,8 @@ class DensePipeline:
         shares: as given.
         versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
+        is_whole: every stage has its whole parameters here: always so, unless parameters are divided and a run is under
+            way.
     """
 
     def __init__(
@@ -152,6 +156,11 @@ class DensePipeline:
         self._dtype = dtype
         self._device = device
         self._seed = seed
+        self.is_whole = True
+        self._divides_parameters = any(atom.op == "RESHARD" for atom in self.step.program.atoms())
+        own = {id(p) for stage in self.stages for _, p in staged.parameters_of(stage)}
+        named = (p for stage in range(len(staged.stages)) for _, p in staged.parameters_of(stage))
+        self._of_others = [parameter for parameter in named if id(parameter) not in own]
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
             stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
         }
@@ -218,7 +227,7 @@ class DensePipeline:
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
     ) -> StageRuntime:
-        """The runtime of one phase; see `StageRuntime`."""
+        """The runtime of one phase; see `StageRuntime`. The stages are whole here."""
         return StageRuntime(
             self.staged,
             self.step,
@@ -234,7 +243,53 @@ class DensePipeline:
             loss_scale=loss_scale,
             versions=self.versions,
             activations=self.activations,
+            saving={stage: share.saving for stage, share in self.shares.items() if share.level == "parameters"},
         )
+
+    def begin(self, runtime: StageRuntime) -> None:
+        """A run begins: if parameters are divided, this rank keeps its shares, and nothing of stages of other ranks.
+
+        Raises:
+            InputError: something keeps a view of a parameter.
+        """
+        if self._divides_parameters:
+            for stage, share in self.shares.items():
+                share.begin(runtime.parameters(stage))
+            self._release()
+
+    def join(self) -> None:
+        """The stages have their whole parameters; those of stages of other ranks have room. All ranks call it.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        if self.is_whole:
+            return
+        for share in self.shares.values():
+            share.gather()
+        for parameter in self._of_others:
+            open_again(parameter)
+            parameter.data = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=parameter.device)
+        self.is_whole = True
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, between two batches, the stages have their whole parameters; see `join`."""
+        was_whole = self.is_whole
+        self.join()
+        try:
+            yield
+        finally:
+            if not was_whole:
+                self._release()
+
+    def _release(self) -> None:
+        for share in self.shares.values():
+            share.release()
+        for parameter in self._of_others:
+            parameter.data = absent(parameter)
+            close(parameter)
+        self.is_whole = False
 
     def stepped(self, stage: int) -> Iterator[nn.Parameter]:
         """What the optimizer of a local stage steps."""
@@ -253,9 +308,14 @@ class DensePipeline:
             self._reduce(stage)
 
     def unshard(self, stage: int) -> None:
-        """After the optimizer's steps of all holders: gather the stage's new parameters if it is divided."""
+        """Gather a stage's parameters if it is divided: after the steps of all holders, or before computations."""
         if stage in self.shares:
             self.shares[stage].gather()
+
+    def reshard(self, stage: int) -> None:
+        """Release a stage's whole parameters, if they are divided."""
+        if stage in self.shares:
+            self.shares[stage].release()
 
     def optimize(self, stage: int, batch: int) -> None:
         """One dense optimizer step of a stage, for a batch."""

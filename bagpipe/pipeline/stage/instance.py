@@ -11,7 +11,7 @@ The state of a micro-batch lives from its F to its B or W. An empty micro-batch 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -89,6 +89,7 @@ class StageRunner:
         parameters: trainable parameters of the module, in the order of `versions`.
         alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
         activations: of the lane, moved to the host between F and B; None: they stay on the device.
+        saving: around forwards: what happens to tensors that the backward needs, where activations stay.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -115,6 +116,7 @@ class StageRunner:
         parameters: Sequence[nn.Parameter] = (),
         alternates: bool = False,
         activations: LaneActivations | None = None,
+        saving: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.instance = instance
         self.module = module
@@ -134,6 +136,7 @@ class StageRunner:
         self._versions = versions
         self._parameters = parameters
         self._activations = activations
+        self._saving = saving
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
         self._split: SplitBackward | None = None
@@ -157,7 +160,7 @@ class StageRunner:
         kept = unit not in self._recomputed
         activations = self._activations if kept else None
         saving = None if activations is None else activations.saving(self.module, live.leaves.values())
-        with torch.set_grad_enabled(kept), saving or nullcontext():
+        with torch.set_grad_enabled(kept), saving or self._saving():
             outputs, total = self._run(live, given, division, batch, unit)
         if kept:
             live.graph = self._graph(live, outputs, total, given)
@@ -184,7 +187,8 @@ class StageRunner:
             given, division = self._batches.get(batch)
             # The first forward has already updated the buffers (running means); this one updates copies.
             copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-            again = self._run(live, given, division, batch, unit, copies)
+            with self._saving():
+                again = self._run(live, given, division, batch, unit, copies)
             live.graph = self._graph(live, *again, given)
 
     def backward(self, index: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 
@@ -85,6 +86,7 @@ class StageRuntime:
         loss_scale: float = 1.0,
         versions: Mapping[int, StageVersions] = MappingProxyType({}),
         activations: Mapping[str, LaneActivations] = MappingProxyType({}),
+        saving: Mapping[int, Callable[[], AbstractContextManager[object]]] = MappingProxyType({}),
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
@@ -142,6 +144,7 @@ class StageRuntime:
                     parameters=self._parameters[instance.stage][-1],
                     alternates=bool(step.turns),
                     activations=self._activations.get(instance.number),
+                    saving=saving.get(instance.stage, nullcontext),
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {
