@@ -1,12 +1,13 @@
 """`Walker`: gives each moment its chunks, by the plan of the batch before, or on demand.
 
-    begin ──> enter(moment), enter(moment), … ──> end: was this the order of the plan? else a new plan
+    begin ──> enter(moment), enter(moment), … ──> end: was this the order of the plan? else another plan
               │ the plan's moves before it, made ahead; or, off the plan, what is missing, for what was used longest ago
               └ wait for its chunks
 
-The first batch has no plan: its order is recorded. A batch that takes another order (a rank without examples) goes on
-demand from its first other moment, and the next batch follows its order. Evaluations go on demand, and are not
-recorded. What is planned decides when chunks move, and no value.
+The first batch has no plan: its order is recorded. A batch that takes another order (a smaller one, a lane that chooses
+its order) goes on demand from its first other moment. An order that comes again is planned, and its
+plan is kept for later batches. Evaluations go on demand, and are not recorded. What is planned decides when chunks
+move, and no value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from bagpipe.dense.chunks.moves import Move, MovePlan
 from bagpipe.dense.chunks.simulate import best_plan
 from bagpipe.errors import InputError
 
+#: Orders whose plans are kept.
+_MAX_PLANS = 8
+
 __all__ = ["Walker"]
 
 
@@ -30,13 +34,15 @@ class Walker:
         budget: what limits its slots, for messages: ``dense.budget_bytes 4096``.
 
     Attributes:
-        plan: of the latest order; None: no batch has ended.
+        plan: that batches follow; None: no batch has ended.
     """
 
     def __init__(self, arena: Arena, budget: str) -> None:
         self.arena = arena
         self.plan: MovePlan | None = None
         self._budget = budget
+        self._plans: dict[tuple[Moment, ...], MovePlan] = {}
+        self._latest: tuple[Moment, ...] = ()  # order of the latest batch
         self._moves: Mapping[int, Sequence[Move]] = {}
         self._batch = 0  # of the plan
         self._recorded: list[Moment] | None = None  # None: between batches
@@ -59,12 +65,12 @@ class Walker:
 
     def end(self) -> None:
         """The batch is over."""
-        recorded, self._recorded, self._current = self._recorded or [], None, None
+        recorded, self._recorded, self._current = tuple(self._recorded or ()), None, None
         if self.plan is not None and self._is_planned and len(recorded) == len(self.plan.trace):
             self._batch = (self._batch + 1) % self.plan.num_batches
         elif recorded:
-            self.plan = best_plan(recorded, self.arena.num_slots)
-            self._moves, self._batch = self.plan.by_moment(), 0
+            self._follow(recorded)
+            self._latest = recorded
 
     def enter(self, moment: Moment) -> None:
         """Have the chunks of a moment on the device; those of the moment before may leave.
@@ -86,6 +92,19 @@ class Walker:
         """Every chunk is home, and no batch is under way. The next one begins where the plan begins."""
         self._recorded, self._current, self._batch = None, None, 0
         self.arena.go_home()
+
+    def _follow(self, order: tuple[Moment, ...]) -> None:
+        """A batch took another order than that of the plan: follow it, if it is likely to come again."""
+        self._batch = 0
+        plan = self._plans.get(order)
+        if plan is None:
+            if self.plan is not None and order != self._latest:
+                return
+            plan = best_plan(order, self.arena.num_slots)
+            if len(self._plans) == _MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[order] = plan
+        self.plan, self._moves = plan, plan.by_moment()
 
     def _walk(self, moment: Moment) -> None:
         """The next moment of a batch."""
