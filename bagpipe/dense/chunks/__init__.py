@@ -10,8 +10,8 @@ with the farthest next use leaves, as rows leave the cache. Where a chunk lies c
 values at the same alignment.
 
 budget: the chunks of what a lane computes, and its part of the budget. layout: tensors in chunks. moments: uses of
-chunks. moves: the plan of a batch's moves, by next use. simulate: its time. arena: slots and homes. walker: the
-order that is walked, planned or on demand. units: modules whose parameters are used together, and their moments.
-unit_hooks: calls of these modules. gradients: of a batch. state: tensors that optimizers keep. chunked_model: what a
-lane computes and steps, in chunks.
+chunks. moves: the plan of a batch's moves, by next use. simulate: its time. move_program: its actions. arena: slots and
+homes. walker: the order that is walked, planned or on demand. units: modules whose parameters are used together, and
+their moments. unit_hooks: calls of these modules. gradients: of a batch. state: tensors that optimizers keep.
+chunked_model: what a lane computes and steps, in chunks.
 """
