@@ -219,6 +219,8 @@ def _recompute_share_problem(config: Config) -> str | None:
     text = pipeline.recompute_share
     if not text:
         return None
+    if not pipeline.is_staged:
+        return f"{text} needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
     if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
         return f"{text} needs a synchronous pipeline.schedule: others keep weights by batch, got {pipeline.schedule}"
     if not pipeline.recompute and pipeline.schedule not in _users("recompute_share"):

@@ -64,6 +64,10 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
             "pipeline.recompute_share 0.5 needs pipeline.recompute true, or pipeline.schedule 1f1b-shifted, got 1f1b",
         ),
         (
+            {"stages": 1, "microbatches": 1, "recompute": True, "recompute_share": "auto"},
+            "pipeline.recompute_share auto needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1",
+        ),
+        (
             {"schedule": "1f1b", "recompute": True, "recompute_share": "0.5,0.25"},
             "pipeline.recompute_share 0.5,0.25 must be 1 number or 4, one per stage (pipeline.stages)",
         ),
@@ -105,7 +109,7 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
 )
 def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as caught:
-        check_config(Config(pipeline=PipelineConfig(**STAGES, **values)))
+        check_config(Config(pipeline=PipelineConfig(**{**STAGES, **values})))
     assert str(caught.value) == line
 
 

@@ -60,7 +60,8 @@ def shares_of_text(
 
     Args:
         text: one number per stage; or that of the first stage and those that share its rank, from which the others
-            follow (`shares_within` what this rank then keeps, a micro-batch of any stage counted as one); or `AUTO`.
+            follow (`shares_within` what this rank then keeps, a micro-batch of any stage counted as one, or all where
+            that is too little); or `AUTO`.
         program: compute actions of one batch, without REC.
         memory: of AUTO: bytes of the stages; None: a micro-batch of any stage counts as one.
         limit_bytes: of AUTO: most bytes of activations of a lane; 0: `least_limit`.
@@ -82,13 +83,13 @@ def shares_of_text(
     if len(shares) == 1:
         lanes, together = next(group for group in _groups(program) if stages[0] in group[1])
         given = dict.fromkeys(together, shares[0])
-        return {**shares_within(program, one, _peak(program, lanes, one, given)), **given}
+        return {**shares_within(program, one, _peak(program, lanes, one, given), or_all=True), **given}
     if len(shares) != len(stages):
         raise ScheduleError(f"expected 1 recomputed share or {len(stages)}, one per stage, got {text}")
     return dict(zip(stages, shares, strict=True))
 
 
-def shares_within(program: Program, memory: Memory, limit_bytes: float) -> dict[int, float]:
+def shares_within(program: Program, memory: Memory, limit_bytes: float, *, or_all: bool = False) -> dict[int, float]:
     """Per stage the least share with which no lane keeps more activations; with one micro-batch less a lane would.
 
     Stages that share a lane have the same share.
@@ -97,14 +98,15 @@ def shares_within(program: Program, memory: Memory, limit_bytes: float) -> dict[
         program: compute actions of one batch, without REC.
         memory: bytes of the stages' micro-batches.
         limit_bytes: most of a lane.
+        or_all: where a lane needs more even then, its stages recompute everything.
 
     Raises:
-        ScheduleError: a lane needs more even if it recomputes everything.
+        ScheduleError: a lane needs more even if it recomputes everything, and not `or_all`.
     """
     found: dict[int, float] = {}
     for lanes, stages in _groups(program):
         count = max(len({atom.index for atom in program.atoms() if atom.stage == stage}) for stage in stages)
-        if _peak(program, lanes, memory, dict.fromkeys(stages, 1.0)) > limit_bytes:
+        if not or_all and _peak(program, lanes, memory, dict.fromkeys(stages, 1.0)) > limit_bytes:
             lane = max(lanes, key=lambda each: _peak(program, [each], memory, dict.fromkeys(stages, 1.0)))
             least = _peak(program, [lane], memory, dict.fromkeys(stages, 1.0))
             raise ScheduleError(

@@ -48,12 +48,22 @@ _ONE_STAGE = {
     "pipeline.chunks": "0",
     "pipeline.costs": "",
     "pipeline.memory": "",
-    "pipeline.recompute_share": "",
-    "pipeline.activation_bytes": "0",
-    "pipeline.activations": "device",
     "pipeline.prediction_offset": "0",
     "pipeline.in_flight": "0",
     "pipeline.rows_delay": "0",
+}
+#: Settings of activations that are dropped together where the job does not allow them, in this order.
+_ACTIVATIONS = (
+    ("pipeline.activation_bytes",),
+    ("pipeline.recompute_share", "pipeline.activation_bytes"),
+    ("pipeline.activations",),
+    ("pipeline.recompute",),
+)
+_ACTIVATION_DEFAULTS = {
+    "pipeline.activation_bytes": "0",
+    "pipeline.recompute_share": "",
+    "pipeline.activations": "device",
+    "pipeline.recompute": "false",
 }
 #: Models whose tables may differ in dimension.
 _RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")
@@ -319,6 +329,10 @@ def _twin(
     is_shared = world_size == 1 and schedule is not None and schedule.num_pipes > 1
     if is_shared or not is_consistent({**job, **chunks}):
         settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
+    for paths in _ACTIVATIONS:
+        drawn = {path: settings[path] for path in TWIN if path.startswith(("dense.", "pipeline."))}
+        if not is_consistent({**job, **drawn}):
+            settings |= {path: _ACTIVATION_DEFAULTS[path] for path in paths}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"

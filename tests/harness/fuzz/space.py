@@ -60,20 +60,17 @@ JOB: tuple[Mapping[str, Values], ...] = (
             "none": 5.0 * len(TRAINED_SCHEDULES),
             **dict.fromkeys(TRAINED_SCHEDULES, 1.0),
             "zb-auto": 3.0,  # it needs costs, which no other schedule takes
+            "dualpipe-v": 3.0,  # it needs as many micro-batches as stages
             "dynamic": 3.0,  # it has a limit of its own
             "1f1b-shifted": 6.0,  # it needs four micro-batches
         },
         "pipeline.costs": {"": 6, "F=1,I=1,W=1": 1, "0F=3,F=1,I=1.5,W=1,B=2": 1},
         "pipeline.memory": {"": 2, "2": 1},
-        "pipeline.recompute_share": {"": 8, "1": 1, "0.5": 1, "0.5,0": 1, "auto": 2},
-        "pipeline.activation_bytes": {"0": 8, "10000000": 1},
         "pipeline.prediction_offset": {"0": 4, "1": 1, "-1": 1},
         "pipeline.in_flight": {"0": 4, "1": 1, "3": 1},
         "pipeline.stages": {"1": 2, "2": 4, "3": 1, "4": 2},
         "pipeline.microbatches": {"1": 6, "2": 2, "3": 1, "4": 2},
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
-        "pipeline.recompute": _even("pipeline.recompute", false=3),
-        "pipeline.activations": _even("pipeline.activations", device=3),
     },
     {"pipeline.rows_delay": {"0": 1, "1": 1}},
     {
@@ -188,6 +185,10 @@ TWIN: Mapping[str, Values] = {
     "dense.budget_bytes": {"0": 3, "64000000": 1},
     "dense.chunk_bytes": {"0": 3, "4000000": 1},
     "dense.state": _even("dense.state"),
+    "pipeline.recompute": _even("pipeline.recompute", false=2),
+    "pipeline.recompute_share": {"": 2, "1": 1, "0.5": 1, "0.5,0": 1, "auto": 2},
+    "pipeline.activation_bytes": {"0": 3, "10000000": 1},
+    "pipeline.activations": _even("pipeline.activations"),
 }
 
 #: Drawn or computed outside these tables.

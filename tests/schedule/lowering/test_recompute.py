@@ -131,6 +131,8 @@ def test_shares_as_text() -> None:
     assert shares_of_text("0.5,0.25,0,1", program) == {0: 0.5, 1: 0.25, 2: 0, 3: 1}
     assert shares_of_text("1", program) == {0: 1, 1: 1, 2: 1, 3: 0}
     assert shares_of_text("0", program) == dict.fromkeys(range(4), 0)
+    held = shares_of_text("1", dense("zb-h1", 4, 12))
+    assert held == {0: 1, 1: 1, 2: 1, 3: 1}, "what waits for its W cannot be recomputed, so no share is enough"
     both = shares_of_text("0.5", dense("interleaved", 2, 4))
     assert both[0] == both[2] == 0.5
     for text, line in (
