@@ -11,7 +11,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from bagpipe.dense.parallel.shard_layout import ShardLevel, kept_bytes, sent_byt
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
 from benchmarks.harness.child import run_child
 from benchmarks.harness.report import table, verdict
+from benchmarks.sharding.stages import num_passes
 
 #: Largest relative distance from the formulas.
 KEPT_WITHIN, SENT_WITHIN = 0.05, 0.02
 _ITEMSIZE, _STATES = 4, 2
 _LEVELS: tuple[ShardLevel, ...] = ("none", "optimizer", "gradients", "parameters")
+_HEADERS = ("parameters MB", "gradients MB", "state MB", "formula, in all", "sent MB", "formula")
+_TIME = "step ms, median (lowest to highest round)"
 _LAYERS = 6
 _TIMEOUT_S = 500.0
 
@@ -47,24 +50,44 @@ def _measure(options: argparse.Namespace, ranks: int, part: Part) -> None:
         command += ["-m", "benchmarks.sharding.ranks", "--out", str(out)]
         for name in ("width", "steps", "rounds"):
             command += [f"--{name}", str(getattr(options, name))]
-        levels = run_child(command, out, name=f"the job of {ranks} ranks", timeout_s=_TIMEOUT_S)
-    part.keep({"ranks": ranks, "elements": _LAYERS * (options.width + 1) * options.width, "levels": levels})
+        found = run_child(command, out, name=f"the job of {ranks} ranks", timeout_s=_TIMEOUT_S)
+    part.keep({"ranks": ranks, "elements": _LAYERS * (options.width + 1) * options.width, **found})
 
 
 def _tables(values: Values) -> str:
-    """Kept and sent bytes against the formulas, and the time of a step."""
-    rows, worst_kept, worst_sent = [], 0.0, 0.0
+    """Kept and sent bytes against the formulas, and the time of a step: of the whole model, and of stages."""
+    rows: list[tuple[object, ...]] = []
+    staged: list[tuple[object, ...]] = []
+    distances: list[tuple[float, float]] = []
     for found in (part.get("found") for part in values["parts"].values()):
         if not found:
             continue
         for level in _LEVELS:
-            row, kept, sent = _row(found, level)
-            rows.append(row)
-            worst_kept, worst_sent = max(worst_kept, kept), max(worst_sent, sent)
-    headers = ("ranks", "level", "parameters MB", "gradients MB", "state MB", "formula, in all", "sent MB", "formula")
+            cells, distance = _cells(found, found["levels"][level], level, _sent(found, level))
+            rows.append((found["ranks"], level, *cells))
+            distances.append(distance)
+        for schedule, levels in found["stages"].items():
+            for level, rounds in levels.items():
+                passes = num_passes(schedule, level, _LAYERS)
+                sent = passes * found["elements"] * _ITEMSIZE * (found["ranks"] - 1) / found["ranks"]
+                cells, distance = _cells(found, rounds, level, sent)
+                most = f"{rounds[-1]['most'] / 1e6:.2f}"
+                staged.append((found["ranks"], schedule, level, *cells[:3], most, f"{passes:.2f}", *cells[4:]))
+                distances.append(distance)
+    worst_kept, worst_sent = (max(each, default=0.0) for each in zip(*distances, strict=True)) if distances else (0, 0)
+    stage_headers = (
+        "ranks",
+        "schedule",
+        "level",
+        *_HEADERS[:3],
+        "parameters at most",
+        "gathers and sums",
+        *_HEADERS[4:],
+    )
     return "\n".join(
         [
-            table((*headers, "step ms, median (lowest to highest round)"), rows),
+            table(("ranks", "level", *_HEADERS, _TIME), rows),
+            table((*stage_headers, _TIME), staged),
             f"Targets: kept within {KEPT_WITHIN:.0%} of the formulas: {verdict(worst_kept, at_most=KEPT_WITHIN)}, at "
             f"worst {worst_kept:.2%}; sent within {SENT_WITHIN:.0%}: {verdict(worst_sent, at_most=SENT_WITHIN)}, at "
             f"worst {worst_sent:.2%}.\n",
@@ -72,25 +95,28 @@ def _tables(values: Values) -> str:
     )
 
 
-def _row(found: Mapping[str, Any], level: ShardLevel) -> tuple[tuple[object, ...], float, float]:
-    """A row of the table, and the relative distances of kept and sent bytes from the formulas."""
-    rounds, ranks, elements = found["levels"][level], found["ranks"], found["elements"]
+def _sent(found: Mapping[str, Any], level: ShardLevel) -> float:
+    """The formula of a step's traffic of the whole model."""
+    return sent_bytes(level, found["elements"], found["ranks"], itemsize=_ITEMSIZE)
+
+
+def _cells(
+    found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], level: ShardLevel, travels: float
+) -> tuple[tuple[str, ...], tuple[float, float]]:
+    """Cells of the table, and the relative distances of kept and sent bytes from the formulas."""
     last = rounds[-1]
-    formula = kept_bytes(level, elements, ranks, itemsize=_ITEMSIZE, states=_STATES)
+    formula = kept_bytes(level, found["elements"], found["ranks"], itemsize=_ITEMSIZE, states=_STATES)
     wanted = {"parameters": formula.parameters, "gradients": formula.gradients, "state": formula.state}
     kept = max(abs(last[name] / expected - 1) for name, expected in wanted.items())
-    travels = sent_bytes(level, elements, ranks, itemsize=_ITEMSIZE)
     times = [1e3 * each["step_s"] for each in rounds]
-    row = (
-        ranks,
-        level,
+    cells = (
         *(f"{last[name] / 1e6:.2f}" for name in wanted),
         f"{formula.total / 1e6:.2f}",
         f"{last['sent'] / 1e6:.2f}",
         f"{travels / 1e6:.2f}",
         f"{statistics.median(times):.0f} ({min(times):.0f} to {max(times):.0f})",
     )
-    return row, kept, abs(last["sent"] / travels - 1)
+    return cells, (kept, abs(last["sent"] / travels - 1))
 
 
 BENCHMARK = Benchmark(

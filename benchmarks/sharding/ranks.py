@@ -27,10 +27,14 @@ from bagpipe.distributed.interface import RankGroup
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
+from benchmarks.sharding.stages import Stages
 
-__all__ = ["LAYERS", "LEVELS", "main"]
+__all__ = ["LAYERS", "LEVELS", "SCHEDULES", "STAGE_LEVELS", "main"]
 
 LEVELS: tuple[ShardLevel, ...] = ("none", "optimizer", "gradients", "parameters")
+#: Of the layers as stages.
+STAGE_LEVELS: tuple[ShardLevel, ...] = ("none", "gradients", "parameters")
+SCHEDULES = ("breadth-first", "interleaved")
 LAYERS = 6
 _EXAMPLES = 256
 
@@ -130,6 +134,28 @@ def measure(peers: TorchPeers, gathers: RankGroup, level: ShardLevel, width: int
     return {**kept, "sent": sent, "step_s": statistics.median(times[2:])}
 
 
+def measure_stages(peers: TorchPeers, level: ShardLevel, schedule: str, width: int, steps: int) -> dict[str, Any]:
+    """One level of the layers as stages: as `measure`, and the most bytes of parameters at once."""
+    torch.manual_seed(0)
+    job = Stages([nn.Linear(width, width) for _ in range(LAYERS)], width, level, schedule, peers)
+    parameters, kept = [*job.parameters, *job.own], dict[str, int]()
+    times, sent = list[float](), 0
+    inputs = torch.randn(_EXAMPLES // peers.world_size, width)
+
+    def look() -> None:
+        kept.update(
+            parameters=bytes_of(parameters), gradients=bytes_of(p.grad for p in parameters), state=bytes_of(job.states)
+        )
+
+    for _ in range(steps):
+        before, start_s = job.num_sent_bytes, time.perf_counter()
+        job.step(inputs, look)
+        times.append(time.perf_counter() - start_s)
+        sent = job.num_sent_bytes - before
+    most = job.most_whole_bytes or kept["parameters"]
+    return {**kept, "most": most, "sent": sent, "step_s": statistics.median(times[2:])}
+
+
 def main() -> None:
     """Measure all levels, round by round."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,13 +169,17 @@ def main() -> None:
     if membership is None:
         raise InputError("benchmarks.sharding.ranks needs torchrun with several ranks, got one")
     found: dict[str, list[dict[str, Any]]] = {level: [] for level in LEVELS}
+    stages = {schedule: {level: list[dict[str, Any]]() for level in STAGE_LEVELS} for schedule in SCHEDULES}
     with TorchPeers(membership, timeout_s=120.0) as peers:
         (gathers,) = peers.open_stage_groups([range(peers.world_size)]).values()
         for _ in range(options.rounds):
             for level in LEVELS:
                 found[level].append(measure(peers, gathers, level, options.width, options.steps))
+            for schedule, levels in stages.items():
+                for level, rounds in levels.items():
+                    rounds.append(measure_stages(peers, level, schedule, options.width, options.steps))
         if peers.rank == 0:
-            options.out.write_text(json.dumps(found), encoding="utf-8")
+            options.out.write_text(json.dumps({"levels": found, "stages": stages}), encoding="utf-8")
         peers.gather(None)
 
 

@@ -323,6 +323,7 @@ def _twin(
         settings["store.existing"] = "reset"  # decaying rows of another job are refused
     if settings["eval.every"] == "0":
         settings["eval.unit"] = "step"
+    settings |= _division(settings, job, world_size)
     chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
     # One process has both directions of such a schedule, whose stages two lanes use.
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
@@ -352,6 +353,24 @@ def _twin(
         again=bool(kills) and rng.random() < 0.3,
         traces=rng.random() < 0.1,
     )
+
+
+def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: int) -> dict[str, str]:
+    """The division of the dense part as drawn, without chunks; none where ranks, stages or the model have none."""
+    none = {"dense.shard": "none", "dense.wrap": ""}
+    if settings["dense.shard"] == "none" or world_size == 1:
+        return none
+    schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
+    if schedule is not None:
+        num_ranks = schedule.num_ranks(int(job["pipeline.stages"]), int(job["pipeline.chunks"]) or None)
+        if world_size // num_ranks * schedule.num_pipes < 2:
+            return none
+    refused = job.get("model.factory", "").rpartition(":")[2] in (*_WHOLE, "tied")
+    if refused or job.get("model.batch_norm") == "true":
+        return none
+    whole = {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
+    drawn = {path: settings[path] for path in none}
+    return drawn | whole if is_consistent({**job, **drawn, **whole}) else none
 
 
 def _kills(rng: Random, world_size: int, num_batches: int) -> tuple[Kill, ...]:

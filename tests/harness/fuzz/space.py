@@ -189,6 +189,8 @@ TWIN: Mapping[str, Values] = {
     "pipeline.recompute_share": {"": 2, "1": 1, "0.5": 1, "0.5,0": 1, "auto": 2},
     "pipeline.activation_bytes": {"0": 3, "10000000": 1},
     "pipeline.activations": _even("pipeline.activations"),
+    "dense.shard": _even("dense.shard"),  # of several ranks
+    "dense.wrap": {"": 2, "*": 1},
 }
 
 #: Drawn or computed outside these tables.
@@ -229,8 +231,6 @@ LEFT: Mapping[str, str] = {
     "eval.patience": "ends a job early, which another eval.every does elsewhere",
     "eval.min_delta": "ends a job early, which another eval.every does elsewhere",
     "eval.keep_best": "needs eval.every above 0 and checkpoint.dir in every start",
-    "dense.shard": "needs several ranks, and refuses optimizers and limits that a draw has",
-    "dense.wrap": "needs dense.shard",
     "run.verify": "makes a second reference of the batches, where a draw has its twins",
     "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",
