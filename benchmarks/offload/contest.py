@@ -83,6 +83,7 @@ class _Contestant:
         self.chunked: ChunkedModel | None = None
         if budget is not None:
             self.chunked = ChunkedModel.of(self.model, self.optimizer, budget, NullStreams())
+            self.chunked.start()
 
     def timed_batch(self) -> None:
         """A batch, its processor time kept."""

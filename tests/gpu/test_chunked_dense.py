@@ -25,6 +25,8 @@ def train(device: str, budget: Budget | None) -> list[Tensor]:
     model = nn.Sequential(*layers, nn.LayerNorm(WIDTH)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     chunked = None if budget is None else ChunkedModel.of(model, optimizer, budget, open_streams(device))
+    if chunked is not None:
+        chunked.start()
     for number in range(6):
         values = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(number)).to(device)
         if chunked is None:

@@ -60,6 +60,7 @@ def train(make: Callable[[list[nn.Parameter]], Optimizer], budget: Budget | None
             optimizer.zero_grad()
     else:
         chunked = ChunkedModel.of(model, optimizer, budget, NullStreams())
+        chunked.start()
         for values in batches():
             chunked.begin()
             with chunked.computing():
