@@ -154,7 +154,7 @@ class StagedDense(DensePart):
                 versions.begin()
         for activations in self.pipeline.activations.values():
             activations.lane.open(run.trace)
-        self.pipeline.join()  # an earlier run can have been given up
+        self.pipeline.parameters.join()  # an earlier run can have been given up
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
@@ -162,7 +162,7 @@ class StagedDense(DensePart):
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
         )
-        self.pipeline.begin(self._runtime)
+        self.pipeline.parameters.begin(self._runtime)
 
     def backward_rows(self, b: int) -> None:
         """The gradients of all micro-batches reach the rows."""
@@ -237,12 +237,12 @@ class StagedDense(DensePart):
         state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
     def evaluating(self) -> AbstractContextManager[object]:
-        return self.pipeline.whole()
+        return self.pipeline.parameters.whole()
 
     def end(self) -> None:
         for activations in self.pipeline.activations.values():
             activations.lane.close()
-        self.pipeline.join()
+        self.pipeline.parameters.join()
         self.pipeline.adopt(self.optimizer)
 
     def lane_reports(self) -> Mapping[str, LaneReport]:

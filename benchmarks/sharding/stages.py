@@ -148,7 +148,7 @@ class Stages:
         self._runtime = self._pipeline.runtime(
             lambda b: self._pipeline.batch(self._inputs, self._num_examples), lambda head, logits, labels: logits.sum()
         )
-        self._pipeline.begin(self._runtime)
+        self._pipeline.parameters.begin(self._runtime)
         graph = Graph(self._step.program)
         order = [atom for node in graph.order() for atom in graph.actions[node].atoms]
         # Steps last, and behind them what nothing of the batch waits for: the gathers of new parameters.

@@ -9,7 +9,7 @@ dense_pipeline    one rank's stages, optimizers and links; the mesh of ranks
 instance          actions of one stage in one pipe          embedding_stage   one lookup and backward per batch
 channel           tensors between two stages                batches           examples of each micro-batch
 backward          whole, or inputs and weights apart        seeding           random numbers of a forward
-activations       to the host, between F and B
+activations       to the host, between F and B              stage_parameters  gathered and released, if divided
 stage_versions    weights kept by asynchronous schedules    versioned_call    a forward and backward with them
 resharding        a tensor from one layout to another, over links
 prediction        weights some optimizer steps ahead        serial_versions   training by the table, in one thread

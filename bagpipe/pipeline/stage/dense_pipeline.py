@@ -7,7 +7,6 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage
-from bagpipe.dense.parallel.closed_parameter import absent, close, open_again
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import InputError
@@ -25,6 +23,7 @@ from bagpipe.oracle.assign import share_bounds
 from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.runtime import StageRuntime
+from bagpipe.pipeline.stage.stage_parameters import StageParameters
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StepProgram
@@ -126,8 +125,7 @@ class DensePipeline:
         shares: as given.
         versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
-        is_whole: every stage has its whole parameters here: always so, unless parameters are divided and a run is under
-            way.
+        parameters: which of them are here.
     """
 
     def __init__(
@@ -156,11 +154,8 @@ class DensePipeline:
         self._dtype = dtype
         self._device = device
         self._seed = seed
-        self.is_whole = True
-        self._divides_parameters = any(atom.op == "RESHARD" for atom in self.step.program.atoms())
-        own = {id(p) for stage in self.stages for _, p in staged.parameters_of(stage)}
-        named = (p for stage in range(len(staged.stages)) for _, p in staged.parameters_of(stage))
-        self._of_others = [parameter for parameter in named if id(parameter) not in own]
+        divides = any(atom.op == "RESHARD" for atom in self.step.program.atoms())
+        self.parameters = StageParameters(staged, self.stages, shares, are_divided=divides)
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
             stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
         }
@@ -243,53 +238,8 @@ class DensePipeline:
             loss_scale=loss_scale,
             versions=self.versions,
             activations=self.activations,
-            saving={stage: share.saving for stage, share in self.shares.items() if share.level == "parameters"},
+            saving=self.parameters.saving,
         )
-
-    def begin(self, runtime: StageRuntime) -> None:
-        """A run begins: if parameters are divided, this rank keeps its shares, and nothing of stages of other ranks.
-
-        Raises:
-            InputError: something keeps a view of a parameter.
-        """
-        if self._divides_parameters:
-            for stage, share in self.shares.items():
-                share.begin(runtime.parameters(stage))
-            self._release()
-
-    def join(self) -> None:
-        """The stages have their whole parameters; those of stages of other ranks have room. All ranks call it.
-
-        Raises:
-            PeerError: a peer is gone or silent.
-        """
-        if self.is_whole:
-            return
-        for share in self.shares.values():
-            share.gather()
-        for parameter in self._of_others:
-            open_again(parameter)
-            parameter.data = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=parameter.device)
-        self.is_whole = True
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Inside, between two batches, the stages have their whole parameters; see `join`."""
-        was_whole = self.is_whole
-        self.join()
-        try:
-            yield
-        finally:
-            if not was_whole:
-                self._release()
-
-    def _release(self) -> None:
-        for share in self.shares.values():
-            share.release()
-        for parameter in self._of_others:
-            parameter.data = absent(parameter)
-            close(parameter)
-        self.is_whole = False
 
     def stepped(self, stage: int) -> Iterator[nn.Parameter]:
         """What the optimizer of a local stage steps."""

@@ -58,7 +58,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
     share = slice(SIZE * peers.rank // peers.world_size, SIZE * (peers.rank + 1) // peers.world_size)
     inputs = type(whole)(dense=whole.dense[share], sparse=whole.sparse[share], labels=whole.labels[share])
     runtime = pipeline.runtime(lambda b: pipeline.batch(inputs, SIZE), loss_sum)
-    pipeline.begin(runtime)
+    pipeline.parameters.begin(runtime)
     stage_of = {instance.number: instance.stage for instance in step.instances}
     trace: list[str] = []
     most_bytes = 0
@@ -90,7 +90,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
             handlers[f"{atom.stage}{atom.op}"] = partial(ops[atom.op], stage_of[atom.stage])
     interpret(step.program, handlers)
     sent = {stage: own.num_sent_bytes for stage, own in shares.items()}
-    with pipeline.whole():
+    with pipeline.parameters.whole():
         values = {
             name: parameter.detach().numpy().tobytes()
             for stage in range(4)
@@ -99,7 +99,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
     if divided:
         with pytest.raises(InputError, match="used outside the forward of its layer"):
             next(iter(staged.parameters_of(0)))[1].sum()
-    pipeline.join()
+    pipeline.parameters.join()
     elements = {stage: sum(unit.layout.share for unit in own.shards) for stage, own in shares.items()}
     flags = {stage: sum(len(unit.names) + 1 for unit in own.shards) for stage, own in shares.items()}
     return {
