@@ -124,17 +124,15 @@ class ChunkedStages(StagedDense):
         return found
 
     def _act(self, lane: _HeldLane, stage: int, number: int, op: str, handler: Handler, index: int) -> None:
-        """An action of a stage instance, and what becomes of the gradients of its parameters."""
+        """An action of a stage instance. Its last backward gives out the gradients that ranks sum."""
         units = self._units[number]
         lane.enter(index // units)
         with lane.chunked.computing() if _ACTIONS[op] else nullcontext():
             handler(index)
         if op in ("B", "W"):
-            piece = lane.stages.index(stage)
-            lane.chunked.take(piece)  # those that no hook saw: of weight gradients alone
             lane.num_backwards[stage] += 1
             if stage in self._summed and lane.num_backwards[stage] == units:
-                lane.chunked.hand_out(piece)
+                lane.chunked.hand_out(lane.stages.index(stage))
 
 
 class _HeldLane:

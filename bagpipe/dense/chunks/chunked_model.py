@@ -179,12 +179,6 @@ class ChunkedModel:
                 self.walker.enter(gradient_moment(self._plan.layout, chunk, is_first=True))
                 self.gradients.take_back(self._of_chunk[chunk])
 
-    def take(self, piece: int = 0) -> None:
-        """Take over the gradients of one more micro-batch from `grad`."""
-        for parameter in self._plan.pieces[piece].parameters.values():
-            if parameter.grad is not None:
-                self._take(parameter)
-
     def _follow(self, chunk: int) -> None:
         """The averages of a chunk's parameters follow them."""
         own = {p: self._averages[p] for p in self._of_chunk[chunk] if p in self._averages}

@@ -99,21 +99,43 @@ class SplitBackward:
         return Kept(groups=groups)
 
     def weights(self, kept: Kept) -> None:
-        """W: adds to the ``grad`` of the parameters."""
+        """W: adds to the ``grad`` of the parameters, and calls their hooks after it, as a backward does."""
         if kept.whole is not None:
             torch.autograd.backward(*kept.whole)
             return
-        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
-        if kept.groups:
-            # Groups can share nodes, so the graph is retained; it is freed with `kept`.
-            torch_split.stage_backward_weight(iter(self._parameters), kept.groups, retain_graph=True)
+        if not any(_hooks_of(parameter) for parameter in self._parameters):
+            self._add(self._parameters, kept.groups, kept.gradients)
+            return
+        # Hooks can take gradients away, so they come one after the other.
+        for group in kept.groups:
+            self._add([node.variable for node in group["params"]], [group], ())
         for parameter, gradient in zip(self._parameters, kept.gradients, strict=False):
             if gradient is not None:
+                self._add([parameter], [], [gradient])
+
+    def _add(
+        self, parameters: Sequence[Parameter], groups: list[dict[str, Any]], gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Add the gradients of some parameters: those of groups, and those that are given."""
+        fresh = {parameter for parameter in parameters if parameter.grad is None}
+        if groups:
+            # Groups can share nodes, so the graph is retained; it is freed with `Kept`.
+            torch_split.stage_backward_weight(iter(parameters), groups, retain_graph=True)
+        for parameter, gradient in zip(parameters, gradients, strict=False):
+            if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        for parameter in fresh:
-            if parameter.grad is not None:
+        for parameter in parameters:
+            if parameter in fresh and parameter.grad is not None:
                 # Two weights that are summed share one gradient tensor. The next micro-batch would add to it twice.
                 parameter.grad = parameter.grad.clone()
+            if parameter.grad is not None:
+                for hook in _hooks_of(parameter):
+                    hook(parameter)
+
+
+def _hooks_of(parameter: Parameter) -> list[Any]:
+    """What `register_post_accumulate_grad_hook` has registered; autograd calls them where it adds to `grad` itself."""
+    return [*(parameter._post_accumulate_grad_hooks or {}).values()]
 
 
 def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: Sequence[Parameter]) -> bool:

@@ -40,6 +40,12 @@ class Stage:
         loss = [torch.stack([output.square().sum() for output in outputs]).sum()] if with_loss else []
         self.graph = Graph([leaf for leaf in self.leaves if leaf.requires_grad], [*outputs, *loss])
 
+    def again(self) -> Graph:
+        """The graph of one more micro-batch, with the same values."""
+        results = self.module(*self.arguments)
+        outputs = list(results) if isinstance(results, tuple) else [results]
+        return Graph(self.graph.leaves, outputs)
+
     def found(self) -> list[Tensor | None]:
         return [leaf.grad for leaf in (*self.leaves, *self.module.parameters())]
 
@@ -58,6 +64,29 @@ def test_the_halves_give_the_gradients_of_the_whole(name: str, with_loss: bool) 
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(other, one, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_hooks_take_each_gradient_of_the_second_half(name: str) -> None:
+    """As those that autograd calls; a gradient of a second micro-batch is added to what was taken."""
+    plain, hooked = Stage(name), Stage(name)
+    taken: dict[nn.Parameter, Tensor] = {}
+
+    def take(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        taken[parameter] = taken[parameter] + parameter.grad if parameter in taken else parameter.grad
+        parameter.grad = None
+
+    for parameter in hooked.module.parameters():
+        parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+    for stage in (plain, hooked):
+        split = SplitBackward(list(stage.module.parameters()))
+        for _ in range(2):
+            split.weights(split.inputs(stage.graph, stage.gradients))
+            stage.graph = stage.again()
+    for one, other in zip(plain.module.parameters(), hooked.module.parameters(), strict=True):
+        assert other.grad is None
+        assert one.grad is None or torch.equal(one.grad, taken[other])
 
 
 def test_the_first_half_computes_all_input_gradients() -> None:
