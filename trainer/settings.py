@@ -59,7 +59,8 @@ _FREE = frozenset(
         "optim.ema_evaluate",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions
         "pipeline.plan",  # what it says is in other keys
-        "pipeline.recompute_share",  # the same bits, computed once or twice
+        "pipeline.recompute",  # the same bits, computed once or twice
+        "pipeline.recompute_share",
         "pipeline.activation_bytes",
         "pipeline.activations",
         "pipeline.record",

@@ -34,6 +34,11 @@ class DenseStage(nn.Module):
         self._precision = precision
         self._compiler = compiler
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the forward is compiled."""
+        return self._compiler is not None
+
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
         with self._precision.autocast():
             outputs: tuple[Tensor, ...]

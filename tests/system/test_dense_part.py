@@ -196,6 +196,15 @@ def test_compiled_code_keeps_direct_modes_bits(clicks: MakeConfig, autocast: str
     assert cached.losses == pytest.approx(run_job(plain).losses, rel=1e-4 if autocast == "off" else 2e-2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_code_that_runs_twice_keeps_the_bits(clicks: MakeConfig) -> None:
+    config = change(clicks(), run__compile=True, **STAGES)
+    half = change(config, pipeline__recompute=True, pipeline__recompute_share="0.5")
+    assert run_job(half).digests == run_job(config).digests
+
+
 def ends_alike(folder: Path, server: EmbeddedServer, arguments: list[str]) -> bool:
     """A job stopped after 13 batches and resumed ends like an uninterrupted one; each start compiles on its own."""
     found = []

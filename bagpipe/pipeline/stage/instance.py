@@ -136,6 +136,7 @@ class StageRunner:
         self._versions = versions
         self._parameters = parameters
         self._activations = activations
+        self._is_compiled = getattr(module, "is_compiled", False) is True  # as `bagpipe.dense.stage_module` says
         self._saving = saving
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
@@ -160,7 +161,8 @@ class StageRunner:
         kept = unit not in self._recomputed
         activations = self._activations if kept else None
         saving = None if activations is None else activations.saving(self.module, live.leaves.values())
-        with torch.set_grad_enabled(kept), saving or self._saving():
+        # Code that is compiled without gradients can round in another way than that of the repetition.
+        with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
             outputs, total = self._run(live, given, division, batch, unit)
         if kept:
             live.graph = self._graph(live, outputs, total, given)

@@ -24,10 +24,19 @@ WHOLE = [MicrobatchSlice(0, 0, SIZE // MICRO, True)]
 class Bench:
     """Instance 1 between two producers (0 and 3) and two consumers (2 and 4). Gradients of the first go over a link."""
 
-    def __init__(self, *, dropout: float = 0.0, recomputes: bool = False, size: int = SIZE, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        dropout: float = 0.0,
+        recomputes: bool = False,
+        is_compiled: bool = False,
+        size: int = SIZE,
+        seed: int = 0,
+    ) -> None:
         self.pile = ManualLinks()
         torch.manual_seed(1)
         self.module = Node(2 * WIDTH, 1, dropout).double()
+        self.module.is_compiled = is_compiled  # type: ignore[assignment] # as a DenseStage says
         self.inputs = [self.channel(0, sender, 1, value) for value, sender in ((0, 0), (1, 3))]
         self.outputs = [self.channel(0, 1, receiver, 2) for receiver in (2, 4)]
         self.output_grads = [self.channel(0, sender, 1, 2) for sender in (2, 4)]
@@ -149,6 +158,18 @@ def test_recomputing_moves_running_means_once() -> None:
     assert len(buffers) == 3
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in again.module.named_buffers())
     assert torch.equal(kept.weight_grad(), again.weight_grad())
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_code_is_compiled_for_gradients_only(is_compiled: bool) -> None:
+    """Without gradients it could round in another way than when it is repeated."""
+    bench, seen = Bench(recomputes=True, is_compiled=is_compiled), []
+    bench.module.register_forward_hook(lambda *given: seen.append(torch.is_grad_enabled()))
+    bench.forward(0)
+    bench.give(0, 1.0, 2.0)
+    bench.runner.recompute(0)
+    bench.runner.backward(0)
+    assert seen == [is_compiled, True]
 
 
 def test_random_numbers_depend_on_seed_batch_and_micro_batch() -> None:
