@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.oracle.rank_batch import BatchSource
+from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.open import open_store
 from bagpipe.training.dense import DensePart
@@ -89,7 +90,11 @@ def change(config: Config, **values: object) -> Config:
 
 
 def run_job(
-    config: Config, *, transport: str = "in-process", wrap: Callable[[Store], Store] | None = None
+    config: Config,
+    *,
+    transport: str = "in-process",
+    wrap: Callable[[Store], Store] | None = None,
+    trace: Trace | None = None,
 ) -> JobOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
@@ -97,6 +102,7 @@ def run_job(
         config: the job; its `store.url` is used unchanged (``memory://`` for a store of this job alone).
         transport: ``in-process``, or ``process``: an embedded cacher.
         wrap: wraps the store given to the engine.
+        trace: records the actions.
     """
     torch.set_num_threads(config.run.threads)
     with ExitStack() as stack:
@@ -118,7 +124,7 @@ def run_job(
             )
         )
         store.check()
-        engine = build_engine(built, store if wrap is None else wrap(store))
+        engine = build_engine(built, store if wrap is None else wrap(store), trace=trace)
         losses = _Losses(engine.dense)
         # The caller closes the batches: a job that fails leaves them half read.
         with closing(source.batches("train", built.spec, max_steps=config.run.steps)) as batches:  # type: ignore[type-var] # both sources' are generators

@@ -12,6 +12,7 @@ import pytest
 from bagpipe.config.model_section import Model
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.pipeline.trace import Trace
 from tests.system.jobs import JobOutcome, change, run_job
 from tests.system.rank_threads import run_ranks
 from tests.system.recording import Crash, recorded
@@ -73,11 +74,14 @@ def test_a_limit_of_the_norm_is_that_of_all_gradients(clicks: MakeConfig, scope:
     same(config, dense__budget_bytes=smallest(config))
 
 
-def test_moves_are_traced_and_reported_and_the_copy_thread_ends(clicks: MakeConfig, tmp_path: Path) -> None:
-    config = change(clicks(eval_fraction=0.2), **DEEP, run__trace=str(tmp_path / "trace.json"))
-    _, budgeted = same(config, dense__budget_bytes=smallest(config))
+def test_moves_are_traced_and_reported_and_the_copy_thread_ends(clicks: MakeConfig) -> None:
+    config, trace = change(clicks(eval_fraction=0.2), **DEEP), Trace()
+    budgeted = run_job(change(config, dense__budget_bytes=smallest(config)), trace=trace)
     lane = budgeted.trained.progress.lanes["chunks"]
-    assert lane.num_bytes > 0
+    moves = [span for span in trace.spans() if span.lane == "chunks"]
+    # The trace goes on in the evaluation.
+    assert 0 < lane.num_bytes <= sum(int(span.category.split()[0]) for span in moves)
+    assert {span.name.rstrip("0123456789") for span in moves} == {"CHUNK_IN", "CHUNK_OUT"}
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bagpipe-chunks")]
 
 

@@ -84,12 +84,12 @@ def test_gradients_of_several_ranks_are_summed(
     assert found.digests == run_staged(config, world_size).digests
 
 
-def test_a_state_of_four_times_the_budget_trains_scores_and_shows_its_moves(clicks: MakeConfig, tmp_path: Path) -> None:
+def test_a_state_of_four_times_the_budget_trains_scores_and_shows_its_moves(clicks: MakeConfig) -> None:
     config = change(clicks("sum", "dcnv2", limit=60, eval_fraction=0.2), optim__dense="adam", model__top_mlp=(24,) * 40)
     config = change(staged(config, "1f1b", 2), pipeline__microbatches=4)
     budget = smallest(config)
     plain = run_job(config)
-    found = run_job(change(config, dense__budget_bytes=budget, run__trace=str(tmp_path / "trace.json")))
+    found = run_job(change(config, dense__budget_bytes=budget))
     assert sum(value.nbytes for value in plain.dense.values()) * 4 >= 4 * budget
     assert (found.digests, found.auc, found.ne) == (plain.digests, plain.auc, plain.ne)
     lanes = found.trained.progress.lanes

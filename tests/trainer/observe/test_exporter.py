@@ -53,7 +53,10 @@ def test_metrics_before_training(exporter: Exporter) -> None:
 
 def test_metrics_of_a_job(exporter: Exporter) -> None:
     exporter.take(Event(kind="phase", elapsed_s=0, step=1, values={"phase": "training"}))
-    lanes = {"net-in": {"busy_s": 1.5, "waits_s": {"0X_READ": 0.25}}}
+    lanes = {
+        "net-in": {"busy_s": 1.5, "waits_s": {"0X_READ": 0.25}},
+        "chunks": {"busy_s": 0.5, "waits_s": {}, "moved_bytes": 4096},
+    }
     exporter.take(interval(lanes=lanes))
     exporter.take(Event(kind="checkpoint", elapsed_s=3, step=3, values={"checkpoint_step": 3}))
     exporter.take(Event(kind="evaluation", elapsed_s=4, step=3, values={"auc": 0.75, "left_out": {}}))
@@ -83,6 +86,8 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_skipped_batches_total": 2.0,
         "bagpipe_trainer_checkpoints_total": 1.0,
         "bagpipe_trainer_lane_busy_seconds_total net-in": 1.5,
+        "bagpipe_trainer_lane_busy_seconds_total chunks": 0.5,
+        "bagpipe_trainer_lane_moved_bytes_total chunks": 4096.0,
         "bagpipe_trainer_lane_wait_seconds_total net-in 0X_READ": 0.25,
         "bagpipe_trainer_quality auc": 0.75,
     }
