@@ -37,6 +37,7 @@ JOBS = [
     ("zb-h1", "parameters", "dlrm", ("*",), {"optim__dense": "adam"}),
     ("chimera", "parameters", "deepfm", (), {"optim__dense": "adamw", "optim__clip_value": 0.1}),
     ("dynamic", "parameters", "dcnv2", (), {"optim__dense": "sgd", "optim__momentum": 0.9}),
+    ("zb-h1", "parameters", "dlrm", (), {"pipeline__stages": 3, "pipeline__replicas": "2,1,1"}),
 ]
 
 
