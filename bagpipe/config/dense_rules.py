@@ -74,8 +74,6 @@ def _staged_shard_problem(config: Config) -> str | None:
     pipeline = config.pipeline
     if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
         return f"pipeline.schedule {pipeline.schedule}, which keeps versions of whole weights: use none"
-    if config.optim.ema_decay:
-        return "optim.ema_decay and stages, whose averages are of whole weights: use none"
     if config.run.verify:
         return f"run.verify {config.run.verify}, which compares whole weights: use none"
     return None

@@ -124,7 +124,7 @@ class DensePart(LoopPart):
 
     @abstractmethod
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
-        """The chunk that an operation of `Point.STEP` steps; None if it has no parameters."""
+        """The chunk of an operation of `Point.STEP` or `Point.WEIGHTS`; None if it has no parameters."""
 
     def rest(self) -> None:
         """Before parameters are written between two batches: nothing moves them."""

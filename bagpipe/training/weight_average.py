@@ -1,6 +1,6 @@
 """`WeightAverage`: an exponential moving average of the dense weights, kept while they train.
 
-    after the optimizer step of a chunk:  average = decay * average + (1 - decay) * weight       lane compute
+    when a chunk's new weights are here:  average = decay * average + (1 - decay) * weight       lane compute, or reduce
 
 Checkpoints keep the averages; evaluation uses them if asked. Averages begin as the initial weights, in their dtype.
 The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (running means) are not averaged.
@@ -50,7 +50,7 @@ class WeightAverage(LoopPart):
         self._run: LoopRun
 
     def hooks(self) -> Iterable[Hook]:
-        yield Hook(at=Point.STEP, when="after", call=self._update)
+        yield Hook(at=Point.WEIGHTS, when="after", call=self._update)
 
     def start(self, run: LoopRun) -> None:
         self._run = run

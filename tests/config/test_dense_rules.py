@@ -64,11 +64,6 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "weights: use none",
         ),
         (
-            {"dense": {"shard": "optimizer"}, "pipeline": {"microbatches": 2}, "optim": {"ema_decay": 0.9}},
-            "dense.shard optimizer is not possible with optim.ema_decay and stages, whose averages are of whole "
-            "weights: use none",
-        ),
-        (
             {"dense": {"shard": "optimizer"}, "pipeline": {"schedule": "1f1b", "stages": 2}, "run": {"verify": 3}},
             "dense.shard optimizer is not possible with run.verify 3, which compares whole weights: use none",
         ),

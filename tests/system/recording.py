@@ -340,7 +340,7 @@ def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoi
         return
     own = load(resumed.folder, parts[rank].dense)
     state = combine(load(resumed.folder, part.dense) for part in parts) if dense.is_staged else own
-    state.restore(dense.model, *(chunk.optimizer for chunk in dense.chunks.values() if chunk.optimizer is not None))
+    dense.restore(state)
     for loop_part in loop_parts:
         loop_part.load_tensors(state.of_part(loop_part.name))
     restore_random_state(own.rng(), torch.device("cpu"))

@@ -92,6 +92,33 @@ def test_a_resumed_job_continues_its_averages(
         assert any(not torch.equal(found[name], dict(engine.dense.model.named_parameters())[name]) for name in held)
 
 
+def test_averages_of_divided_stages(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Those of whole ones, resumed on another level."""
+    config = change(
+        clicks(),
+        optim__ema_decay=0.9,
+        optim__dense="adam",
+        pipeline__schedule="1f1b",
+        pipeline__stages=2,
+        pipeline__microbatches=4,
+    )
+    engines: list[Engine] = []
+    end = recorded(config, tmp_path / "whole", every=3, world_size=4, prepare=engines.append).run()
+    expected = [averages_of(engine) for engine in engines]
+    divided = change(config, dense__shard="gradients")
+    job = recorded(divided, tmp_path / "divided", every=3, world_size=4, prepare=engines.append)
+    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
+    job.run()
+    job.change_batches = lambda rank, batches: batches
+    job.config = change(config, dense__shard="optimizer")
+    engines.clear()
+    assert job.run().digests == end.digests
+    for engine, averages in zip(engines, expected, strict=True):
+        held = {name for chunk in engine.dense.chunks.values() for name, _ in chunk.parameters}
+        assert held
+        assert all(torch.equal(averages_of(engine)[name], averages[name]) for name in held)
+
+
 def test_a_checkpoint_without_averages_is_refused() -> None:
     average = WeightAverage(small_dense(), 0.5)
     with pytest.raises(InputError, match=r"of 0 parameters and none of 'bias', this job keeps 2"):

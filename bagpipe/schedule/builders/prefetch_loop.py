@@ -202,6 +202,7 @@ def declare_dense(loop: LoopBuilder, *, microbatches: int = 1) -> None:
     loop.provide(Point.FORWARD, "F")
     loop.provide(Point.GRADIENTS, "B")
     loop.provide(Point.STEP, "OPT")
+    loop.provide(Point.WEIGHTS, "OPT")
 
 
 def declare_accumulation(loop: LoopBuilder, *, microbatches: int) -> None:
@@ -218,6 +219,7 @@ def declare_accumulation(loop: LoopBuilder, *, microbatches: int) -> None:
     loop.provide(Point.FORWARD, "F")
     loop.provide(Point.GRADIENTS, "X_EMBED_GRAD")
     loop.provide(Point.STEP, "OPT")
+    loop.provide(Point.WEIGHTS, "OPT")
 
 
 def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
@@ -254,6 +256,7 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)
     loop.provide(Point.STEP, *lanes.steps)
+    loop.provide(Point.WEIGHTS, *(lanes.last or lanes.steps))
 
 
 def declare_evaluation_rows(loop: LoopBuilder, *, prefetch_depth: int, direct: bool = False) -> None:

@@ -40,6 +40,8 @@ class Point(Enum):
     GRADIENTS = "gradients"
     #: The dense optimizer steps of this process.
     STEP = "step"
+    #: The new weights are on this rank: the steps, or the gathers behind them if their results are divided.
+    WEIGHTS = "weights"
     #: The row updates.
     UPDATE = "update"
     #: The rows that left the cache are in the store, on all ranks.
