@@ -59,8 +59,6 @@ _FREE = frozenset(
         "optim.ema_evaluate",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions
         "pipeline.plan",  # what it says is in other keys
-        "pipeline.recompute",  # the same bits, computed once or twice
-        "pipeline.recompute_share",
         "pipeline.activation_bytes",
         "pipeline.activations",
         "pipeline.record",
@@ -72,6 +70,8 @@ _FREE = frozenset(
         "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
     }
 )
+#: Keys that a resume may always change: checkpoints of earlier versions have values of them, but they change no bit.
+_CHANGEABLE = ("pipeline.recompute", "pipeline.recompute_share")
 #: Keys of other sections that affect results.
 _EXTRA_KEYS = ("cacher.assign",)
 
@@ -133,9 +133,12 @@ def default_settings() -> dict[str, Any]:
 
 
 def changeable_settings(config: CheckpointConfig) -> tuple[str, ...]:
-    """Names of the settings that a resume may change: those that `checkpoint.change` names, and what follows them."""
+    """Names of the settings that a resume may change: those that `checkpoint.change` names, and what follows them.
+
+    Each that does change is noted.
+    """
     schedules = {"optim.schedule", "optim.rows_schedule"} & set(config.change)
-    return (*config.change, _PLATEAU) if schedules else config.change
+    return (*config.change, *_CHANGEABLE, *((_PLATEAU,) if schedules else ()))
 
 
 def result_settings(config: Config, data: DataSchema) -> dict[str, Any]:

@@ -5,11 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.config.sections import Config, DataConfig, ModelConfig, PipelineConfig, RunConfig, StoreConfig
+from bagpipe.config.sections import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    PipelineConfig,
+    RunConfig,
+    StoreConfig,
+)
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
-from trainer.settings import common_settings, config_of_rank, path_of_rank, result_settings, with_recorded
+from trainer.settings import (
+    changeable_settings,
+    common_settings,
+    config_of_rank,
+    path_of_rank,
+    result_settings,
+    with_recorded,
+)
 
 DATA = DataSchema(
     label="label", dense=(), features=(Feature(name="item", table="goods"),), tables=(Table(name="goods"),)
@@ -75,6 +90,13 @@ def test_only_settings_that_change_results_are_compared() -> None:
         assert key in settings
     for key in ("cache.rows", "oracle.lookahead", "store.url", "run.steps", "data.epochs", "data.workers", "run.dir"):
         assert key not in settings
+
+
+def test_recomputation_may_change_at_every_start_and_is_in_old_checkpoints() -> None:
+    settings = result_settings(Config(), DATA)
+    same_bits = {"pipeline.recompute", "pipeline.recompute_share"}
+    assert same_bits <= settings.keys() & {*changeable_settings(CheckpointConfig())}
+    assert not {"pipeline.activations", "pipeline.activation_bytes"} & settings.keys()
 
 
 def test_settings_of_results_are_those_of_a_manifest() -> None:
