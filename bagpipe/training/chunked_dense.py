@@ -62,6 +62,9 @@ class ChunkedDense(WholeDense):
         super().end()
         self.chunked.end()
 
+    def close(self) -> None:
+        self.chunked.close()
+
     def rest(self) -> None:
         self.chunked.rest()
 

@@ -83,6 +83,11 @@ class ChunkedStages(StagedDense):
             lane.chunked.end()
         super().end()
 
+    def close(self) -> None:
+        super().close()
+        for lane in self._lanes_held:
+            lane.chunked.close()
+
     def step(self, stage: int, b: int) -> None:
         lane, optimizer = self._held.get(stage), self.pipeline.optimizers.get(stage)
         if lane is None or optimizer is None:

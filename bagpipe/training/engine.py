@@ -332,39 +332,41 @@ class Engine:
     def _running(self, run: LoopRun, reading: Reading, *, stops_on_signals: bool) -> Iterator[Runner]:
         """The runner of a run, composed of the run's parts."""
         peers = self.peers
+        builder = LoopBuilder(read_ahead=self.settings.read_ahead)
 
         def finish_batch(b: int) -> None:
             for part in run.parts:
                 part.finish_batch(b)
 
-        for part in run.parts:
-            part.start(run)
-        builder = LoopBuilder(read_ahead=self.settings.read_ahead)
-        for part in run.parts:
-            part.declare(builder)
-        composition = builder.build()
-        run.runner = runner = Runner(
-            composition.loop,
-            handlers_of(run.parts, composition),
-            {name: hazard for part in run.parts for name, hazard in part.hazards().items()},
-            streams=self.cache.streams,
-            trace=self.trace,
-            on_batch=finish_batch,
-            agree=reading.agree if peers is not None else None,
-            # Now: the others are waiting for this rank's part of an exchange.
-            on_error=peers.report if peers is not None else None,
-            wake=self._wake,
-            grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
-            first_batch=run.first_batch,
-            orders={lane: order for part in run.parts for lane, order in part.orders().items()},
-        )
-        self._run = run
         try:
+            for part in run.parts:
+                part.start(run)
+            for part in run.parts:
+                part.declare(builder)
+            composition = builder.build()
+            run.runner = runner = Runner(
+                composition.loop,
+                handlers_of(run.parts, composition),
+                {name: hazard for part in run.parts for name, hazard in part.hazards().items()},
+                streams=self.cache.streams,
+                trace=self.trace,
+                on_batch=finish_batch,
+                agree=reading.agree if peers is not None else None,
+                # Now: the others are waiting for this rank's part of an exchange.
+                on_error=peers.report if peers is not None else None,
+                wake=self._wake,
+                grace_s=max(_GRACE_S, peers.timeout_s + 10) if peers is not None else _GRACE_S,
+                first_batch=run.first_batch,
+                orders={lane: order for part in run.parts for lane, order in part.orders().items()},
+            )
+            self._run = run
             # Until the last write-back: a signal during it must not lose it.
             with _stop_on_signals(runner) if stops_on_signals else nullcontext():
                 yield runner
         finally:
             self._run = None
+            for part in run.parts:
+                part.close()
             # Parts live on: they must not keep batches, their areas on the device and the lanes alive.
             run.in_flight.clear()
             run.parts, run.batches, run.runner = (), iter(()), None
@@ -394,6 +396,5 @@ def _same_step(settings: EngineSettings) -> RowStepsOfBatch:
 
 def _stop_on_signals(runner: Runner) -> AbstractContextManager[object]:
     """Signals reach the main thread only; a run in another thread is stopped by its caller."""
-    if threading.current_thread() is threading.main_thread():
-        return StopOnSignals(runner.request_stop)
-    return nullcontext()
+    is_main = threading.current_thread() is threading.main_thread()
+    return StopOnSignals(runner.request_stop) if is_main else nullcontext()

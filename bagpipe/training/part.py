@@ -218,6 +218,9 @@ class LoopPart:
     def end(self) -> None:
         """The run is over. Called in the order of the parts."""
 
+    def close(self) -> None:
+        """The run is left, after `end` or an error: end the threads that it began. Lanes have ended. Must not fail."""
+
     def counters(self) -> Mapping[str, Any]:
         """Numbers of the batches done, JSON-able, that a checkpoint keeps: `LoopRun.carried` of a resumed job."""
         return {}

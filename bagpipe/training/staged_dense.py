@@ -240,10 +240,12 @@ class StagedDense(DensePart):
         return self.pipeline.parameters.whole()
 
     def end(self) -> None:
-        for activations in self.pipeline.activations.values():
-            activations.lane.close()
         self.pipeline.parameters.join()
         self.pipeline.adopt(self.optimizer)
+
+    def close(self) -> None:
+        for activations in self.pipeline.activations.values():
+            activations.lane.close()
 
     def lane_reports(self) -> Mapping[str, LaneReport]:
         found: dict[str, LaneReport] = {}

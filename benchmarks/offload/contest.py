@@ -112,6 +112,7 @@ class _Contestant:
     def digest(self) -> str:
         if self.chunked is not None:
             self.chunked.end()
+            self.chunked.close()
         sha = hashlib.sha256()
         for parameter in self.model.parameters():
             sha.update(parameter.detach().numpy().tobytes())

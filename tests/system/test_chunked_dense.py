@@ -119,6 +119,7 @@ def test_a_killed_job_resumes_under_another_budget(clicks: MakeConfig, tmp_path:
     ):
         with pytest.raises(Crash):
             job.run(crash_at=7)
+        assert not [thread for thread in threading.enumerate() if "chunks" in thread.name], "a lane that copies lives"
         job.config = change(config, **settings)
     end = job.run()
     assert end.first_batch >= 12

@@ -94,9 +94,12 @@ class ChunkedModel:
         self.arena.lane.open(trace)
 
     def end(self) -> None:
-        """Everything goes home; the copy lane ends. After a run."""
+        """Everything goes home. After a run."""
         self.hooks.finish()
         self.walker.rest()
+
+    def close(self) -> None:
+        """The copy lane ends, after a run or what is left of it."""
         self.arena.lane.close()
 
     def rest(self) -> None:

@@ -75,6 +75,7 @@ def train(make: Callable[[list[nn.Parameter]], Optimizer], budget: Budget | None
         plan = chunked.walker.plan
         assert plan is not None
         chunked.end()
+        chunked.close()
     state = [value for p in model.parameters() for value in optimizer.state.get(p, {}).values()]
     return [*(p.detach().clone() for p in model.parameters()), *(torch.as_tensor(value) for value in state)]
 

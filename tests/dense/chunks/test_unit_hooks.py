@@ -32,6 +32,7 @@ def reach(values: Tensor, model: nn.Module) -> None:
         loss.backward()
     finally:
         chunked.end()
+        chunked.close()
 
 
 def test_a_parameter_that_is_used_outside_of_its_module_is_refused() -> None:
@@ -122,3 +123,4 @@ def test_parameters_that_are_read_after_their_module_are_refused(kind: type[nn.M
             loss.backward()
     finally:
         chunked.end()
+        chunked.close()
