@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ MODEL, OPTIM, RNG, PART = "model.", "optim.", "rng.", "part."
 
 #: Beginning of the keys of a file's metadata that describe pieces.
 _PIECE = "piece "
+#: Key of a file's metadata: the rank has a part of the model, if only whole tensors.
+_DIVIDED = "divided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,11 +85,13 @@ class DenseState:
         tensors: by full name; see the module.
         values: optimizer state other than tensors (numbers, None), by full name.
         pieces: runs of elements of tensors that are not in `tensors`, by full name.
+        is_divided: other ranks have other parts of the model. A part can consist of whole tensors.
     """
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any] = field(default_factory=dict)
     pieces: Mapping[str, tuple[Piece, Tensor]] = field(default_factory=dict)
+    is_divided: bool = False
 
     def digest(self) -> str:
         """Hexadecimal XXH3-128 of everything except the random state. Replicas have equal digests."""
@@ -117,6 +121,7 @@ class DenseState:
         """Write ``dense-<rank>.safetensors`` durably. Raises OSError if the write fails."""
         path = folder / f"dense-{rank:04d}.safetensors"
         metadata = {name: json.dumps(value) for name, value in self.values.items()}
+        metadata |= {_DIVIDED: "true"} if self.is_divided else {}
         metadata |= {f"{_PIECE}{name}": json.dumps([p.first, list(p.shape)]) for name, (p, _) in self.pieces.items()}
         save_tensors({**self.tensors, **{name: tensor for name, (_, tensor) in self.pieces.items()}}, path, metadata)
         return finish(path)
@@ -278,7 +283,7 @@ def combine(states: Iterable[DenseState]) -> DenseState:
             alone[name] = found[0]
         else:
             raise BrokenCheckpoint(f"the checkpoint lacks elements of {name!r}")
-    return DenseState(tensors=tensors, values=values, pieces=alone)
+    return DenseState(tensors=tensors, values=values, pieces=alone, is_divided=bool(pieces))
 
 
 def _joined(pieces: Iterable[tuple[Piece, Tensor]]) -> Tensor | None:
@@ -316,7 +321,7 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
             if name.startswith(_PIECE)
             for first, shape in [json.loads(text)]
         }
-        state = _divided(tensors, values, pieces)
+        state = replace(_divided(tensors, values, pieces), is_divided=_DIVIDED in metadata or bool(pieces))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
     return state
@@ -336,8 +341,8 @@ def load_of_rank(folder: Path, entries: Sequence[FileEntry], rank: int, *, is_st
     """
     others = list(entries)
     own = load(folder, others.pop(rank if rank < len(others) else 0))
-    # Replicas have the whole model each. A rank that divided it has pieces, or, of a small model, nothing.
-    if not is_staged and not own.pieces and own.below(MODEL):
+    # Replicas have the whole model each. A rank that divided it has its part, or, of a small model, nothing.
+    if not is_staged and not own.is_divided and own.below(MODEL):
         return own
     return combine([own, *(load(folder, entry) for entry in others)])
 

@@ -44,6 +44,7 @@ class _Rendezvous:
         self._wait()
         yield list(self._values)
         self._wait()
+        self._values[position] = None  # what was given is not kept alive
 
     def close(self) -> None:
         with self._changed:

@@ -67,6 +67,18 @@ def test_every_rank_reads_the_whole_of_what_ranks_have_divided(tmp_path: Path, r
     assert found.digest() == captured(model).digest()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shares_that_end_with_a_tensor_are_joined_too(tmp_path: Path, rank: int) -> None:
+    """Each rank's part then has whole tensors only, as a replica's has."""
+    tensors = {"a": torch.arange(3.0), "b": torch.arange(4.0)}
+    entries = []
+    for number, (name, tensor) in enumerate(tensors.items()):
+        pieces = {f"{MODEL}{name}": (Piece(first=0, shape=tuple(tensor.shape)), tensor)}
+        entries.append(combine([DenseState(tensors={}, pieces=pieces)]).save(tmp_path, number))
+    found = load_of_rank(tmp_path, entries, rank, is_staged=False).below(MODEL)
+    assert found.keys() == tensors.keys()
+
+
 def test_a_replica_reads_its_own_file_alone(tmp_path: Path) -> None:
     models = [nn.Linear(5, 3), nn.Linear(5, 3)]
     entries = [captured(model).save(tmp_path, number) for number, model in enumerate(models)]

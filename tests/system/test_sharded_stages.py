@@ -34,9 +34,11 @@ JOBS = [
     ("1f1b", "parameters", "dcnv2", (), {"run__dtype": "float64", "optim__dense": "adam", "pipeline__recompute": True}),
     ("breadth-first", "parameters", "dlrm", (), {"optim__dense": "adam", "pipeline__stages": 6, "pipeline__chunks": 3}),
     ("interleaved", "parameters", "deepfm", (), {"pipeline__stages": 4, "pipeline__chunks": 2}),
-    ("zb-h1", "parameters", "dlrm", ("*",), {"optim__dense": "adam"}),
+    pytest.param("zb-h1", "parameters", "dlrm", ("*",), {"optim__dense": "adam"}, marks=pytest.mark.slow),
     ("chimera", "parameters", "deepfm", (), {"optim__dense": "adamw", "optim__clip_value": 0.1}),
-    ("dynamic", "parameters", "dcnv2", (), {"optim__dense": "sgd", "optim__momentum": 0.9}),
+    pytest.param(
+        "dynamic", "parameters", "dcnv2", (), {"optim__dense": "sgd", "optim__momentum": 0.9}, marks=pytest.mark.slow
+    ),
     ("zb-h1", "parameters", "dlrm", (), {"pipeline__stages": 3, "pipeline__replicas": "2,1,1"}),
 ]
 

@@ -178,8 +178,12 @@ def units_per_batch(micro_per_batch: Mapping[int, int], key: OpKey, peer: int | 
 
 def unit_counts(stages: Iterable[Stage]) -> Mapping[int, int]:
     """Stage number -> micro-batches per batch, and ``~number`` -> gathers per batch if there are several."""
-    counts = {stage.number: stage.micro_per_batch for stage in stages}
-    return counts | {~stage.number: stage.gathers for stage in stages if stage.gathers > 1}
+    counts: dict[int, int] = {}
+    for stage in stages:
+        counts[stage.number] = stage.micro_per_batch
+        if stage.gathers > 1:
+            counts[~stage.number] = stage.gathers
+    return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
