@@ -148,7 +148,7 @@ def build_cache(built: BuiltModel) -> RowCache:
     device = torch.device(config.run.device)
     cache = RowCache(
         built.rows,
-        config.cache.rows,
+        built.spec.slots_per_rank,
         device,
         prefetch_depth=config.cache.prefetch_depth,
         kernels=select_kernels(built.rows, device, config.run.kernels),

@@ -18,6 +18,7 @@ from torch import Tensor
 from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.cache.slots import record_bytes
 from bagpipe.errors import InputError
+from bagpipe.oracle.plan import cache_rows_in, spare_slots
 from bagpipe.types.schema import RowSchema
 
 __all__ = [
@@ -67,21 +68,28 @@ class MemoryNeed:
     """Device memory still to be allocated, in bytes.
 
     Attributes:
-        num_rows: rows of the cache.
+        num_rows: ``cache.rows``, or the rows of one batch in direct mode.
+        num_caches: caches of so many rows.
         row_bytes: size of a slot.
         other_bytes: estimated size of everything else.
-        is_direct: direct mode: `num_rows` are the rows of one batch, without a cache.
+        is_direct: direct mode, without spare slots.
     """
 
     num_rows: int
     row_bytes: int
     other_bytes: int
     is_direct: bool
+    num_caches: int = 1
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all caches."""
+        return self.num_caches * (self.num_rows + (0 if self.is_direct else spare_slots(self.num_rows)))
 
     @property
     def num_bytes(self) -> int:
         """Total."""
-        return self.num_rows * self.row_bytes + self.other_bytes
+        return self.num_slots * self.row_bytes + self.other_bytes
 
 
 def check_device(device: str, num_devices: Callable[[], int]) -> None:
@@ -116,13 +124,14 @@ def activation_bytes(parameters: Iterable[Tensor], num_examples: int) -> int:
     return num_examples * per_example * _LAYER_COPIES
 
 
-def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNeed:
+def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize, *, num_caches: int = 1) -> MemoryNeed:
     """Device memory that a job allocates.
 
     Args:
         schema: row schema.
         num_rows: ``cache.rows``. 0: direct mode, which holds the rows of one batch, assumed to have distinct ids.
         batch: sizes of a batch.
+        num_caches: 2 if the job evaluates during training.
     """
     widest = max((schema.row_bytes(table) for table in range(len(schema.tables))), default=0)
     rows = num_rows or batch.num_ids + batch.num_ids // 4
@@ -133,6 +142,7 @@ def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize) -> MemoryNee
         row_bytes=record_bytes(widest),
         other_bytes=other + batch.dense_bytes * _DENSE_COPIES + batch.activation_bytes + _WORKSPACE_BYTES,
         is_direct=not num_rows,
+        num_caches=num_caches if num_rows else 1,
     )
 
 
@@ -149,12 +159,12 @@ def check_memory(need: MemoryNeed, free: int | None, device: str) -> None:
     """
     if free is None or need.num_bytes <= free:
         return
-    fitting = max(0, free - need.other_bytes) // need.row_bytes
+    fitting = cache_rows_in(max(0, free - need.other_bytes) // (need.row_bytes * need.num_caches))
     rows = f"with cache.rows = {0 if need.is_direct else need.num_rows}"
     remedy = f"lower cache.rows to at most {fitting}" if fitting and not need.is_direct else "lower data.batch_size"
     raise InputError(
-        f"{rows} the job needs {need.num_bytes} bytes on {device}, {need.num_rows} rows of {need.row_bytes} bytes and "
-        f"an estimated {need.other_bytes} bytes for batches and the dense part, and {free} bytes are free: {remedy}"
+        f"{rows} the job needs {need.num_bytes} bytes on {device}, {need.num_slots} slots of {need.row_bytes} bytes "
+        f"and an estimated {need.other_bytes} bytes for batches and the dense part, and {free} bytes are free: {remedy}"
     )
 
 

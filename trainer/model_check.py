@@ -59,7 +59,7 @@ def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, devic
     )
     ((_, plan),) = plan_batches([batch], spec)
     rank_batch = RankBatch.of(batch, plan, 0)
-    cache = RowCache(rows, spec.num_slots, device)
+    cache = RowCache(rows, spec.slots_per_rank, device)
     converted.bind(cache)
     cache.insert(rank_batch.owner, FetchRequests.of(rank_batch.owner, skip_new=True), [])
     with cache.uploads(1).batch() as upload:

@@ -169,7 +169,7 @@ def _job(
         bind=built.converted.bind,
         rows=built.rows,
         device=torch.device(config.run.device),
-        num_slots=config.cache.rows,
+        num_slots=built.spec.slots_per_rank,
         kernels=config.run.kernels,
         engine=engine_settings(config),
         store=dataclasses.replace(config.store, url=store_url),
@@ -240,4 +240,4 @@ def _check_memory(built: BuiltModel, world_size: int) -> None:
     )
     device = config.run.device
     num_caches = 2 if config.eval.every else 1
-    check_memory(memory_need(built.rows, num_caches * config.cache.rows, batch), free_bytes(device), device)
+    check_memory(memory_need(built.rows, config.cache.rows, batch, num_caches=num_caches), free_bytes(device), device)

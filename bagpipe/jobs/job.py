@@ -69,7 +69,7 @@ class Job:
         bind: makes its collections read from a cache.
         rows: schema of its rows.
         device: of the model.
-        num_slots: rows in this rank's cache; 0: direct mode.
+        num_slots: slots of this rank's cache; 0: direct mode.
         kernels: of the cache, see `bagpipe.kernels.select`.
         engine: numbers of the engine.
         store: the store; its URL is not empty.

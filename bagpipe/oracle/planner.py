@@ -5,7 +5,7 @@
                    and there a free slot, or the slot of a victim
 
 State is O(window + cache): arrays by handle and by slot. Plans are a pure function of the batches and the `OracleSpec`.
-Slots are numbered ``owner * num_slots + slot`` here; plan records hold `slot` alone.
+Slots are numbered ``owner * slots_per_rank + slot`` here; plan records hold `slot` alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bagpipe.oracle.eviction import NEVER, POLICIES
 from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
-from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList, spare_slots
 from bagpipe.oracle.resident_set import ResidentSet, SlotState
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.types.batch import Batch
@@ -61,14 +61,15 @@ class Planner:
         self._slot_of_handle = np.full(num_handles, -1, dtype=np.int32)
         self._evicted_at = np.full(num_handles, NO_BATCH, dtype=np.int32)
         # By slot.
-        num_slots = spec.num_slots * spec.world_size
+        num_slots = spec.slots_per_rank * spec.world_size
         self._slot_state = SlotState.empty(num_slots)
-        self._clock = LrfuClock(num_slots)
+        self._clock = LrfuClock(spec.num_slots * spec.world_size)
         self._latest_rows: RowList | None = None  # of the batch pushed last
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
-        parts = (self._slot_state.part(base, base + spec.num_slots) for base in range(0, num_slots, spec.num_slots))
+        each = spec.slots_per_rank
+        parts = (self._slot_state.part(base, base + each) for base in range(0, num_slots, each))
         self._resident_sets = tuple(ResidentSet(spec, part) for part in parts)
 
     @property
@@ -173,9 +174,9 @@ class Planner:
         if len(self._resident_sets) == 1:
             self._resident_sets[0].expect(slots, batch_index)
             return
-        owners = slots // self.spec.num_slots
+        owners = slots // self.spec.slots_per_rank
         for rank, resident_set in enumerate(self._resident_sets):
-            resident_set.expect(slots[owners == rank] - rank * self.spec.num_slots, batch_index)
+            resident_set.expect(slots[owners == rank] - rank * self.spec.slots_per_rank, batch_index)
 
     def _place(
         self, batch: _WindowBatch, slots: NDArray[np.int64], missing: NDArray[np.int64]
@@ -186,11 +187,11 @@ class Planner:
             return (missing,)
         words = self._next_uses.later_counts(batch.handles, missing)
         words += self._count_uses(batch.indexed).take(missing, axis=0)
-        hits = np.bincount(slots[slots >= 0] // self.spec.num_slots, minlength=world_size)
+        hits = np.bincount(slots[slots >= 0] // self.spec.slots_per_rank, minlength=world_size)
         load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
         room = self.spec.num_slots - hits
         if self.spec.rows_delay:
-            of_ranks = slots - np.arange(world_size)[:, None] * self.spec.num_slots
+            of_ranks = slots - np.arange(world_size)[:, None] * self.spec.slots_per_rank
             room -= [one.num_held(used) for one, used in zip(self._resident_sets, of_ranks, strict=True)]
         owners = place_rows(self._rank_counts.unpack(words), load, room)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
@@ -204,7 +205,7 @@ class Planner:
         fetch_new: NDArray[np.bool_],
     ) -> OwnerPlan:
         """Make room at one rank and insert its missing rows. Writes their slots into `slots`."""
-        now, resident_set, base = batch.indexed.batch_index, self._resident_sets[rank], rank * self.spec.num_slots
+        now, resident_set, base = batch.indexed.batch_index, self._resident_sets[rank], rank * self.spec.slots_per_rank
         victims, evict_after = resident_set.make_room(misses.shape[0], now, slots - base if base else slots)
         evict, victims = self._evict(victims + base, now)
         resident_set.release(victims - base)
@@ -265,8 +266,8 @@ class Planner:
             self._resident_sets[0].use(slots, next_use)
             owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)
             return GlobalRows(owners=owners, slots=slots.astype(np.int32), push_now=push_now, pull_now=none, owned=())
-        owners = (slots // self.spec.num_slots).astype(np.uint16)
-        local = slots - owners * np.int64(self.spec.num_slots)
+        owners = (slots // self.spec.slots_per_rank).astype(np.uint16)
+        local = slots - owners * np.int64(self.spec.slots_per_rank)
         owned = positions_by_rank(owners, self.spec.world_size)
         for resident_set, positions in zip(self._resident_sets, owned, strict=True):
             resident_set.use(local.take(positions), next_use.take(positions))
@@ -304,9 +305,10 @@ def check_spec(spec: OracleSpec) -> None:
         raise InputError(f"cache.rows must be at least 0, got {spec.num_slots}")
     if spec.rows_delay not in (0, 1):
         raise InputError(f"pipeline.rows_delay must be 0 or 1, got {spec.rows_delay}")
-    if spec.num_slots * spec.world_size > MAX_SLOTS:
+    if spec.slots_per_rank * spec.world_size > MAX_SLOTS:
         raise InputError(
-            f"cache.rows of all {spec.world_size} ranks must be at most {MAX_SLOTS}, got {spec.num_slots} each"
+            f"cache.rows of all {spec.world_size} ranks, with spare slots, must be at most {MAX_SLOTS}, got "
+            f"{spec.num_slots} and {spare_slots(spec.num_slots)} spare ones each"
         )
     tables = [ref.table for ref in spec.features]
     if tables != sorted(tables):

@@ -4,9 +4,10 @@
     release(slots)    ─> free ─> take(count)
     expect(slots, b)  <─ batch b entered the window and uses them
 
-Rows of the previous batch change until that batch's update: evicting one makes the insert wait for the update. They are
-*spared* while other victims last and sparing is cheap: a spared row occupies a slot for one batch too long, which makes
-the cache smaller. If a batch replaces more than a small part of the cache, no row is spared.
+Rows of the previous batch change until that batch's update: evicting one makes the insert wait for the update. Most
+victims are such rows: used once, never again in sight. They are *leaving*: chosen as ever, but evicted with the next
+batch's victims, and the insert takes spare slots meanwhile. If that batch uses one, it stays. Only if more rows would
+leave than there are spare slots, all are evicted at once, and the insert waits.
 
 With *rows_delay* 1 the batch before is still under way when rows leave: its rows are *held*, and the previous batch is
 the one before it.
@@ -25,12 +26,9 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_priority
 from bagpipe.oracle.lrfu import NO_SCORE
-from bagpipe.oracle.plan import NO_BATCH, OracleSpec
+from bagpipe.oracle.plan import NO_BATCH, OracleSpec, spare_slots
 
-__all__ = ["SPARED_PART", "ResidentSet", "SlotState"]
-
-#: Rows of the previous batch are spared if at most 1 / SPARED_PART of the slots must be emptied, which bounds the loss.
-SPARED_PART = 64
+__all__ = ["ResidentSet", "SlotState"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +76,12 @@ class ResidentSet:
     def __init__(self, spec: OracleSpec, state: SlotState) -> None:
         self._state = state
         self._policy = POLICIES[spec.policy]
-        self._queue = EvictionQueue(spec.num_slots)
+        self._queue = EvictionQueue(spec.slots_per_rank)
         self._horizon = spec.lookahead * 7 // 8
-        self._free = np.arange(spec.num_slots - 1, -1, -1, dtype=np.int32)
-        self._num_free = spec.num_slots
+        self._spare_slots = spare_slots(spec.num_slots)
+        self._free = np.arange(spec.slots_per_rank - 1, -1, -1, dtype=np.int32)
+        self._num_free = spec.slots_per_rank
+        self._leaving = np.empty(0, dtype=np.int64)
         self._rows_delay = spec.rows_delay
         nothing = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
         # Of the latest batches, oldest first: the previous one, then those whose rows are held.
@@ -115,33 +115,28 @@ class ResidentSet:
             used: slots that batch `now` uses. Slots of other ranks (below 0 or too large) are ignored.
         """
         self._queue.advance(now)
-        idle = self._queue.pop_idle() if self._policy.drop_idle else np.empty(0, dtype=np.int64)
-        victims = [idle]
-        short = count - self._num_free - idle.shape[0]
-        is_spared = short * SPARED_PART <= self._free.shape[0]
-        previous = self._latest[0].slots
-        if not is_spared:
-            previous = self._enqueue_previous(now, beyond=now + self._horizon)
+        mine = self._own(used)
+        left = self._leaving[~self._queue.are_among(self._leaving, mine)]
+        victims = [self._queue.pop_idle()] if self._policy.drop_idle else []
+        room = self._num_free + left.shape[0] - self._spare_slots
+        short = count - room - sum(part.shape[0] for part in victims)
+        previous = self._enqueue_previous(now, beyond=now + self._horizon)
         if short > 0:
             victims.append(self._queue.pop(short, min_priority=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
-            mine = self._own(used)
             previous = self._latest[0].slots
-            spared = previous if is_spared else previous[:0]
-            self._enqueue_all_but(np.concatenate([mine, self._held(), spared, *victims]))
+            self._enqueue_all_but(np.concatenate([mine, self._held(), left, *victims]))
             victims.append(self._queue.pop(short))
-            short -= victims[-1].shape[0]
-        if is_spared:
-            self._enqueue_previous(now, beyond=now if short > 0 else now + self._horizon)
-        if short > 0:
-            victims.append(self._queue.pop(short))
-        chosen = np.concatenate(victims)
-        if not chosen.shape[0]:
-            return chosen, NO_BATCH
-        waits = short > 0 or (not is_spared and self._queue.any_in_both(previous, chosen))
+        chosen = np.concatenate([left, *victims])
+        is_late = self._queue.are_among(chosen, previous)
+        waits = int(np.count_nonzero(is_late)) > self._spare_slots
+        self._leaving = chosen[is_late & (not waits)]
+        evicted = chosen[~is_late | waits]
+        if not evicted.shape[0]:
+            return evicted, NO_BATCH
         latest = now - 1 - self._rows_delay
-        return chosen, max(latest if waits else latest - 1, NO_BATCH)
+        return evicted, max(latest if waits else latest - 1, NO_BATCH)
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free these slots."""

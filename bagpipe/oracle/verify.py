@@ -185,7 +185,7 @@ class Verifier:
 
     def _check_fetch(self, rank: int, owner: OwnerPlan, used: set[Row]) -> None:
         fetched = _rows_of(owner.fetch)
-        num_slots = self.spec.num_slots or owner.num_slots
+        num_slots = self.spec.slots_per_rank or owner.num_slots
         if not set(fetched) <= used:
             self._fail("fetches a row that the batch does not use")
         needed_wait = NO_BATCH

@@ -140,7 +140,7 @@ class PlainJob:
         self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead)
         self.cache = RowCache(
             self.rows,
-            settings.cache_rows,
+            self.spec.slots_per_rank,
             device,
             prefetch_depth=settings.prefetch_depth,
             kernels=select_kernels(self.rows, device, settings.kernels),

@@ -59,7 +59,7 @@ class SmallJob:
             bind=self.bags.bind,
             rows=RowSchema(tables=self.bags.row_tables, optimizer="adagrad", dtype="float32", seed=0),
             device=torch.device("cpu"),
-            num_slots=cache_rows,
+            num_slots=self.spec.slots_per_rank,
             engine=EngineSettings(prefetch_depth=2, read_ahead=4, rows_lr=0.1, eps=1e-8),
             store=StoreConfig(url=f"memory://{namespace or uuid.uuid4().hex}"),
             checkpoint=CheckpointConfig(dir=str(folder or "")),

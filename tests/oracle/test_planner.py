@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from bagpipe.errors import CapacityError, InputError
-from bagpipe.oracle.plan import NO_BATCH, CachePlan, FeatureRef, OracleSpec
+from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, CachePlan, FeatureRef, OracleSpec, OwnerPlan
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
-from bagpipe.oracle.resident_set import SPARED_PART
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
@@ -72,20 +71,28 @@ def test_evicts_the_row_needed_last() -> None:
     assert plans_of("abcdacb", spec_of(num_slots=3, lookahead=64)) == ["+a", "+b", "+c", "-b+d", "", "", "-d+b"]
 
 
-def evicted_at(num_slots: int) -> tuple[list[str], int]:
-    """Rows evicted by one row from a full cache. All rows are needed again, those of the previous batch last."""
+def plan_after_filling(num_slots: int, last: str) -> OwnerPlan:
+    """The plan of a batch that follows "c" and one new row "d". All rows are needed again, "c" last."""
     others = "".join(chr(0x100 + number) for number in range(num_slots - 1))
-    ids = others + "c" + "d" + others + "c"
-    plan = [plan for _, plan in plan_batches(one_id_a_batch(ids), spec_of(num_slots, lookahead=4 * num_slots))][
-        num_slots
-    ]
-    return [chr(i) for i in plan.owners[0].evict.ids], plan.batch_index - plan.owners[0].evict_after
+    ids = others + "c" + "d" + last + others + "c"
+    plans = [plan for _, plan in plan_batches(one_id_a_batch(ids), spec_of(num_slots, lookahead=4 * num_slots))]
+    return plans[num_slots + 1].owners[0]
 
 
-def test_spares_the_previous_batch_if_few_rows_change() -> None:
-    """The previous batch's value is still changing: an insert into its slot would wait for its update."""
-    assert evicted_at(SPARED_PART) == ([chr(0x100 + SPARED_PART - 2)], 2)
-    assert evicted_at(SPARED_PART - 1) == (["c"], 1)
+def test_a_row_of_the_previous_batch_leaves_a_batch_later() -> None:
+    """Its value is still changing: a spare slot holds the new row meanwhile, and no insert waits for the update."""
+    owner = plan_after_filling(SPARE_PART, "e")
+    assert ([chr(i) for i in owner.evict.ids], owner.evict_after) == (["c"], SPARE_PART - 1)
+
+
+def test_a_leaving_row_that_is_used_stays() -> None:
+    owner = plan_after_filling(SPARE_PART, "c")
+    assert (len(owner.evict), len(owner.fetch)) == (0, 0), "d is leaving instead"
+
+
+def test_without_a_spare_slot_an_insert_waits_for_the_update() -> None:
+    plans = [plan.owners[0] for _, plan in plan_batches(one_id_a_batch("abcdabc"), spec_of(num_slots=3, lookahead=64))]
+    assert ([chr(i) for i in plans[3].evict.ids], plans[3].evict_after) == (["c"], 2)
 
 
 def test_evicts_rows_of_the_previous_batch_last() -> None:
@@ -154,7 +161,7 @@ def test_an_id_outside_its_table_is_refused() -> None:
         ({"world_size": 0}, "the world size must be from 1 to 65535, got 0"),
         (
             {"world_size": 2, "num_slots": 2**30},
-            r"cache.rows of all 2 ranks must be at most 2147483647, got 1073741824",
+            r"cache.rows of all 2 ranks, with spare slots, must be at most 2147483647, got 1073741824",
         ),
         ({"assign": "random"}, "cacher.assign must be one of contiguous, locality, own, got 'random'"),
     ],
