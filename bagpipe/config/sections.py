@@ -129,7 +129,8 @@ class CacheConfig:
     """The trainer's row cache.
 
     Attributes:
-        rows: rows per rank; 0 is direct mode: fetch a batch's rows, train, write all back.
+        rows: rows per rank, in slots of which a sixth more hold rows that are about to leave; 0 is direct mode: fetch a
+            batch's rows, train, write all back.
         prefetch_depth: batches fetched from the store ahead of the one being trained.
         dtype: dtype of the rows' weights in the cache and the store; run: the same as run.dtype, or a table's own by
             its data_type in a model.factory. float16 and bfloat16 halve the weights, keep optimizer state in float32,
