@@ -168,10 +168,6 @@ class EvictionQueue:
         """All slots of idle rows; they are no longer queued."""
         return self.pop(self._priority_of_slot.shape[0], min_priority=NEVER_PRIORITY)
 
-    def any_in_both(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
-        """Whether the two arrays share a slot."""
-        return bool(self.are_among(second, first).any())
-
     def are_among(self, slots: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool ``[len(slots)]``: whether each slot is one of the others."""
         self._is_marked[others] = True

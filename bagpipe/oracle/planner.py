@@ -193,6 +193,7 @@ class Planner:
         if self.spec.rows_delay:
             of_ranks = slots - np.arange(world_size)[:, None] * self.spec.slots_per_rank
             room -= [one.num_held(used) for one, used in zip(self._resident_sets, of_ranks, strict=True)]
+        room = np.maximum(room, 0)  # rows that were leaving can be used again
         owners = place_rows(self._rank_counts.unpack(words), load, room)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
 

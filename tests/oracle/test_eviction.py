@@ -96,12 +96,12 @@ def test_pop_respects_the_lowest_priority_asked_for() -> None:
     assert queue.pop(4).tolist() == [0]
 
 
-def test_slots_in_both_sets_are_found() -> None:
+def test_slots_among_others_are_found() -> None:
     queue = EvictionQueue(6)
     lists = [np.array(slots, dtype=np.int64) for slots in ([0, 1], [1, 2], [3], [], [0, 5])]
     for first in lists:
         for second in lists:
-            assert queue.any_in_both(first, second) == bool(set(first.tolist()) & set(second.tolist()))
+            assert queue.are_among(first, second).tolist() == [slot in second.tolist() for slot in first.tolist()]
 
 
 def test_idle_rows_priority_above_all_others_lower_scores_higher() -> None:

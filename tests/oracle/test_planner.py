@@ -95,6 +95,18 @@ def test_without_a_spare_slot_an_insert_waits_for_the_update() -> None:
     assert ([chr(i) for i in plans[3].evict.ids], plans[3].evict_after) == (["c"], 2)
 
 
+def test_a_rank_whose_leaving_rows_are_all_used_takes_no_further_ones() -> None:
+    """Its hits are more than its cache rows; the missing rows go to the other rank."""
+    spec = dataclasses.replace(spec_of(num_slots=6, lookahead=1), world_size=2)
+    examples: list[list[list[int]]] = [
+        [[2, 7, 6, 9, 1, 8], []],
+        [[6, 10], []],
+        [[1, 6, 5, 2, 4, 9, 10, 3, 7, 8, 0], []],
+    ]
+    batches = [make_batch(index, [ids]) for index, ids in enumerate(examples)]
+    assert verify(plan_batches(batches, spec), spec) == 3
+
+
 def test_evicts_rows_of_the_previous_batch_last() -> None:
     plans = [plan for _, plan in plan_batches(one_id_a_batch("aba"), spec_of(num_slots=1, lookahead=8))]
     assert [plan.owners[0].evict_after for plan in plans] == [NO_BATCH, 0, 1]
