@@ -139,7 +139,7 @@ def _hooks_of(parameter: Parameter) -> list[Any]:
 
 
 def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: Sequence[Parameter]) -> bool:
-    """Whether the split finds every parameter that the roots depend on."""
+    """Whether the split finds every parameter that the roots depend on, once."""
 
     def nodes(tensors: Sequence[Tensor]) -> list[Any]:
         return [torch_split._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
@@ -147,8 +147,10 @@ def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: 
     weights = nodes(parameters)
     reverse = torch_split.construct_reverse_graph(nodes(roots))
     groups = torch_split.get_param_groups(nodes(leaves), weights, reverse)
-    found = {node for group in groups for node in group["params"]}
-    return all(node in found for node in weights if reverse.get(node))
+    listed = [node for group in groups for node in group["params"]]
+    found = set(listed)
+    # A parameter of two groups would be added to twice.
+    return len(listed) == len(found) and all(node in found for node in weights if reverse.get(node))
 
 
 def _sort(group: dict[str, Any]) -> None:

@@ -12,6 +12,20 @@ from bagpipe.pipeline.stage.backward import Graph, SplitBackward, backward
 from bagpipe.pipeline.stage.seeding import seeded
 from tests.split.models import NUM_DENSE, WIDTH, Aside, Node, Reused, Top
 
+
+class TwoBiases(nn.Module):
+    """One matrix, used twice, each time with a bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(WIDTH)) for _ in range(2))
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden = nn.functional.linear(values, self.matrix, self.first).tanh()
+        return nn.functional.linear(hidden, self.matrix, self.second).tanh()
+
+
 STAGES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "one-output": (lambda: Node(2 * WIDTH, 1), 2),
     "views": (lambda: Node(2 * WIDTH, 2), 2),
@@ -19,6 +33,7 @@ STAGES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "a layer used often": (Reused, 3),
     "weights that no input meets": (Aside, 1),
     "no weights": (nn.Identity, 1),
+    "a matrix with two biases": (TwoBiases, 1),
 }
 
 
