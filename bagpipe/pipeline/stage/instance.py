@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -62,9 +62,17 @@ class Wiring:
 
 @dataclass(slots=True, eq=False)
 class _MicroBatch:
-    """A micro-batch between its F and its B or W: inputs by value number, graph, and state for W."""
+    """A micro-batch between its F and its B or W.
+
+    Attributes:
+        leaves: inputs by value number.
+        buffers: of a module that is computed again: copies of those that the forward began with.
+        graph: of the forward.
+        kept: state for W.
+    """
 
     leaves: dict[int, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
     graph: Graph | None = None
     kept: Kept | None = None
 
@@ -159,6 +167,8 @@ class StageRunner:
         live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
         self.peak_live = max(self.peak_live, len(self._live))
         kept = unit not in self._recomputed
+        if not kept:
+            live.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         activations = self._activations if kept else None
         saving = None if activations is None else activations.saving(self.module, live.leaves.values())
         # Code that is compiled without gradients can round in another way than that of the repetition.
@@ -187,10 +197,9 @@ class StageRunner:
         if live is not None:
             batch, unit = divmod(index, self._units)
             given, division = self._batches.get(batch)
-            # The first forward has already updated the buffers (running means); this one updates copies.
-            copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+            # The first forward has already updated the buffers (running means); this one updates copies of older ones.
             with self._saving():
-                again = self._run(live, given, division, batch, unit, copies)
+                again = self._run(live, given, division, batch, unit, live.buffers)
             live.graph = self._graph(live, *again, given)
 
     def backward(self, index: int) -> None:

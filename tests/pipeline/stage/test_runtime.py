@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.runtime import StageRuntime
@@ -16,6 +17,7 @@ from bagpipe.schedule.analysis.check import in_flight
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.distributed.threads import run_threads
 from tests.pipeline.stage.steps import Case, Worker, loss_sum, merge, reference, run_in_process, run_ranks_of
+from tests.split import models
 from tests.split.models import MODELS, make
 
 #: Models of four stages, supported by every schedule.
@@ -59,6 +61,29 @@ def test_runs_are_the_same_bits_with_and_without_recomputation(model: str) -> No
         case = Case(model=model, schedule=schedule, micro=4, sizes=(16, 13))
         again = Case(model=model, schedule=schedule, micro=4, sizes=(16, 13), recompute=True)
         run_in_process(again).assert_same(run_in_process(case))
+
+
+class Counting(nn.Module):
+    """Each forward multiplies by a buffer and changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(models.WIDTH, models.WIDTH)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor]:
+        scale = self.scale.clone()
+        self.scale.add_(0.1)
+        return (torch.tanh(self.layer(hidden) * scale),)
+
+
+def test_recomputation_sees_the_buffers_of_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = models.Plan(takes=("h0",), makes=("h1",), module=Counting)
+    stages = [models._node("dense", "first", makes="h0"), counting, models._node("h1", makes="h2")]
+    monkeypatch.setitem(models.MODELS, "counting", [*stages, models._top("h2", "second")])
+    kept = run_in_process(Case(model="counting", schedule="gpipe"))
+    for recompute in (True, (0.5, 0.5, 0, 0)):
+        run_in_process(Case(model="counting", schedule="gpipe", recompute=recompute)).assert_same(kept)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "breadth-first", "zb-v", "dynamic", "chimera"])
