@@ -61,7 +61,7 @@ class _Bytes:
 class _Block:
     """The memory of saved tensors, on the device, on the host, or on its way. Autograd's graph keeps it alive."""
 
-    __slots__ = ("_bytes", "coming", "device", "host", "leaving", "num_bytes")
+    __slots__ = ("_bytes", "_home", "coming", "device", "host", "leaving", "num_bytes")
 
     def __init__(self, tensor: Tensor, meter: _Bytes) -> None:
         memory = tensor.untyped_storage()
@@ -71,6 +71,7 @@ class _Block:
         self.leaving: Order | None = None
         self.coming: Order | None = None
         self._bytes = meter
+        self._home = tensor.device
         meter.add(self.num_bytes)
 
     def __del__(self) -> None:
@@ -90,12 +91,12 @@ class _Block:
             self.leaving, self.device = None, None
             self._bytes.add(-self.num_bytes)
 
-    def come(self, lane: CopyLane, index: int, device: torch.device) -> None:
+    def come(self, lane: CopyLane, index: int) -> None:
         """Order a copy back. Nothing if it is on the device."""
         if self.host is not None:
             self.left(lane)
             # The memory belongs to the lane that computes, which waits for the copy before it reads or frees it.
-            self.device = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+            self.device = torch.empty(self.num_bytes, dtype=torch.uint8, device=self._home)
             self._bytes.add(self.num_bytes)
             self.coming, self.host = lane.order("device", index, self.device, self.host), None
 
@@ -202,7 +203,6 @@ class LaneActivations:
         name: of the lane that copies, in traces and reports.
         row: actions of the lane in one batch.
         units: micro-batches per batch, by instance.
-        device: of the activations.
         streams: of the device.
         moves: to the host; otherwise bytes are only counted.
 
@@ -216,13 +216,11 @@ class LaneActivations:
         row: Sequence[Action],
         units: Mapping[int, int],
         *,
-        device: torch.device,
         streams: Streams,
         moves: bool = True,
     ) -> None:
         self.lane = CopyLane(streams, _MOST_MOVES, name)
         self._units = units
-        self._device = device
         self._moves = moves
         self._bytes = _Bytes()
         self._blocks: dict[_Key, list[_Block]] = {}
@@ -284,7 +282,7 @@ class LaneActivations:
             self._free(self._leaving)
             self._leaving = []
             for block in blocks:
-                block.come(self.lane, index, self._device)
+                block.come(self.lane, index)
 
     def _free(self, blocks: Iterable[_Block]) -> None:
         for block in blocks:

@@ -176,7 +176,6 @@ class DensePipeline:
                     lane.replace("compute", "activations"),
                     self.step.program.lanes[lane],
                     self.step.program.micro_per_batch,
-                    device=device,
                     streams=host_activations,
                 )
                 for lane in self.step.lanes_of(self.process)

@@ -200,7 +200,6 @@ class Worker:
                 lane,
                 step.program.lanes[lane],
                 step.program.micro_per_batch,
-                device=torch.device("cpu"),
                 streams=NullStreams(),
                 moves=case.activations == "host",
             )

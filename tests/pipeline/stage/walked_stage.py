@@ -30,7 +30,6 @@ class Stage:
             "activations0",
             self.row,
             {0: units},
-            device=torch.device(device),
             streams=open_streams(device),
             moves=moves,
         )
