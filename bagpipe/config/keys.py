@@ -13,6 +13,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -170,7 +171,9 @@ def _to_str(value: object) -> str | None:
 def _to_number_text(value: object) -> str | None:
     if isinstance(value, float | list):
         numbers = _to_floats([value] if isinstance(value, float) else value)
-        return None if numbers is None else ",".join(f"{number:g}" for number in numbers)
+        if numbers is None:
+            return None
+        return ",".join(f"{Decimal(repr(number)):f}".removesuffix(".0") for number in numbers)
     return _to_str(value)
 
 

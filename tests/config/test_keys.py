@@ -89,7 +89,17 @@ def test_values_of_another_type_are_refused_with_both_sides(kind, values, words)
         assert str(caught.value) == f"--data.limit must be {words}, got {value!r}"
 
 
-@pytest.mark.parametrize(("given", "text"), [(0.5, "0.5"), (1, "1"), ([1, 0.25], "1,0.25"), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (0.5, "0.5"),
+        (1, "1"),
+        ([1, 0.25], "1,0.25"),
+        ("auto", "auto"),
+        (0.3333333333333333, "0.3333333333333333"),
+        (1e-5, "0.00001"),
+    ],
+)
 def test_numbers_as_text_may_be_written_as_numbers(given, text):
     assert converted(NumberText, given) == text
 
