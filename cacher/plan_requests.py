@@ -132,7 +132,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
 def planner_bytes(spec: OracleSpec) -> int:
     """Memory that a planner may take, without its window."""
     rows = dense_sizes(spec.table_rows)
-    return _BASE_BYTES + BYTES_PER_SLOT * spec.num_slots * spec.world_size + _BYTES_PER_ROW * sum(rows or ())
+    return _BASE_BYTES + BYTES_PER_SLOT * spec.slots_per_rank * spec.world_size + _BYTES_PER_ROW * sum(rows or ())
 
 
 def batch_bytes(spec: OracleSpec, num_occurrences: int) -> int:

@@ -72,7 +72,7 @@ def text_of(**changes: Any) -> bytearray:
         (text_of(num_slots=-1), "expected num_slots from 0 to 2147483647, got -1"),
         (text_of(num_slots=1 << 40), "expected num_slots from 0 to 2147483647"),
         (text_of(num_slots=1e9), "expected num_slots from 0 to"),
-        (text_of(num_slots=1 << 30), "may take the planner 64 GiB, the cacher allows 1 GiB"),
+        (text_of(num_slots=1 << 30), "may take the planner 74.7 GiB, the cacher allows 1 GiB"),
         (text_of(table_rows=[1 << 26]), "may take the planner 1.03 GiB, the cacher allows 1 GiB"),
         (text_of(lookahead=0), "expected lookahead from 1 to 1048576, got 0"),
         (text_of(lookahead=1 << 60), "expected lookahead from 1 to 1048576"),

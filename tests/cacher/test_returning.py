@@ -193,5 +193,5 @@ def test_a_defect_of_the_cacher_is_reported(listen: str, monkeypatch: pytest.Mon
 def test_a_planner_too_large_is_refused(listen: str) -> None:
     job = config(rows=1 << 29)
     with served(job, listen), remote(listen, job, rank=0, world_size=2, job_id="job") as source:
-        with pytest.raises(InputError, match=r"cache\.rows = 536870912 on each of 2 ranks may take the planner 64 GiB"):
+        with pytest.raises(InputError, match=r"cache\.rows = 536870912 on each of 2 ranks may take the planner 74 GiB"):
             next(source.batches("train", spec_of(job, source.schema, 2)))
