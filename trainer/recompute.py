@@ -51,7 +51,8 @@ def recomputed_shares(
     try:
         return shares_of_text(text, program, memory, pipeline.activation_bytes)
     except ScheduleError as error:
-        raise InputError(f"pipeline.activation_bytes {pipeline.activation_bytes}: {error}") from None
+        named = f"activation_bytes {pipeline.activation_bytes}" if text == AUTO else f"recompute_share {text}"
+        raise InputError(f"pipeline.{named}: {error}") from None
 
 
 def _memory(staged: StagedModel, examples: list[int]) -> Memory:
