@@ -10,6 +10,7 @@ the order of the parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,6 +65,10 @@ class ChunkedDense(WholeDense):
 
     def close(self) -> None:
         self.chunked.close()
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        self.rest()  # what ranks share is home
+        return super().evaluating()
 
     def rest(self) -> None:
         self.chunked.rest()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -112,6 +112,10 @@ class ChunkedStages(StagedDense):
         if lane is not None:
             lane.chunked.settle()
         return super().capture(streams, chunk, rng=rng, parts=parts)
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        self.rest()  # what ranks share is home
+        return super().evaluating()
 
     def rest(self) -> None:
         for lane in self._lanes_held:

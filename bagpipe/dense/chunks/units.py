@@ -115,8 +115,11 @@ def gradient_moment(layout: ChunkLayout, chunk: int, *, is_first: bool) -> Momen
 
 
 def norm_moment(layout: ChunkLayout, chunk: int) -> Moment:
-    """The gradients of a chunk of parameters are measured, and limited by element, before the first step."""
-    return Moment(f"norm {chunk}", (Use(layout.gradient(chunk), writes=True),))
+    """The gradients of a chunk of parameters are measured, and limited by element, before the first step.
+
+    The parameters are there too: torch keeps a gradient only beside a parameter of the same device.
+    """
+    return Moment(f"norm {chunk}", (Use(chunk), Use(layout.gradient(chunk), writes=True)))
 
 
 def average_moment(layout: ChunkLayout, chunk: int, name: str) -> Moment:
