@@ -11,7 +11,7 @@ the new parameters before the next forward.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
@@ -32,20 +32,12 @@ def add_reduce_grad(program: Program, home: Mapping[str, int]) -> Program:
         program: a program with backwards.
         home: lane -> the process that runs it.
     """
-    lanes, edges = dict(program.lanes), list(program.edges)
-    resources = list(program.resources)
-    for holders in holders_of(program, home):
-        first, name = holders[0], reduce_lane(home[holders[0].lane])
-        if name not in lanes:
-            resources.append(Resource(name=name, kind="copy"))
-        for batch in range(program.num_batches()):
-            action = Action(first.stage, "REDUCE_GRAD", batch, pipe=first.pipe)
-            lanes[name] = (*lanes.get(name, ()), action)
-        edges += [
-            Edge(src="W", src_stage=stage, dst="REDUCE_GRAD", dst_stage=first.stage) for stage in _numbers(holders)
-        ]
-    lanes |= {name: tuple(sorted(row, key=_batch)) for name, row in lanes.items() if name not in program.lanes}
-    return dataclasses.replace(program, lanes=lanes, edges=tuple(edges), resources=tuple(resources))
+    edges = [
+        Edge(src="W", src_stage=stage, dst="REDUCE_GRAD", dst_stage=holders[0].stage)
+        for holders in holders_of(program, home)
+        for stage in _numbers(holders)
+    ]
+    return _on_reduce_lanes(program, home, "REDUCE_GRAD", edges)
 
 
 def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
@@ -80,21 +72,35 @@ def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
         program: a program with backwards and OPTs.
         home: lane -> the process that runs it.
     """
-    lanes, edges = dict(program.lanes), list(program.edges)
-    resources = list(program.resources)
+    edges: list[Edge] = []
     for holders in holders_of(program, home):
-        first, name = holders[0], reduce_lane(home[holders[0].lane])
-        if name not in lanes:
-            resources.append(Resource(name=name, kind="copy"))
-        actions = [Action(first.stage, "UNSHARD", b, pipe=first.pipe) for b in range(program.num_batches())]
-        lanes[name] = (*lanes.get(name, ()), *actions)
-        edges.append(Edge(src="OPT", src_stage=first.stage, dst="UNSHARD", dst_stage=first.stage))
-        edges += [
-            Edge(src="UNSHARD", src_stage=first.stage, dst="F", dst_stage=stage, delay=1) for stage in _numbers(holders)
-        ]
-    names = {reduce_lane(process) for process in home.values()}
-    lanes |= {name: tuple(sorted(row, key=_batch)) for name, row in lanes.items() if name in names}
-    return dataclasses.replace(program, lanes=lanes, edges=tuple(edges), resources=tuple(resources))
+        first = holders[0].stage
+        edges.append(Edge(src="OPT", src_stage=first, dst="UNSHARD", dst_stage=first))
+        edges += [Edge(src="UNSHARD", src_stage=first, dst="F", dst_stage=n, delay=1) for n in _numbers(holders)]
+    return _on_reduce_lanes(program, home, "UNSHARD", edges)
+
+
+def _on_reduce_lanes(program: Program, home: Mapping[str, int], op: str, edges: Iterable[Edge]) -> Program:
+    """The program with an action per batch, process and set of parameters, behind those of its batch in a reduce lane.
+
+    Args:
+        program: a program with backwards.
+        home: lane -> the process that runs it.
+        op: of the actions.
+        edges: added with them.
+    """
+    added: dict[str, list[Action]] = {}
+    for holders in holders_of(program, home):
+        first = holders[0]
+        row = added.setdefault(reduce_lane(home[first.lane]), [])
+        row += [Action(first.stage, op, batch, pipe=first.pipe) for batch in range(program.num_batches())]
+    rows = {name: tuple(sorted((*program.lanes.get(name, ()), *row), key=_batch)) for name, row in added.items()}
+    return dataclasses.replace(
+        program,
+        lanes={**program.lanes, **rows},
+        edges=(*program.edges, *edges),
+        resources=(*program.resources, *(Resource(name=n, kind="copy") for n in added if n not in program.lanes)),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
