@@ -28,7 +28,7 @@ class LaneReport:
     num_bytes: int = 0
 
     def __add__(self, other: LaneReport) -> LaneReport:
-        """What two accounts of one lane have in sum."""
+        """Sum of two accounts of one lane."""
         ops = dict.fromkeys((*self.waits_s, *other.waits_s))
         return LaneReport(
             busy_s=self.busy_s + other.busy_s,

@@ -171,7 +171,7 @@ class DensePart(LoopPart):
         self._note(self.clip.apply(parameters, batch.row_squares), batch)
 
     def limited(self, norms: Sequence[Tensor], batch: InFlightBatch) -> Limited | None:
-        """What the limit of the norm does for all gradients, whose norms are given (`Clip.limited`)."""
+        """The limit of the norm of all gradients, from the norms given; see `Clip.limited`."""
         if batch.row_squares is not None:
             keep_for_current_stream(batch.row_squares)
         limited = self.clip.limited(norms, batch.row_squares)
