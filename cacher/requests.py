@@ -16,7 +16,7 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
-from bagpipe.oracle.plan import FeatureRef, OracleSpec, spare_slots
+from bagpipe.oracle.plan import FeatureRef, OracleSpec, slots_of
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.types.schema import DataSchema
 
@@ -101,8 +101,7 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
             f"expected first batch and watermark up to the next batch, "
             f"got {start.first_batch}, {start.watermark} and {start.next_batch}"
         )
-    num_slots = settings["cache.rows"] + spare_slots(settings["cache.rows"])
-    slot_bytes = num_slots * world_size * BYTES_PER_SLOT
+    slot_bytes = slots_of(settings["cache.rows"]) * world_size * BYTES_PER_SLOT
     if slot_bytes > MAX_SLOT_BYTES:
         raise InputError(
             f"cache.rows = {settings['cache.rows']} on each of {world_size} ranks may take the planner "

@@ -18,7 +18,7 @@ from torch import Tensor
 from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.cache.slots import record_bytes
 from bagpipe.errors import InputError
-from bagpipe.oracle.plan import cache_rows_in, spare_slots
+from bagpipe.oracle.plan import cache_rows_in, slots_of
 from bagpipe.types.schema import RowSchema
 
 __all__ = [
@@ -84,7 +84,7 @@ class MemoryNeed:
     @property
     def num_slots(self) -> int:
         """Slots of all caches."""
-        return self.num_caches * (self.num_rows + (0 if self.is_direct else spare_slots(self.num_rows)))
+        return self.num_caches * (self.num_rows if self.is_direct else slots_of(self.num_rows))
 
     @property
     def num_bytes(self) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "OwnerPlan",
     "RowList",
     "cache_rows_in",
+    "slots_of",
     "spare_slots",
 ]
 
@@ -37,6 +38,11 @@ SPARE_PART = 6
 def spare_slots(cache_rows: int) -> int:
     """Slots of a rank beside those of its cache rows, for rows that leave but still wait for their update."""
     return cache_rows // SPARE_PART
+
+
+def slots_of(cache_rows: int) -> int:
+    """All slots of a rank's cache, spare ones included."""
+    return cache_rows + spare_slots(cache_rows)
 
 
 def cache_rows_in(num_slots: int) -> int:
@@ -83,7 +89,7 @@ class OracleSpec:
     @property
     def slots_per_rank(self) -> int:
         """All slots of a rank's cache, spare ones included."""
-        return self.num_slots + spare_slots(self.num_slots)
+        return slots_of(self.num_slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

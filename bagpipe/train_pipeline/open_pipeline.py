@@ -26,7 +26,7 @@ from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.jobs.session import JobSession
 from bagpipe.lookahead.interface import BatchPlanner
 from bagpipe.lookahead.select import select_planner
-from bagpipe.oracle.plan import OracleSpec, spare_slots
+from bagpipe.oracle.plan import OracleSpec, slots_of
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
@@ -119,7 +119,7 @@ def _job(
         bind=model.converted.bind,
         rows=model.rows,
         device=model.device,
-        num_slots=options.cache_rows + spare_slots(options.cache_rows),
+        num_slots=slots_of(options.cache_rows),
         engine=EngineSettings(prefetch_depth=options.prefetch_depth, read_ahead=options.read_ahead),
         store=StoreConfig(
             url=store_url,

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.oracle.plan import spare_slots
+from bagpipe.oracle.plan import slots_of
 from bagpipe.types.batch import Batch
 from data.replay.baselines import run_baseline
 from data.replay.options import Sweep, parse_sweep
@@ -64,7 +64,7 @@ def test_counts_fit_together(found: Replay) -> None:
         assert (record.batches, record.ids) == (600 // record.batch_size, found.ids)
         assert record.row_bytes == 2 * 4 * 4  # weights and Adagrad's sums
         assert (record.bytes_fetched, record.bytes_written) == (32 * fetched, 32 * written)
-        assert number(record.peak_rows) <= min(record.cache_rows + spare_slots(record.cache_rows), found.rows)
+        assert number(record.peak_rows) <= min(slots_of(record.cache_rows), found.rows)
         assert fetched == 0 or record.cache_rows < found.rows or record.policy in ("drop-unused", "static-hot")
 
 
