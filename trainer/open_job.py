@@ -46,7 +46,7 @@ from trainer.shards import open_shards
 from trainer.stages import open_stages
 from trainer.tasks import Tasks
 
-__all__ = ["TrainerJob", "open_trainer_job"]
+__all__ = ["TrainerJob", "job_of", "open_trainer_job"]
 
 #: Connection timeout for a cacher that the job has started itself; long enough for a busy machine.
 OWN_CACHER_TIMEOUT_S = 5.0
@@ -133,7 +133,8 @@ def open_trainer_job(
     # With several ranks a row is in the cache of any of them, so evaluations read what all have written.
     rows = CurrentRows() if config.eval.every and ranks.world_size == 1 else None
     reporter.phase("connecting to the store")
-    job = open_job(_job(built, source, services.store_url, (record, *filter(None, [rows])), trace), ranks, stack)
+    parts = (record, *filter(None, [rows]))
+    job = open_job(job_of(built, source, services.store_url, parts, trace), ranks, stack)
     if job.checkpoints.origin:
         reporter.phase("started from other weights", **job.checkpoints.origin["takings"])
     session = JobSession(job, stack.pop_all())
@@ -158,10 +159,22 @@ def _remote_batches(config: Config, services: Services, ranks: Ranks, suffix: st
     )
 
 
-def _job(
-    built: BuiltModel, source: RemoteBatches, store_url: str, parts: tuple[LoopPart, ...], trace: Trace | None
+def job_of(
+    built: BuiltModel,
+    source: RemoteBatches,
+    store_url: str,
+    parts: tuple[LoopPart, ...] = (),
+    trace: Trace | None = None,
 ) -> Job:
-    """The job of a configuration."""
+    """The job of a configuration.
+
+    Args:
+        built: what is trained.
+        source: of its batches.
+        store_url: of the rows.
+        parts: of the training loop, besides those of `build_parts`.
+        trace: records every action.
+    """
     config = built.config
     return Job(
         model=built.converted.model,

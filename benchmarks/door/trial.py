@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader, Dataset
 import bagpipe
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config, DataConfig
-from bagpipe.store.redis.store import RedisStore
 from bagpipe.training.progress import Progress
 from benchmarks.door.contenders import Outcome, Task
+from benchmarks.harness.job import open_engine
 from benchmarks.peers.meter import Meter
 from benchmarks.peers.sample import Sample, read_sample
 from benchmarks.peers.settings import SETTINGS
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_engine, build_training_model
+from trainer.assembly import build_training_model
 from trainer.process import configure_process
 
 with warnings.catch_warnings():  # importing torchrec and fbgemm warns about parts of their own that a CPU build lacks
@@ -59,9 +59,8 @@ def _train_as_program(config: Config, sample: Sample, task: Task, on_step: OnSte
         cacher = stack.enter_context(EmbeddedCacher(config))
         source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
         built = build_training_model(config, source.schema)
-        store = stack.enter_context(RedisStore(config.store.url, schema=built.rows, namespace=config.store.namespace))
-        store.claim()
-        build_engine(built, store).train(source.batches("train", built.spec), on_batch=on_batch)
+        engine = open_engine(built, source, stack)
+        engine.train(source.batches("train", built.spec), on_batch=on_batch)
 
 
 def _train_by_pipeline(planner: str) -> Callable[[Config, Sample, Task, OnStep], None]:

@@ -22,9 +22,7 @@ from bagpipe.kernels.initialization import initial_weights
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store, WriteRequest
-from bagpipe.store.open import open_store
 from bagpipe.store.server.embedded import EmbeddedServer
-from bagpipe.testing.fence_jobs import take_over
 from bagpipe.testing.plain_job import PlainJob
 from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
@@ -32,7 +30,7 @@ from benchmarks.gpu.array_store import ArrayStore
 from benchmarks.gpu.timing import Clock, median_s, open_clock
 from benchmarks.gpu.workload import Workload
 
-__all__ = ["MakeStore", "claim", "fill", "open_servers", "run_cached", "store_makers"]
+__all__ = ["MakeStore", "fill", "open_servers", "run_cached", "store_makers"]
 
 MakeStore = Callable[[RowSchema], Store]
 
@@ -41,10 +39,12 @@ _FILL_ROWS = 100_000
 
 @contextmanager
 def open_servers(count: int) -> Iterator[MakeStore]:
-    """Private servers on this host; yields a function that opens a store over all. InputError: there is no binary."""
+    """Private servers on this host; yields a function that makes a store over all, fenced. InputError: there is no binary."""
+    from benchmarks.harness.fenced_store import FencedStore  # needs redis, which machines with a GPU may lack
+
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="bagpipe-gpu-") as folder:
         urls = [stack.enter_context(EmbeddedServer(Path(folder) / f"server-{number}")).url for number in range(count)]
-        yield lambda schema: open_store(",".join(urls), namespace="gpu", schema=schema)
+        yield lambda schema: FencedStore(",".join(urls), namespace="gpu", schema=schema)
 
 
 @contextmanager
@@ -59,12 +59,6 @@ def store_makers(servers: Sequence[int]) -> dict[str, Callable[[], Any]]:
         return lambda: open_servers(count)
 
     return {"process memory": _memory, **{f"{n} server{'s' if n > 1 else ''}": over(n) for n in servers}}
-
-
-def claim(store: Store) -> None:
-    """Take over the store as a training job does: later writes are guarded and logged."""
-    store.claim()
-    take_over(store)
 
 
 def fill(store: Store, steps: Sequence[RankBatch]) -> int:
@@ -117,7 +111,7 @@ def run_cached(
     with open_clock(torch.device(settings.device)) as clock:
         marks = _Marks(clock, frozenset((first, last)), [], {})
         with PlainJob(workload.job(workload.cache_rows), make_store=make_store, trace=trace) as job:
-            claim(job.store)  # before the engine does, so that it reads every row: none is known to be new
+            job.store.claim()  # before the engine does, so that it reads every row: none is known to be new
             num_filled = fill(job.store, timed)
             result = job.engine.train(iter(steps), on_batch=marks)
         step_s = clock.seconds(list(pairwise(marks.ends[first - 1 : last])))

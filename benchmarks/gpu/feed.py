@@ -23,7 +23,7 @@ from bagpipe.embedding.plain_bags import CachedBags, PlainInputs
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema
-from benchmarks.gpu.cached import claim, fill, store_makers
+from benchmarks.gpu.cached import fill, store_makers
 from benchmarks.gpu.timing import median_s
 from benchmarks.gpu.workload import Plan, Workload
 
@@ -76,7 +76,6 @@ def _prepare_s(workload: Workload, steps: Sequence[RankBatch]) -> float:
 
 def _rates(store: Store, steps: Sequence[RankBatch]) -> dict[str, float]:
     """Rows per second and CPU seconds of this process per million rows: read, written, both concurrently."""
-    claim(store)
     fill(store, steps)
     reads = [_requests(step) for step in steps]
     writes = [

@@ -7,5 +7,6 @@ report      Markdown tables between two marks of the README, and their provenanc
 plot        SVG panels (matplotlib)
 child       a program in a process of its own, and what it leaves in a file
 machine     processor, versions, load, digest of the code
+fenced_store, job   what writes rows: a store and an engine with the fence of a job
 processor_use, shaped_link   CPU time of other jobs; a store server behind a 1 Gbit/s link
 """

@@ -1,6 +1,6 @@
 """One job through the shaped link, as the trainer runs it, measured in steady state.
 
-fill the store with every row ──> cacher process, engine, RedisStore over TCP ──> step times after the warm-up, and
+fill the store with every row ──> cacher process, engine, fenced store over TCP ──> step times after the warm-up, and
 waits, rows and bytes on the link between the end of the warm-up and the last measured step
 """
 
@@ -20,13 +20,14 @@ from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.redis.store import RedisStore
 from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
+from benchmarks.harness.fenced_store import FencedStore
+from benchmarks.harness.job import open_engine
 from benchmarks.harness.processor_use import ProcessorUse
 from benchmarks.harness.shaped_link import ShapedServer
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_engine, build_training_model
+from trainer.assembly import build_training_model
 
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "Trial", "fill_store", "run_trial"]
 
@@ -103,8 +104,7 @@ class _Recorder:
 
 def fill_store(server: ShapedServer, schema: RowSchema, namespace: str) -> None:
     """Write every row's initial value past the shaped link, so that every miss is a read."""
-    with RedisStore(server.direct_url, schema=schema, namespace=namespace) as store:
-        store.claim()
+    with FencedStore(server.direct_url, schema=schema, namespace=namespace) as store:
         for number, table in enumerate(schema.tables):
             assert table.rows is not None, "the benchmark's tables are bounded"
             for first in range(0, table.rows, _FILL_ROWS):
@@ -138,8 +138,7 @@ def run_trial(
         built = build_training_model(config, source.schema)
         if refill:
             fill_store(server, built.rows, config.store.namespace)
-        store = stack.enter_context(RedisStore(config.store.url, schema=built.rows, namespace=config.store.namespace))
-        engine = build_engine(built, store, trace=trace)
+        engine = open_engine(built, source, stack, trace=trace)
         engine.train(source.batches("train", built.spec, max_steps=config.run.steps), on_batch=recorder)
         if trace is not None:
             trace.write(trace_path)

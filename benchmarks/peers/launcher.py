@@ -72,8 +72,12 @@ def run_setting(
 def convert(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """The data as an .arrow file, the fastest to read."""
     path = str(folder / "sample.arrow")
-    options = ["--format", data["format"], "--limit", str(data.get("limit", 0))]
-    command = [sys.executable, "-m", "data", "convert", data.get("path", ""), path, *options]
+    if data["format"] == "synthetic":
+        words = ["synth", "--out", path, "--rows", str(data["limit"])]
+    else:
+        options = ["--format", data["format"], "--limit", str(data.get("limit", 0))]
+        words = ["convert", data["path"], path, *options]
+    command = [sys.executable, "-m", "data", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError((done.stderr.strip().splitlines() or ["the data cannot be converted"])[-1])

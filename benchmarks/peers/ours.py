@@ -1,6 +1,6 @@
 """Our own runs: the trainer's parts over the shaped link, in steady state; reading, parsing and planning included.
 
-rows of the sample in the store ──> cacher process, engine, RedisStore over TCP ──on_batch──> Meter ──> held-out AUC
+rows of the sample in the store ──> cacher process, engine, fenced store over TCP ──on_batch──> Meter ──> held-out AUC
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.store.interface import WriteRequest
-from bagpipe.store.redis.store import RedisStore
 from bagpipe.training.progress import Progress
 from bagpipe.types.schema import RowSchema
+from benchmarks.harness.fenced_store import FencedStore
+from benchmarks.harness.job import open_engine
 from benchmarks.peers.meter import LOSS_STEPS, Meter
 from benchmarks.peers.sample import Sample
 from cacher.embedded import EmbeddedCacher
-from trainer.assembly import build_engine, build_training_model
+from trainer.assembly import build_training_model
 from trainer.metrics import BinaryMetrics
 
 __all__ = ["run_ours"]
@@ -50,8 +51,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
         source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
         built = build_training_model(config, source.schema)
         _fill(fill_url, built.rows, config.store.namespace, sample)
-        store = stack.enter_context(RedisStore(config.store.url, schema=built.rows, namespace=config.store.namespace))
-        engine = build_engine(built, store)
+        engine = open_engine(built, source, stack)
         progress = engine.train(source.batches("train", built.spec), on_batch=on_batch).progress
         metrics = BinaryMetrics()
         engine.evaluate(source.batches("eval", built.eval_spec), metrics.add)
@@ -61,8 +61,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
 
 
 def _fill(url: str, schema: RowSchema, namespace: str, sample: Sample) -> None:
-    with RedisStore(url, schema=schema, namespace=namespace) as store:
-        store.claim()
+    with FencedStore(url, schema=schema, namespace=namespace) as store:
         for number, table in enumerate(schema.tables):
             ids = sample.ids[number]
             rows = np.zeros((len(ids), schema.row_width(number)), np.float32)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import FencedError, InputError, JobError
+from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.fenced_store import FencedStore
 from benchmarks.harness.report import BEGIN, END, fill_in, provenance, table
 from benchmarks.harness.results import Results, to_text
 from benchmarks.harness.rounds import Spread, paired_ratios, time_rounds, timed, turns
@@ -211,3 +215,30 @@ def test_a_failing_part_keeps_all_earlier_results(fake: Fake, error: Exception, 
     fake.error = error
     assert fake.run("--size", "5") == code
     assert "sizes [{'size': 5}, {'size': 6}], fine" in fake.readme
+
+
+#: Modules that open rows of a server, or give a store its fence.
+WRITERS = {"bagpipe.store.open", "bagpipe.store.redis.store", "bagpipe.testing.fence_jobs", "bagpipe.jobs.open_job"}
+
+
+def test_benchmarks_open_rows_in_the_harness_alone() -> None:
+    """Else a run could write without the fence of a job. benchmarks/store compares writes with and without it."""
+    allowed = {"harness/fenced_store.py", "harness/job.py"}
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in allowed and not name.startswith("store/"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+            assert not imported & WRITERS, f"{name}: open the store by benchmarks.harness"
+
+
+@pytest.mark.redis
+def test_a_store_of_the_harness_has_a_fence(valkey_url: str) -> None:
+    schema = RowSchema(tables=(RowTable(name="t", dim=1),), optimizer="sgd")
+    ids = np.arange(5)
+    with FencedStore(valkey_url, schema=schema, namespace="bench") as store, store.ledger() as ledger:
+        store.write(0, ids, np.ones((5, 1), np.float32))
+        assert sum(log.num_groups for state in ledger.state() for log in state.logs) > 0
+        with FencedStore(valkey_url, schema=schema, namespace="bench"), pytest.raises(FencedError):
+            store.write(0, ids, np.zeros((5, 1), np.float32))
+        assert store.read(0, ids).rows.sum() == 5
