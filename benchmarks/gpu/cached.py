@@ -39,7 +39,7 @@ _FILL_ROWS = 100_000
 
 @contextmanager
 def open_servers(count: int) -> Iterator[MakeStore]:
-    """Private servers on this host; yields a function that makes a store over all, fenced. InputError: there is no binary."""
+    """Private servers on this host; yields what makes a fenced store over all. InputError: there is no binary."""
     from benchmarks.harness.fenced_store import FencedStore  # needs redis, which machines with a GPU may lack
 
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="bagpipe-gpu-") as folder:
