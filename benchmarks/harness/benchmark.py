@@ -79,6 +79,7 @@ class Benchmark:
         draw: writes plots into a folder. ModuleNotFoundError: there is no matplotlib.
         rehearsal: values of its flags under --rehearse.
         packages: whose versions matter.
+        counts: it finds counts that no machine changes, so results of several machines are kept side by side.
         machine: entries of the machine besides processor, system and versions.
         facts: of a run, besides command, code, load and settings; `notes` are lines for the report.
         rest: option that takes unknown words of the command line. Empty: there must be none.
@@ -93,6 +94,7 @@ class Benchmark:
     draw: Callable[[Values, Path], None] | None = None
     rehearsal: Mapping[str, Any] = field(default_factory=dict)
     packages: Sequence[str] = ("numpy",)
+    counts: bool = False
     machine: Callable[[argparse.Namespace], Mapping[str, str]] = lambda options: {}
     facts: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda options: {}
     rest: str = ""
@@ -117,6 +119,8 @@ def run_benchmark(benchmark: Benchmark, argv: Sequence[str] | None = None) -> in
         return 2
     folder.mkdir(parents=True, exist_ok=True)
     machine = {**benchmark.machine(options), **describe_machine(benchmark.packages)}
+    if benchmark.counts:
+        machine = {"versions": machine["versions"]}
     results, line = Results.on(folder / "results.json", {"rehearsed": options.rehearse, "machine": machine})
     for text in (*([] if line is None else [line]), *(f"{name}: {value}" for name, value in machine.items())):
         print(f"{benchmark.name}: {text}", flush=True)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.policy.main [sample] [kaggle] [zipf] [--out DIR]
 
-Counts do not depend on the machine. `sample` needs $BAGPIPE_CRITEO_SAMPLE, the path of the real sample.
+Counts do not depend on the machine, so parts found on several machines stay together. `sample` needs
+$BAGPIPE_CRITEO_SAMPLE, the path of the real sample.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ BENCHMARK = Benchmark(
     parts=_parts,
     tables=tables,
     draw=draw,
+    counts=True,
     rehearsal={"names": ["zipf"], "batches": 20},
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import json
 from collections.abc import Mapping
@@ -194,6 +195,17 @@ def test_report_measures_nothing(fake: Fake, capsys: pytest.CaptureFixture[str])
     fake.error = JobError("not called")
     assert fake.run("--report") == 0
     assert fake.readme == published
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_counts_of_another_machine_are_kept(fake: Fake, monkeypatch: pytest.MonkeyPatch, counts: bool) -> None:
+    fake.benchmark = dataclasses.replace(fake.benchmark, counts=counts)
+    assert fake.run() == 0
+    path = fake.folder / "results.json"
+    path.write_text(path.read_text().replace('"good": {', '"elsewhere": {'))
+    monkeypatch.setattr("platform.release", lambda: "another")
+    assert fake.run() == 0
+    assert ("elsewhere" in Results.read(path).parts) is counts
 
 
 def test_wrong_flags_change_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
