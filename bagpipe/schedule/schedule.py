@@ -93,6 +93,12 @@ class PrefetchSchedule(Schedule):
             Option(
                 name="direct", default=False, help="hazards of direct mode: no cache, each batch waits for the last"
             ),
+            Option(
+                name="evict_lag",
+                default=0,
+                help="batches from the last use of rows to their eviction: 1, they wait for the batch before; 2, they "
+                "leave from spare slots; default: 0, as each plan says, which shows no wait",
+            ),
             Option(name="clips", default=False, help="the norm of row gradients is limited, over all ranks"),
         )
 
@@ -104,6 +110,7 @@ class PrefetchSchedule(Schedule):
             microbatches=values["microbatches"],
             train=not values["evaluate"],
             direct=values["direct"],
+            evict_lag=values["evict_lag"] or None,
             ranks=values["ranks"],
             clips=values["clips"],
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import in_flight
@@ -23,6 +24,9 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Hazards, Program
 
 __all__ = ["Simulation", "TimedAction", "simulate"]
+
+#: Operations with which the rows of a batch are in place, and those that look them up.
+_ROWS_READY, _LOOKUPS = frozenset({"X_INSERT", "X_PREPULL", "X_PULL"}), frozenset({"F", "X_EMBED"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class _LaneUse:
         busy: sum of its actions' durations.
         span_idle: idle time between the lane's own first start and last finish; the bubble of the zero-bubble papers.
         idle: idle time in the whole makespan.
+        waits: operation -> idle time between the lane's actions that ends with it. As the trainer's ``waits_s``.
+        exposed: the part of it that lookups wait for rows.
         peak_in_flight: peak number of forwards whose backward is not done; 0 without backwards.
         peak_bytes: peak memory; 0 without `Memory`.
     """
@@ -50,6 +56,8 @@ class _LaneUse:
     busy: float
     span_idle: float
     idle: float
+    waits: Mapping[str, float]
+    exposed: float
     peak_in_flight: int
     peak_bytes: float
 
@@ -73,6 +81,11 @@ class Simulation:
     lanes: Mapping[str, _LaneUse]
     occupancy: Mapping[str, int]
     critical_path: tuple[TimedAction, ...]
+
+    @property
+    def exposed(self) -> float:
+        """Time that lanes wait for rows between their actions: what is not hidden of the rows' way."""
+        return sum(use.exposed for use in self.lanes.values())
 
     @property
     def peak_in_flight(self) -> int:
@@ -125,8 +138,9 @@ def simulate(
     if not makespan < math.inf:
         raise ScheduleError("costs and latencies add up to more than a number can hold; expected smaller ones")
     ends = [*graph.first_nodes[1:], len(actions)]
+    ended_by = [None if node is None else actions[node] for node in started_by]
     lanes = {
-        lane: _lane_use(row, timed[first:end], makespan, memory or Memory())
+        lane: _lane_use(row, timed[first:end], ended_by[first:end], makespan, memory or Memory())
         for (lane, row), first, end in zip(program.lanes.items(), graph.first_nodes, ends, strict=True)
     }
     busiest = max((use.busy for use in lanes.values()), default=0)
@@ -140,13 +154,29 @@ def simulate(
     )
 
 
-def _lane_use(row: tuple[Action, ...], own: tuple[TimedAction, ...], makespan: float, memory: Memory) -> _LaneUse:
+def _lane_use(
+    row: tuple[Action, ...],
+    own: tuple[TimedAction, ...],
+    ended_by: list[Action | None],
+    makespan: float,
+    memory: Memory,
+) -> _LaneUse:
     busy = sum(t.finish - t.start for t in own)
     span = own[-1].finish - own[0].start if own else 0
+    waits: dict[str, float] = {}
+    exposed: float = 0
+    for (before, timed), by in zip(pairwise(own), ended_by[1:], strict=True):
+        if by is not None and timed.start > before.finish:
+            name = f"{by.stage}{by.op}"
+            waits[name] = waits.get(name, 0) + timed.start - before.finish
+            if by.op in _ROWS_READY and timed.action.op in _LOOKUPS:
+                exposed += timed.start - before.finish
     return _LaneUse(
         busy=busy,
         span_idle=span - busy,
         idle=makespan - busy,
+        waits=waits,
+        exposed=exposed,
         peak_in_flight=in_flight(row),
         peak_bytes=peak_bytes(row, memory),
     )

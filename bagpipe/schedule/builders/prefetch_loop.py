@@ -94,7 +94,13 @@ def declare_reading(loop: LoopBuilder) -> None:
 
 
 def declare_rows(
-    loop: LoopBuilder, *, prefetch_depth: int, write_depth: int, direct: bool = False, rows_delay: int = 0
+    loop: LoopBuilder,
+    *,
+    prefetch_depth: int,
+    write_depth: int,
+    direct: bool = False,
+    evict_lag: int | None = None,
+    rows_delay: int = 0,
 ) -> None:
     """Rows from the store to the cache and back, for training; for the arguments see `prefetch_loop`."""
     loop.lane("net-in", "X_FETCH")
@@ -107,7 +113,7 @@ def declare_rows(
     # In direct mode batch b fetches the rows that batch b-1 left, and eviction b takes them out.
     loop.hazard(Point.STORED, "X_FETCH", FETCH_AFTER, 0 if direct else None)
     loop.edge(Point.READ, "X_EVICT")
-    loop.hazard(Point.UPDATE, "X_EVICT", EVICT_AFTER, 1 + rows_delay if direct else None)
+    loop.hazard(Point.UPDATE, "X_EVICT", EVICT_AFTER, 1 + rows_delay if direct else evict_lag)
     loop.capacity("X_WRITEBACK", "X_EVICT", write_depth)
     loop.edge("X_FETCH", "X_INSERT")
     loop.edge("X_EVICT", "X_INSERT")
@@ -144,6 +150,7 @@ def declare_exchange(
     decays: bool = False,
     clips: bool = False,
     rows_delay: int = 0,
+    evict_lag: int | None = None,
 ) -> None:
     """Rows to the ranks that use them, gradients back to the owners, one update per row and batch there.
 
@@ -154,6 +161,7 @@ def declare_exchange(
         decays: rows are sent as they are after the decay of the batch before, whose rate is known at its lookup.
         clips: the norm of row gradients is limited; see the module.
         rows_delay: as of `declare_update`.
+        evict_lag: see `prefetch_loop`; here of any rank.
     """
     loop.lane("pull", "X_PREPULL", "X_PULL")
     loop.lane("push", "X_PUSH", "X_PUSH_LATE", *(["X_NORM"] if clips else []), "X_UPDATE_LATE")
@@ -184,7 +192,7 @@ def declare_exchange(
     loop.provide(Point.UPDATE, "X_UPDATE", "X_UPDATE_LATE")
     loop.provide(Point.STORED, "X_ACK")
     for op in ("X_ACK", "X_PREPULL"):
-        loop.hazard(Point.UPDATE, op, READY_AFTER)
+        loop.hazard(Point.UPDATE, op, READY_AFTER, evict_lag)
     loop.capacity("X_ACK", Point.READ, loop.read_ahead + write_depth)  # the plan of a batch is kept for so long
 
 
@@ -296,6 +304,7 @@ def prefetch_loop(
     microbatches: int = 1,
     train: bool = True,
     direct: bool = False,
+    evict_lag: int | None = None,
     ranks: int = 1,
     skips: bool = False,
     clips: bool = False,
@@ -312,6 +321,8 @@ def prefetch_loop(
         train: False: evaluation, forwards only.
         direct: give the hazards the constant delays of direct mode (every row is written back and fetched again) so
             that checks and simulation see them. The runner asks the plan in any case.
+        evict_lag: batches from the last use of rows to their eviction, for checks and simulation: 1 where rows of the
+            batch just before leave, 2 where they leave from spare slots. None: only the plan says.
         ranks: ranks of the job. With more than one, rows travel between them.
         skips: see `declare_exchange`.
         clips: the norm of row gradients is limited; see the module.
@@ -328,6 +339,8 @@ def prefetch_loop(
         "microbatches": microbatches,
         "ranks": ranks,
     }
+    if evict_lag is not None:
+        counts["evict_lag"] = evict_lag
     for name, count in counts.items():
         if count < 1:
             raise ScheduleError(f"{name} must be at least 1, got {count}")
@@ -340,9 +353,16 @@ def prefetch_loop(
         declare_evaluation(loop, microbatches=microbatches)
         return loop.build().loop
     delay = 0 if step is None else step.rows_delay
-    declare_rows(loop, prefetch_depth=prefetch_depth, write_depth=write_depth, direct=direct, rows_delay=delay)
+    declare_rows(
+        loop,
+        prefetch_depth=prefetch_depth,
+        write_depth=write_depth,
+        direct=direct,
+        evict_lag=evict_lag,
+        rows_delay=delay,
+    )
     if ranks > 1:
-        declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips, rows_delay=delay)
+        declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips, rows_delay=delay, evict_lag=evict_lag)
     else:
         declare_update(loop, after_steps=step is not None, clips=clips, rows_delay=delay)
     if step is None:

@@ -46,7 +46,8 @@ _MOST_COLUMNS = 20_000
 def grid(simulation: Simulation) -> str:
     """Lanes as lines, time to the right. ``|`` begins an action, ``-`` fills it, ``.`` is idle.
 
-    Every action has as many columns as its text needs, or fewer if the grid would be too wide.
+    Every action has as many columns as its text needs, or fewer if the grid would be too wide. Of a program with rows a
+    last line tells the exposed time.
     """
     durations = [t.finish - t.start for t in simulation.timed if t.finish > t.start]
     if not durations:
@@ -63,7 +64,17 @@ def grid(simulation: Simulation) -> str:
         if last > first:
             lines[timed.lane][first:last] = ("|" + timed.action.text.ljust(last - first, "-"))[: last - first]
     margin = max(len(lane) for lane in lines)
-    return "".join(f"{lane.ljust(margin)} {''.join(cells)}|\n" for lane, cells in lines.items())
+    drawn = "".join(f"{lane.ljust(margin)} {''.join(cells)}|\n" for lane, cells in lines.items())
+    return drawn + (f"{_exposed(simulation)}\n" if _has_rows(simulation) else "")
+
+
+def _has_rows(simulation: Simulation) -> bool:
+    return any(timed.action.op == "X_INSERT" for timed in simulation.timed)
+
+
+def _exposed(simulation: Simulation) -> str:
+    share = simulation.exposed / simulation.makespan if simulation.makespan else 0
+    return f"exposed {simulation.exposed:g} ({share:.1%}): computation waits for rows"
 
 
 def summary(simulation: Simulation) -> dict[str, Any]:
@@ -71,6 +82,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
     return {
         "makespan": simulation.makespan,
         "bubble": simulation.bubble,
+        "exposed": simulation.exposed,
         "peak_in_flight": [use.peak_in_flight for use in simulation.lanes.values()],
         "own_span_idle": [use.span_idle for use in simulation.lanes.values()],
         "lanes": {
@@ -78,6 +90,8 @@ def summary(simulation: Simulation) -> dict[str, Any]:
                 "busy": use.busy,
                 "idle": use.idle,
                 "span_idle": use.span_idle,
+                "waits": dict(use.waits),
+                "exposed": use.exposed,
                 "peak_in_flight": use.peak_in_flight,
                 "peak_bytes": use.peak_bytes,
             }
@@ -127,7 +141,8 @@ def svg(simulation: Simulation, *, width_px: int = 1200, row_px: int = 28) -> st
         )
     draw_axis(drawing, margin_px, right_px, lanes_px, length=simulation.makespan)
     draw_legend(drawing, legend, lanes_px + _AXIS_PX)
-    drawing.text(12, foot_px + 12, f"makespan {simulation.makespan:g} units of cost, bubble {simulation.bubble:.1%}")
+    foot = f"makespan {simulation.makespan:g} units of cost, bubble {simulation.bubble:.1%}"
+    drawing.text(12, foot_px + 12, foot + (f", {_exposed(simulation)}" if _has_rows(simulation) else ""))
     return str(drawing)
 
 

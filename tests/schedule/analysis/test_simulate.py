@@ -48,6 +48,14 @@ def test_peaks_per_lane() -> None:
     assert [use.peak_bytes for use in result.lanes.values()] == [15, 14, 100]
 
 
+@pytest.mark.parametrize(("evict_lag", "exposed"), [(1, 2 * 2), (2, 0), (None, 0)])
+def test_evictions_that_wait_for_the_batch_before_are_exposed(evict_lag: int | None, exposed: int) -> None:
+    """EVICT and INSERT follow UPDATE of the batch before, beside OPT: all but OPT's 1 of 3 is exposed, in 2 batches."""
+    loop = prefetch_loop(prefetch_depth=4, read_ahead=8, write_depth=2, evict_lag=evict_lag)
+    found = simulate(loop.unroll(3), {"F": 3, "B": 3, "X_EVICT": 2})
+    assert found.exposed == found.lanes["compute"].waits.get("0X_INSERT", 0) == exposed
+
+
 def test_a_deadlock_names_its_cycle() -> None:
     edges = (Edge(src="X_INSERT", dst="X_FETCH"), Edge(src="X_FETCH", dst="X_INSERT"))
     program = Program(lanes={"a": (parse("0X_FETCH0"),), "b": (parse("0X_INSERT0"),)}, edges=edges)

@@ -48,7 +48,8 @@ def test_an_empty_grid() -> None:
 
 
 def test_a_wide_grid_is_truncated() -> None:
-    lines = render.grid(simulate(PREFETCH, {"B": 1000})).splitlines()
+    *lines, exposed = render.grid(simulate(PREFETCH, {"B": 1000})).splitlines()
+    assert exposed.startswith("exposed 0 ")
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) < 7100
 
