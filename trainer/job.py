@@ -312,6 +312,7 @@ def _result(
         rows_new=totals.rows_inserted - totals.rows_found,
         rows_fetched=totals.rows_fetched,
         rows_written=totals.rows_written,
+        evictions_waiting=totals.evictions_waiting,
         hit_rate=totals.hit_rate,
         exposed_embedding_s=totals.exposed_s,
         step_s_p50=totals.step_s_p50,

@@ -30,6 +30,8 @@ class Result:
         rows_unique: unique rows, summed over batches.
         rows_new: those of them that neither the cache nor the store had when their batch came.
         rows_fetched: rows asked of the store. rows_written: rows written to it.
+        evictions_waiting: rows that left the cache right after the batch that used them, so that the next forward
+            waited for its update. In direct mode every row does.
         hit_rate: share of unique rows that were in the cache at the start of their batch.
         exposed_embedding_s: time the compute lane waited for rows.
         step_s_p50: median time between the ends of consecutive batches.
@@ -70,6 +72,7 @@ class Result:
     rows_new: int
     rows_fetched: int
     rows_written: int
+    evictions_waiting: int
     hit_rate: float
     exposed_embedding_s: float
     step_s_p50: float | None

@@ -39,6 +39,7 @@ class RankTotals:
     rows_found: int
     rows_fetched: int
     rows_written: int
+    evictions_waiting: int
     exposed_s: float
     step_s_p50: float | None
     dense_digest: str
@@ -73,6 +74,7 @@ def totals_of(trained: RunResult, *, seconds: float, dense_digest: str, samples_
         rows_found=progress.rows_found,
         rows_fetched=progress.rows_fetched,
         rows_written=progress.rows_written,
+        evictions_waiting=progress.evictions_waiting,
         exposed_s=progress.exposed_s,
         step_s_p50=report.steps.quantile_s(0.5) if report.steps.count else None,
         dense_digest=dense_digest,
@@ -110,6 +112,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         rows_found=sum(rank.rows_found for rank in ranks),
         rows_fetched=sum(rank.rows_fetched for rank in ranks),
         rows_written=sum(rank.rows_written for rank in ranks),
+        evictions_waiting=sum(rank.evictions_waiting for rank in ranks),
         exposed_s=max(rank.exposed_s for rank in ranks),
         step_s_p50=max(p50s) if p50s else None,
         dense_digest=first.dense_digest,

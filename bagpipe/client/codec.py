@@ -107,6 +107,7 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "evict": RowList,
         "evict_slots": _Array("<i4"),
         "evict_after": int,
+        "evict_waiting": int,
         "fetch_after": int,
         "num_slots": int,
     },

@@ -109,6 +109,7 @@ class DirectPlanner:
                 evict=select_rows(leaving.rows, evicted[rank]),
                 evict_slots=leaving.slots.take(evicted[rank]),
                 evict_after=max(batch.batch_index - 1 - self.spec.rows_delay, NO_BATCH),
+                evict_waiting=evicted[rank].shape[0],
                 fetch_after=batch.batch_index,
                 num_slots=self._num_slots_used[rank],
             )

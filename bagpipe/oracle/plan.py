@@ -144,6 +144,8 @@ class OwnerPlan:
         evict_slots: int32 ``[len(evict)]``, their slots.
         evict_after: the batch whose row update must be done before the evicted rows are read out of their slots:
             no earlier than the last use of any of them; `NO_BATCH` if none.
+        evict_waiting: how many evicted rows were used by the previous batch (with `OracleSpec.rows_delay` 1, the one
+            before it). The eviction waits for that batch's update, and the next forward for the eviction.
         fetch_after: the batch whose evicted rows must be acknowledged by the store before the fetch may be sent:
             no earlier than the latest eviction of any fetched row; `NO_BATCH` if none.
         num_slots: most slots in use up to and including this batch (direct mode has no fixed number).
@@ -155,6 +157,7 @@ class OwnerPlan:
     evict: RowList
     evict_slots: NDArray[np.int32]
     evict_after: int
+    evict_waiting: int
     fetch_after: int
     num_slots: int
 

@@ -207,9 +207,9 @@ class Planner:
     ) -> OwnerPlan:
         """Make room at one rank and insert its missing rows. Writes their slots into `slots`."""
         now, resident_set, base = batch.indexed.batch_index, self._resident_sets[rank], rank * self.spec.slots_per_rank
-        victims, evict_after = resident_set.make_room(misses.shape[0], now, slots - base if base else slots)
-        evict, victims = self._evict(victims + base, now)
-        resident_set.release(victims - base)
+        victims = resident_set.make_room(misses.shape[0], now, slots - base if base else slots)
+        evict, emptied = self._evict(victims.slots + base, now)
+        resident_set.release(emptied - base)
         handles = batch.handles.take(misses)
         fetch_slots = resident_set.take(misses.shape[0])
         inserted = fetch_slots + base
@@ -221,8 +221,9 @@ class Planner:
             fetch_slots=fetch_slots.astype(np.int32),
             fetch_new=fetch_new,
             evict=evict,
-            evict_slots=(victims - base).astype(np.int32),
-            evict_after=evict_after,
+            evict_slots=(emptied - base).astype(np.int32),
+            evict_after=victims.after,
+            evict_waiting=victims.num_waiting,
             fetch_after=self._fetch_after(handles[~fetch_new], now),
             num_slots=resident_set.num_slots_used,
         )

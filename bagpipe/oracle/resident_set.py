@@ -28,7 +28,7 @@ from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_priorit
 from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec, spare_slots
 
-__all__ = ["ResidentSet", "SlotState"]
+__all__ = ["ResidentSet", "SlotState", "Victims"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +56,20 @@ class SlotState:
     def part(self, start: int, stop: int) -> SlotState:
         """A view of slots `start` to `stop`."""
         return SlotState(self.handle[start:stop], self.next_use[start:stop], self.lrfu_score[start:stop])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Victims:
+    """Slots to empty.
+
+    Attributes:
+        slots: int64.
+        after: as `OwnerPlan.evict_after`. num_waiting: as `OwnerPlan.evict_waiting`.
+    """
+
+    slots: NDArray[np.int64]
+    after: int
+    num_waiting: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +121,8 @@ class ResidentSet:
         slots = slots[self._queue.is_queued(slots)]
         self._queue.push(slots, np.full(slots.shape[0], batch_index, dtype=np.int32))
 
-    def make_room(self, count: int, now: int, used: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        """Slots to empty so that `count` are free, and the batch whose update must be done before they are read.
+    def make_room(self, count: int, now: int, used: NDArray[np.int64]) -> Victims:
+        """The slots to empty so that `count` are free.
 
         Args:
             count: rows that enter the cache for batch `now`.
@@ -130,13 +144,15 @@ class ResidentSet:
             victims.append(self._queue.pop(short))
         chosen = np.concatenate([left, *victims])
         is_late = self._queue.are_among(chosen, previous)
-        waits = int(np.count_nonzero(is_late)) > self._spare_slots
+        num_late = int(np.count_nonzero(is_late))
+        waits = num_late > self._spare_slots
         self._leaving = chosen[is_late & (not waits)]
         evicted = chosen[~is_late | waits]
         if not evicted.shape[0]:
-            return evicted, NO_BATCH
+            return Victims(slots=evicted, after=NO_BATCH, num_waiting=0)
         latest = now - 1 - self._rows_delay
-        return evicted, max(latest if waits else latest - 1, NO_BATCH)
+        after = max(latest if waits else latest - 1, NO_BATCH)
+        return Victims(slots=evicted, after=after, num_waiting=num_late if waits else 0)
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free these slots."""

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan,
 from bagpipe.oracle.versions import Seen, Versions
 from bagpipe.types.batch import Batch
 
-__all__ = ["PlanError", "Verifier", "verify", "violations"]
+__all__ = ["PlanError", "Verified", "Verifier", "verify", "violations"]
 
 Row = tuple[int, int]  # (table number, id)
 Home = tuple[int, int]  # (rank, slot)
@@ -44,11 +45,29 @@ class PlanError(AssertionError):
     """A plan breaks an invariant."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Counts of a verified run.
+
+    Attributes:
+        num_batches: plans checked.
+        evictions_waiting: evicted rows, of all ranks, that the previous batch used: see `OwnerPlan.evict_waiting`.
+    """
+
+    num_batches: int
+    evictions_waiting: int
+
+
 class Verifier:
-    """Takes every (batch, plan) of a run in order. `finish` checks the end of the run."""
+    """Takes every (batch, plan) of a run in order. `finish` checks the end of the run.
+
+    Attributes:
+        evictions_waiting: so far; see `Verified`.
+    """
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
+        self.evictions_waiting = 0
         self._shares = spec.example_shares or (1,) * spec.world_size
         # Without a cache, or with a window of one batch, every row counts as needed next.
         self._is_blind = spec.num_slots == 0 or spec.lookahead == 1
@@ -172,13 +191,18 @@ class Verifier:
             )
             del self._home[row], self._row_at[rank, slot]
             self._last_eviction[row] = self._batch_index
+        num_waiting = sum(row in self._latest_rows[0] for row in evicted)
+        if owner.evict_waiting != num_waiting:
+            self._fail(
+                f"says that {owner.evict_waiting} evicted rows wait, the previous batch used {num_waiting} of them"
+            )
+        self.evictions_waiting += num_waiting
         latest = self._batch_index - 1 - self.spec.rows_delay
         if owner.evict_after > max(latest, NO_BATCH):
             what = "the batch itself" if owner.evict_after >= self._batch_index else "an update after the lookup"
             self._fail(f"evict_after {owner.evict_after} waits for {what}")
         if self.spec.num_slots:
-            spares_previous = not any(row in self._latest_rows[0] for row in evicted)
-            if owner.evict_after != NO_BATCH and owner.evict_after > latest - spares_previous:
+            if owner.evict_after != NO_BATCH and owner.evict_after > latest - (not num_waiting):
                 self._fail(f"evict_after {owner.evict_after} waits for more than the evicted rows need")
             if not evicted and owner.evict_after != NO_BATCH:
                 self._fail(f"evict_after is {owner.evict_after}, but nothing is evicted")
@@ -277,8 +301,8 @@ class Verifier:
         raise PlanError(f"batch {self._batch_index}: {what}")
 
 
-def verify(planned: Iterable[tuple[Batch, CachePlan]], spec: OracleSpec) -> int:
-    """Verify a whole run. Returns the number of batches.
+def verify(planned: Iterable[tuple[Batch, CachePlan]], spec: OracleSpec) -> Verified:
+    """Verify a whole run.
 
     Raises:
         PlanError: some plan breaks an invariant.
@@ -289,7 +313,7 @@ def verify(planned: Iterable[tuple[Batch, CachePlan]], spec: OracleSpec) -> int:
         verifier.check(batch, plan)
         count += 1
     verifier.finish()
-    return count
+    return Verified(num_batches=count, evictions_waiting=verifier.evictions_waiting)
 
 
 def _bags(batch: Batch) -> list[list[list[int]]]:

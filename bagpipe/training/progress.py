@@ -27,6 +27,8 @@ class Progress:
         rows_found: those of them that the store had; the others are new.
         rows_fetched: rows asked of the store, for batches read ahead too.
         rows_written: rows written to the store.
+        evictions_waiting: rows that left the cache right after the batch that used them, so that the next forward
+            waited for its update (`OwnerPlan.evict_waiting`).
         elapsed_s: wall time.
         exposed_s: time the compute lane waited for rows. On a device that is the thread which enqueues: its stream may
             wait more, or have work all the while; the trace tells.
@@ -45,6 +47,7 @@ class Progress:
     rows_inserted: int
     rows_fetched: int
     rows_written: int
+    evictions_waiting: int
     elapsed_s: float
     exposed_s: float
     skipped_batches: int = 0

@@ -59,12 +59,13 @@ class EvaluationRows(LoopPart):
 
     Attributes:
         rows_fetched, rows_written: in this run.
+        evictions_waiting: rows of `OwnerPlan.evict_waiting` in this run; 0 in evaluation.
     """
 
     row_waits = ("0X_INSERT",)
 
     def __init__(self, *, cache: RowCache, store: RowReader, prefetch_depth: int, known: Sequence[KnownRows]) -> None:
-        self.rows_fetched = self.rows_written = 0
+        self.rows_fetched = self.rows_written = self.evictions_waiting = 0
         self._cache = cache
         self._store = store
         self._prefetch_depth = prefetch_depth
@@ -83,7 +84,7 @@ class EvaluationRows(LoopPart):
 
     def start(self, run: LoopRun) -> None:
         self._run = run
-        self.rows_fetched = self.rows_written = 0
+        self.rows_fetched = self.rows_written = self.evictions_waiting = 0
         self._skip_new = False
 
     def fetch(self, b: int) -> None:
@@ -171,7 +172,9 @@ class Rows(EvaluationRows):
 
     def evict(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        batch.writes, batch.epoch = self._cache.evict_in_epoch(batch.rank_batch.owner)
+        owner = batch.rank_batch.owner
+        batch.writes, batch.epoch = self._cache.evict_in_epoch(owner)
+        self.evictions_waiting += owner.evict_waiting
 
     def write_back(self, b: int) -> None:
         batch = self._run.in_flight[b]

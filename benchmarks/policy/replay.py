@@ -91,7 +91,7 @@ def _by_planner(log: Log, policy: str, lookahead: int, cache_rows: int) -> Outco
     for plan in plans_of(planner, _batches(log)):
         owner = plan.owners[0]
         misses += len(owner.fetch)
-        waiting += len(owner.evict) > 0 and owner.evict_after == plan.batch_index - 1
+        waiting += owner.evict_waiting > 0
     return Outcome(
         rows_unique=log.batches.num_rows, rows_fetched=misses - log.distinct, waiting=waiting / len(log.batches)
     )

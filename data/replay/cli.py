@@ -35,7 +35,8 @@ from data.replay.trials import run_trial, trial_settings, with_trials
 __all__ = ["main"]
 
 COLUMNS = (
-    "policy", "batch", "window", "cache", "fetched", "written", "link ms", "hit rate", "peak rows", "now MB", "M ids/s"
+    "policy", "batch", "window", "cache", "fetched", "written", "link ms", "waiting", "hit rate", "peak rows", "now MB",
+    "M ids/s",
 )  # fmt: skip
 TRIAL_COLUMNS = ("trained", "window", "cache", "steps", "step ms", "samples/s", "exposed s", "fetched", "AUC")
 
@@ -135,6 +136,7 @@ def _lines(found: Replay) -> list[str]:
         "",
         *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
         f"link ms: for the rows of a batch, at {found.link.bytes_per_s / 1e9:.4g} GB/s (--bandwidth)",
+        "waiting: batches whose insert waits for the update of the batch before, because rows of it leave at once",
         *_failures(record.error for record in found.records),
     ]
     if found.recommended is not None:
@@ -165,6 +167,7 @@ def _cells(record: ReplayRecord) -> tuple[str, ...]:
         f"{record.rows_fetched:,}",
         f"{record.rows_written:,}",
         "" if record.link_s is None else f"{record.link_s * 1e3 / (record.batches or 1):,.3g}",
+        "" if record.batches_waiting is None else f"{record.batches_waiting / (record.batches or 1):.0%}",
         f"{record.hit_rate:.4f}",
         f"{record.peak_rows:,}",
         "" if now is None else f"{now / 1e6:,.1f}",

@@ -83,6 +83,7 @@ class PlanTotals:
     Attributes:
         rows_unique: unique rows, summed over batches.
         misses: int64 by table: rows that entered a cache. Each is written back, at eviction or at the end.
+        evictions_waiting: rows of `OwnerPlan.evict_waiting`. batches_waiting: batches with any.
         peak_rows: most rows in the caches of all ranks.
         exchange_rows: rows and row gradients sent between ranks. exchange_rows_now: those on a step's critical path;
             exchange_bytes_now: their bytes.
@@ -94,6 +95,7 @@ class PlanTotals:
         self._resident = 0
         self.rows_unique = 0
         self.misses = np.zeros_like(weight_bytes)
+        self.evictions_waiting = self.batches_waiting = 0
         self.peak_rows = 0
         self.exchange_rows = 0
         self.exchange_rows_now = 0
@@ -104,6 +106,9 @@ class PlanTotals:
         for owner in plan.owners:
             self.misses += np.diff(owner.fetch.table_offsets)
             self._resident += len(owner.fetch) - len(owner.evict)
+        num_waiting = sum(owner.evict_waiting for owner in plan.owners)
+        self.evictions_waiting += num_waiting
+        self.batches_waiting += num_waiting > 0
         self.peak_rows = max(self.peak_rows, self._resident)
         if not plan.exchanges:
             self.rows_unique += len(plan.consumers[0].unique)

@@ -36,6 +36,8 @@ class ReplayRecord:
         rows_first_touch: rows that enter a cache for the first time; they were never written and need no read.
         rows_fetched: rows read from the store: those that enter again after an eviction.
         rows_written: rows written to the store: at eviction and at the end.
+        evictions_waiting: rows that left a cache right after the batch that used them, so that the next forward waits
+            for its update; batches_waiting: batches in which any did. None for baselines.
         hit_rate: share of `rows_unique` that was in a cache when its batch came.
         peak_rows: most rows in the caches of all ranks.
         row_bytes: of one record (weights and optimizer state); None if tables differ.
@@ -60,6 +62,8 @@ class ReplayRecord:
     rows_first_touch: int | None = None
     rows_fetched: int | None = None
     rows_written: int | None = None
+    evictions_waiting: int | None = None
+    batches_waiting: int | None = None
     hit_rate: float | None = None
     peak_rows: int | None = None
     row_bytes: int | None = None
@@ -139,7 +143,7 @@ class Trial:
         error: why it failed; None: it succeeded.
         steps: trained. step_s_p50: median step. samples_per_s: over the run.
         exposed_embedding_s: time that computation waited for rows.
-        rows_fetched, rows_written, hit_rate, auc, loss: as reported by the trainer.
+        rows_fetched, rows_written, evictions_waiting, hit_rate, auc, loss: as reported by the trainer.
         step: the actions of one step from the middle of the run.
     """
 
@@ -155,6 +159,7 @@ class Trial:
     exposed_embedding_s: float | None = None
     rows_fetched: int | None = None
     rows_written: int | None = None
+    evictions_waiting: int | None = None
     hit_rate: float | None = None
     auc: float | None = None
     loss: float | None = None

@@ -50,6 +50,8 @@ class _Found:
     rows_unique: int
     misses: NDArray[np.int64]
     peak_rows: int
+    evictions_waiting: int | None = None
+    batches_waiting: int | None = None
     exchange_rows: int | None = None
     exchange_rows_now: int | None = None
     exchange_bytes_now: int | None = None
@@ -206,6 +208,8 @@ def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> 
         rows_unique=totals.rows_unique,
         misses=totals.misses,
         peak_rows=totals.peak_rows,
+        evictions_waiting=totals.evictions_waiting,
+        batches_waiting=totals.batches_waiting,
         exchange_rows=totals.exchange_rows,
         exchange_rows_now=totals.exchange_rows_now,
         exchange_bytes_now=totals.exchange_bytes_now,
@@ -251,6 +255,8 @@ def _record(setting: Setting, log: ScannedLog, found: _Found | None, error: Exce
         rows_first_touch=log.num_rows,
         rows_fetched=misses - log.num_rows,
         rows_written=misses,
+        evictions_waiting=found.evictions_waiting,
+        batches_waiting=found.batches_waiting,
         hit_rate=1.0 - misses / found.rows_unique if found.rows_unique else 0.0,
         peak_rows=found.peak_rows,
         row_bytes=_common(row_bytes),

@@ -36,6 +36,7 @@ RESULTS = (
     "exposed_embedding_s",
     "rows_fetched",
     "rows_written",
+    "evictions_waiting",
     "hit_rate",
     "auc",
     "loss",

@@ -100,6 +100,7 @@ def owner_plan(
         evict=evict,
         evict_slots=evict_slots,
         evict_after=NO_BATCH,
+        evict_waiting=0,
         fetch_after=NO_BATCH,
         num_slots=max(used, default=0) if num_slots is None else num_slots,
     )

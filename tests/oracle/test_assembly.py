@@ -18,6 +18,7 @@ OWNERS = tuple(
         evict=ROWS,
         evict_slots=np.arange(4, dtype=np.int32),
         evict_after=evict_after,
+        evict_waiting=0,
         fetch_after=NO_BATCH,
         num_slots=4,
     )

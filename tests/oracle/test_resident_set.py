@@ -25,11 +25,11 @@ def fill(resident_set: ResidentSet, state: SlotState, next_use: list[int]) -> li
 
 def test_free_slots_are_used_before_anything_leaves() -> None:
     resident_set, state = resident_set_of(3)
-    victims, evict_after = resident_set.make_room(2, 0, NOTHING)
-    assert (victims.tolist(), evict_after) == ([], NO_BATCH)
+    victims = resident_set.make_room(2, 0, NOTHING)
+    assert (victims.slots.tolist(), victims.after, victims.num_waiting) == ([], NO_BATCH, 0)
     assert fill(resident_set, state, [NEVER, 3]) == [0, 1]
     assert (resident_set.num_resident, resident_set.num_slots_used) == (2, 2)
-    assert resident_set.make_room(1, 1, NOTHING)[0].tolist() == []
+    assert resident_set.make_room(1, 1, NOTHING).slots.tolist() == []
 
 
 def test_the_row_needed_last_is_evicted() -> None:
@@ -38,10 +38,10 @@ def test_the_row_needed_last_is_evicted() -> None:
     slots = fill(resident_set, state, [4, NEVER, 5])
     resident_set.make_room(0, 1, NOTHING)
     resident_set.use(NOTHING, np.empty(0, dtype=np.int32))
-    victims, evict_after = resident_set.make_room(1, 2, NOTHING)
-    assert (victims.tolist(), evict_after) == ([slots[1]], 0)
-    resident_set.release(victims)
-    assert resident_set.take(1).tolist() == victims.tolist()
+    victims = resident_set.make_room(1, 2, NOTHING)
+    assert (victims.slots.tolist(), victims.after, victims.num_waiting) == ([slots[1]], 0, 0)
+    resident_set.release(victims.slots)
+    assert resident_set.take(1).tolist() == victims.slots.tolist()
 
 
 def test_an_idle_row_that_is_expected_again_is_no_longer_idle() -> None:
@@ -52,7 +52,7 @@ def test_an_idle_row_that_is_expected_again_is_no_longer_idle() -> None:
     resident_set.use(NOTHING, np.empty(0, dtype=np.int32))
     state.next_use[soon] = 5
     resident_set.expect(np.array([soon]), 5)
-    assert resident_set.make_room(1, 2, NOTHING)[0].tolist() == [idle]
+    assert resident_set.make_room(1, 2, NOTHING).slots.tolist() == [idle]
 
 
 def test_rows_of_this_batch_stay_and_evictions_from_the_previous_wait_for_its_update() -> None:
@@ -64,5 +64,5 @@ def test_rows_of_this_batch_stay_and_evictions_from_the_previous_wait_for_its_up
     state.handle[before] = 9
     state.next_use[before] = 7
     resident_set.use(np.array([first, *before]), np.array([2, 7], dtype=np.int32))
-    victims, evict_after = resident_set.make_room(1, 2, np.array([-4, first, second, 8]))
-    assert (victims.tolist(), evict_after) == (before.tolist(), 1)
+    victims = resident_set.make_room(1, 2, np.array([-4, first, second, 8]))
+    assert (victims.slots.tolist(), victims.after, victims.num_waiting) == (before.tolist(), 1, 1)

@@ -44,7 +44,7 @@ ARRAYS = [
     for field in dataclasses.fields(record)
     if field.type != "int"
 ]
-NUMBERS = [(name, step) for name in ("evict_after", "fetch_after", "num_slots") for step in (-1, 1)]
+NUMBERS = [(name, step) for name in ("evict_after", "evict_waiting", "fetch_after", "num_slots") for step in (-1, 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ def replaced(plan: CachePlan, field: str, value: list[Any]) -> CachePlan:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_an_unperturbed_run_passes(name: str) -> None:
-    assert verify(run_of(name).planned, SPECS[name]) == 12
+    assert verify(run_of(name).planned, SPECS[name]).num_batches == 12
 
 
 def mutations() -> Iterator[Any]:
@@ -168,7 +168,7 @@ def test_every_perturbed_wait_is_caught(name: str, field: str, step: int) -> Non
             changed[rank] = dataclasses.replace(owner, **{field: getattr(owner, field) + step})
             is_caught = run.catches(position, replaced(plan, "owners", changed))
             # A wait can be longer than needed, if no moved row was used or evicted that late.
-            assert is_caught or (step < 0 and field != "num_slots"), f"batch {position}, rank {rank}"
+            assert is_caught or (step < 0 and field in ("evict_after", "fetch_after")), f"batch {position}, rank {rank}"
             caught += is_caught
     assert caught
 

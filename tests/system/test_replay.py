@@ -61,6 +61,7 @@ def test_one_rank(
     assert found.rows_unique == progress.rows_unique
     assert found.rows_fetched == progress.rows_fetched
     assert found.rows_written == progress.rows_written
+    assert found.evictions_waiting == progress.evictions_waiting > 0, "the cache holds little more than a batch"
     assert found.hit_rate == progress.hit_rate
     assert found.rows_first_touch == sum(len(ids) for ids, _ in done.rows.values())
 
@@ -74,6 +75,7 @@ def test_several_ranks(clicks: Callable[..., Config], assign: str) -> None:
     assert found.rows_unique == sum(rank.rows_unique for rank in ranks)
     assert found.rows_fetched == sum(rank.rows_fetched for rank in ranks)
     assert found.rows_written == sum(rank.rows_written for rank in ranks)
+    assert found.evictions_waiting == sum(rank.evictions_waiting for rank in ranks)
     assert found.exchange_rows == done.rows_sent
 
 

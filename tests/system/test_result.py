@@ -41,6 +41,7 @@ FIELDS = {
     "rows_unique": (int, False),
     "rows_fetched": (int, False),
     "rows_written": (int, False),
+    "evictions_waiting": (int, False),
     "hit_rate": (float, False),
     "exposed_embedding_s": (float, False),
     "step_s_p50": (float, True),

@@ -31,6 +31,7 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "rows_found": ("rows_found", "Those of them that the store had"),
     "rows_fetched": ("rows_fetched", "Rows read from the store"),
     "rows_written": ("rows_written", "Rows written to the store"),
+    "evictions_waiting": ("evictions_waiting", "Rows that left right after their use, so that the next batch waited"),
     "exposed_s": ("exposed_seconds", "Seconds the compute lane waited for rows"),
     "skipped_batches": ("skipped_batches", "Batches left out for a loss or gradient that is not finite"),
 }

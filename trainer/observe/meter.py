@@ -113,6 +113,7 @@ class Meter:
             "rows_found": progress.rows_found,
             "rows_fetched": progress.rows_fetched,
             "rows_written": progress.rows_written,
+            "evictions_waiting": progress.evictions_waiting,
             "skipped_batches": progress.skipped_batches,
             "loss_scale": progress.loss_scale,
             "eta_s": self._eta_s(now_s, progress.steps, progress.share),

@@ -37,6 +37,7 @@ _SCALARS: Mapping[str, str] = {
     "interval_exposed_share": "cache/interval_exposed_share",
     "rows_fetched": "store/rows_fetched",
     "rows_written": "store/rows_written",
+    "evictions_waiting": "cache/evictions_waiting",
 }
 
 

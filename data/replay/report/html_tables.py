@@ -61,6 +61,12 @@ def record_table(replay: Replay) -> str:
         Column(title="first touches", value=lambda r: r.rows_first_touch, hint="rows that need no read"),
         Column(title="fetched", value=lambda r: r.rows_fetched, hint="rows read again after an eviction"),
         Column(title="written", value=lambda r: r.rows_written, hint="rows"),
+        Column(
+            title="waiting",
+            value=lambda r: _scaled(r.batches_waiting, 1 / (r.batches or 1)),
+            text=_percent,
+            hint="batches whose insert waits for the update of the batch before",
+        ),
         Column(title="peak rows", value=lambda r: r.peak_rows, hint="in the caches of all ranks"),
         Column(title="bytes fetched", value=lambda r: r.bytes_fetched, text=_bytes),
         Column(title="bytes written", value=lambda r: r.bytes_written, text=_bytes),

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import plan_batches
+from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
 from data.replay.plan_counts import ExchangeCounts, PlanTotals, exchanged_now
 from tests.oracle.batches import make_batch, traces
@@ -52,18 +53,24 @@ def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> No
     totals = PlanTotals(weight_bytes, 2 * weight_bytes)
     plans = [plan for _, plan in plan_batches(batches, spec)]
     resident: set[tuple[int, int]] = set()
-    peak = misses = unique = 0
+    peak = misses = unique = waiting = 0
+    # Rows of the previous batch; with delayed rows that one is under way, and the batch before it is meant.
+    latest: list[set[tuple[int, int]]] = [set(), set()]
     for plan in plans:
         totals.add(plan)
         used = rows_in(plan.consumers)
         misses += len(used - resident)
         unique += len(used)
         for owner in plan.owners:
+            waiting += len(rows_of(owner.evict) & latest[-1 - spec.rows_delay])
             resident -= rows_of(owner.evict)
+        latest.append(used)
         for owner in plan.owners:
             resident |= rows_of(owner.fetch)
         peak = max(peak, len(resident))
     assert (totals.misses.sum(), totals.rows_unique, totals.peak_rows) == (misses, unique, peak)
+    assert totals.evictions_waiting == waiting == verify(zip(batches, plans, strict=True), spec).evictions_waiting
+    assert (totals.batches_waiting > 0) is (waiting > 0)
     counts = [ExchangeCounts.of(plan) for plan in plans]
     assert totals.exchange_rows == sum(count.rows for count in counts)
     assert totals.exchange_rows_now == sum(int(count.pull_now + count.push_now) for count in counts)

@@ -116,7 +116,7 @@ def test_a_fetch_does_not_wait_for_the_write_back() -> None:
 
     with PlainJob(settings(cache_rows=0)) as job:
         planned = list(plan_batches(batches(NUM_BATCHES), job.spec))
-        assert verify(planned, job.spec) == NUM_BATCHES
+        assert verify(planned, job.spec).num_batches == NUM_BATCHES
         with pytest.raises(PlanError, match="version 0 instead of 1"):
             verify([(batch, hasty(plan)) for batch, plan in planned], job.spec)
 

