@@ -54,7 +54,7 @@ def open_cacher(config: Config, stack: ExitStack) -> str:
     return stack.enter_context(EmbeddedCacher(config)).url
 
 
-def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callable[[str], object]) -> Services:
+def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callable[..., object]) -> Services:
     """Start the services that the configuration does not name. `stack` of rank 0 stops them. `phase` is told of each.
 
     Raises:
@@ -80,7 +80,9 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
         if not store_url:
             folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
             phase("starting the store")
-            store_url = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability)).url
+            server = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability))
+            phase("store started", server=server.description)
+            store_url = server.url
         services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
     return Services(**ranks.share(asdict(services) if services is not None else None))
 

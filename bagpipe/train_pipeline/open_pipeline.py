@@ -37,6 +37,7 @@ from bagpipe.training.dense import WholeDense
 from bagpipe.training.engine import EngineSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.util.program import note
 
 __all__ = ["OpenPipeline", "open_pipeline"]
 
@@ -228,6 +229,8 @@ def _store_url(options: Options, ranks: Ranks, stack: ExitStack) -> str:
     url = None
     if ranks.is_first:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
-        url = stack.enter_context(EmbeddedServer(Path(folder), durability=options.durability)).url
+        server = stack.enter_context(EmbeddedServer(Path(folder), durability=options.durability))
+        note(f"store server: {server.description}")
+        url = server.url
     found: str = ranks.share(url)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ SMALL = [
 ]  # fmt: skip
 
 PHASES = [
-    "starting the cacher", "starting the store", "connecting to the cacher", "building the model",
+    "starting the cacher", "starting the store", "store started", "connecting to the cacher", "building the model",
     "connecting to the store", "training", "evaluating", "computing digests",
 ]  # fmt: skip
 
@@ -50,7 +51,8 @@ def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
     done = run_forked([*SMALL, "--run.log", str(log), "--result", str(result)], tmp_path)
     assert (done.code, done.err) == (0, ""), done.err
     lines = [line.partition("] ")[2] for line in done.out.splitlines() if line.startswith("[")]
-    assert [line for line in lines if line in PHASES] == PHASES
+    assert [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in PHASES] == PHASES
+    assert re.search(r"store started: (redis|valkey) \d+\.\d+.*, /.*-server", done.out)
     assert lines[PHASES.index("training") + 1].startswith("step ")
     assert "embedding digest" in done.out
     check_events(events_of(log.read_text()), json.loads(result.read_text()))

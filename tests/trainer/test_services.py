@@ -12,7 +12,7 @@ from bagpipe.jobs.ranks import Ranks
 from trainer.services import open_services
 
 
-def silent(phase: str) -> None:
+def silent(phase: str, **values: object) -> None:
     """Nobody is told."""
 
 

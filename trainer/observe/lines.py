@@ -117,7 +117,7 @@ def _quality_words(event: Event) -> str:
 
 
 _TEXTS: Mapping[Kind, Callable[[Event], str]] = {
-    "phase": lambda event: str(event.values["phase"]),
+    "phase": lambda event: ": ".join([event.values["phase"], *filter(None, [event.values.get("server")])]),
     "interval": lambda event: "  ".join([f"step {event.step}", *interval_words(event.values)]),
     "checkpoint": lambda event: f"checkpoint at step {event.values['checkpoint_step']}",
     "evaluation": _quality_words,

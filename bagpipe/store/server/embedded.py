@@ -96,6 +96,10 @@ class EmbeddedServer:
         durability: see `bagpipe.store.redis.server_checks`; with more than memory, rows outlive this object.
         options: additional server options, by name; they override the defaults.
 
+    Attributes:
+        description: name, version and binary of the server that was started last, such as
+            ``redis 7.0.15, /usr/bin/redis-server``.
+
     Raises:
         InputError: on `__enter__`: no server binary, the server does not start, or another job uses the folder.
     """
@@ -115,6 +119,7 @@ class EmbeddedServer:
         self._stack: ExitStack | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_path = Path()
+        self.description = ""
 
     @property
     def url(self) -> str:
@@ -139,6 +144,7 @@ class EmbeddedServer:
             lock.write(f"{self._process.pid}\n")
             lock.flush()
             self._await_ready(self._process, binary)
+            self.description = f"{_name(self._answer('INFO server'))}, {binary}"
             self._stack = stack.pop_all()
         return self
 
@@ -245,14 +251,15 @@ class EmbeddedServer:
         remedy = "; is the disk full? Free space there" if any("AOF" in line for line in warnings) else ""
         return f"the job's own store server has ended ({self._folder}): {' '.join(warnings) or lines[-1]}{remedy}"
 
-    def _answer(self) -> bytes:
-        """The reply to PING; empty if the server does not listen."""
+    def _answer(self, command: str = "PING") -> bytes:
+        """The reply to a command, without the length of a bulk string; empty if the server does not listen."""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, sock.makefile("rb") as replies:
                 sock.settimeout(_START_TIMEOUT_S)
                 sock.connect(str(self._socket_path))
-                sock.sendall(b"PING\r\n")
-                return sock.recv(16)
+                sock.sendall(f"{command}\r\n".encode())
+                line = replies.readline()
+                return replies.read(int(line[1:])) if line.startswith(b"$") else line
         except OSError:
             return b""
 
@@ -264,6 +271,13 @@ class EmbeddedServer:
             process.kill()
             process.wait()
         self._socket_path.unlink(missing_ok=True)
+
+
+def _name(info: bytes) -> str:
+    """Name and version of a server, from its reply to INFO."""
+    values = dict(line.partition(":")[::2] for line in info.decode(errors="replace").splitlines())
+    name = values.get("server_name", "redis")
+    return f"{name} {values.get(f'{name}_version') or values.get('redis_version', 'of unknown version')}"
 
 
 def _durability_options(durability: str) -> dict[str, str]:

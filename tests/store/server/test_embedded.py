@@ -25,6 +25,9 @@ def test_the_server_is_private_and_temporary(tmp_path: Path) -> None:
         assert client.info("persistence")["aof_enabled"] == 0
         assert client.config_get("save") in ({"save": ""}, {b"save": b""})
         assert stat.S_IMODE((tmp_path / "job" / "store.sock").stat().st_mode) == 0o700
+        info = client.info("server")
+        name = info.get("server_name", "redis")
+        assert server.description == f"{name} {info[f'{name}_version']}, {find_server()}"
         client.close()
         process_id = server.process_id
     with pytest.raises(ProcessLookupError):
