@@ -5,7 +5,7 @@
     URL ──open──> memory.MemoryStore | redis.RedisStore          both pass bagpipe.testing.store_conformance
 
     RedisStore   ids ──keys──> buckets ──routing──> commands per server ──row_codecs──> frames of requests
-                 resp_rows: arrays <-> RESP bytes           request_pipeline: frames <-> links, one deadline
+                 resp_rows, row_replies: arrays <-> RESP    request_pipeline: frames <-> links, one deadline
                  shard_client: a list of servers            cluster_client: a cluster's masters, redirections
                  namespace + schema_record: compared before anything is written; job_record: who made the rows
                  urls, servers, cluster: redis-py connects, authenticates, encrypts
@@ -16,6 +16,6 @@
     passwords    the password of store.url, given apart
     server       a private server for one job, when no URL is given
 
-fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, row_sums, resp and resp_rows do no
-I/O. Only redis/ needs redis-py.
+fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, row_sums, resp, resp_rows and
+row_replies do no I/O. Only redis/ needs redis-py.
 """

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import WriteRequest
 from bagpipe.store.keys import bucket_key
-from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, hmget_header, hset_header
+from bagpipe.store.redis.resp_rows import FieldEncoder, RowEncoder, hmget_header, hset_header
 from bagpipe.store.redis.routing import Router, servers_of_buckets
 from bagpipe.store.redis.row_codecs import max_command_rows
+from bagpipe.store.redis.row_replies import RowFormat
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.row_checksum import value_dtype
 from bagpipe.types.schema import RowSchema, RowTable
@@ -93,8 +94,8 @@ class Workload:
 
     def read_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_read` when every row is found."""
-        decoder = HmgetDecoder(value_dtype(self.row_bytes))
-        return sum(decoder.max_reply_bytes(stop - start) for _, start, stop in self.commands)
+        row_format = RowFormat(value_dtype(self.row_bytes))
+        return sum(row_format.max_reply_bytes(stop - start) for _, start, stop in self.commands)
 
     def write_reply_bytes(self) -> int:
         """Bytes of the replies to `encoded_write` when every row exists: `:0 CR LF` a command."""

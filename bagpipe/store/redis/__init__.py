@@ -3,7 +3,8 @@
 store            `RedisStore` over a ShardClient: shard_client (list of servers), cluster_client (Redis Cluster)
 row_reader       its reading half, which a serving client has alone
 routing          rows to buckets, commands and servers; cluster_routing: slots, redirections
-row_codecs       frames of requests: fenced_write (scripts), resp_rows (rows as RESP); resp: short replies
+read_codec       frames of requests to read; row_replies: their replies, many commands at once
+row_codecs       frames of requests to write: fenced_write (scripts); resp_rows: rows as RESP; resp: short replies
 link             one socket; request_pipeline: requests on many links, one deadline
 remedies         what to do about a server without memory or disk
 urls, servers, cluster, server_checks, namespace: connecting and checking; ledger, ledger_scripts: owners and logs

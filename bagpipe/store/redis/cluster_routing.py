@@ -23,7 +23,7 @@ from bagpipe.errors import StoreError
 from bagpipe.store.keys import NUM_SLOTS
 from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.request_pipeline import Accept
+from bagpipe.store.redis.request_pipeline import Accept, Accepted
 from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.redis.routing import BucketCommand
 
@@ -197,7 +197,7 @@ class NodeCommands:
     num_answered: int = 0
     redirected: list[PendingCommand] = field(default_factory=list)
 
-    def accept(self, decode: Accept, buffer: Bytes, start: int, end: int) -> int | None:
+    def accept(self, decode: Accept, buffer: Bytes, start: int, end: int) -> int | Accepted | None:
         """Decode the next reply, or note its redirection. See `bagpipe.store.redis.request_pipeline.Accept`."""
         try:
             after = decode(buffer, start, end)
@@ -212,7 +212,7 @@ class NodeCommands:
             self.redirected.append(self.commands[self.num_answered]._replace(redirect=wait, gap=error))
             after = error.end
         if after is not None:
-            self.num_answered += 1
+            self.num_answered += after.num_requests if isinstance(after, Accepted) else 1
         return after
 
     def unserved(self) -> list[PendingCommand]:

@@ -21,13 +21,29 @@ from typing import NamedTuple
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
 
-__all__ = ["Accept", "Frame", "Request", "RequestPipeline", "exchange"]
+__all__ = ["Accept", "Accepted", "Frame", "Request", "RequestPipeline", "exchange"]
+
+
+class Accepted(NamedTuple):
+    """Some bytes of the replies expected next.
+
+    Attributes:
+        end: offset after them.
+        num_requests: requests whose replies end there or before.
+    """
+
+    end: int
+    num_requests: int
+
 
 #: Decodes the reply at ``buffer[start:end]``. Returns the offset after it, None while incomplete; raises StoreError.
-Accept = Callable[[Bytes, int, int], int | None]
+#: One that decodes the replies of several requests in a row, in parts of any length, returns `Accepted`.
+Accept = Callable[[Bytes, int, int], int | Accepted | None]
 
 #: Outstanding reply bytes below which sending goes first; the replies wait in the kernel.
 _WORTH_RECEIVING_BYTES = 64 << 10
+#: Reply bytes that are decoded together while more arrive: one call of numpy costs as much as decoding 20 rows.
+_WORTH_DECODING_BYTES = 256 << 10
 #: Approximate number of pieces per sendmsg call, whose limit is 1,024 (IOV_MAX).
 _ENOUGH_PIECES = 750
 
@@ -78,12 +94,17 @@ class RequestPipeline:
         """Whether there is a request to send and the bound on outstanding replies allows it."""
         if self._pieces:
             return True
-        return bool(self._unsent or self._more_frames) and self._promised_bytes < self.link.pace.promised_bytes
+        return bool(self._unsent or self._more_frames) and self._outstanding_bytes < self.link.pace.promised_bytes
 
     @property
     def wants_to_receive(self) -> bool:
         """Whether to read replies now; short ones wait until everything is sent."""
-        return self._promised_bytes >= _WORTH_RECEIVING_BYTES or not self.wants_to_send
+        return self._outstanding_bytes >= _WORTH_RECEIVING_BYTES or not self.wants_to_send
+
+    @property
+    def _outstanding_bytes(self) -> int:
+        """Bound on the bytes of replies that have not arrived."""
+        return self._promised_bytes - (self._end - self._start)
 
     def advance(self) -> bool:
         """Send and receive once each, without blocking. Returns whether any byte moved.
@@ -140,16 +161,17 @@ class RequestPipeline:
         self._promised_bytes += promised_bytes
 
     def _receive(self) -> bool:
-        room, came, gone = self._expected[0].max_reply_bytes, False, None
+        came, gone = False, None
+        enough = min(self._promised_bytes, max(self._expected[0].max_reply_bytes, _WORTH_DECODING_BYTES))
         try:
-            self._start, self._end, came = self.link.receive(self._start, self._end, room)
+            self._start, self._end, came = self.link.receive(self._start, self._end, enough)
         except ConnectionError as error:  # replies received before it still count
             gone = error
         moved = came
         self._undecoded |= came
         while self._expected and self._undecoded:
             # A reply can be shorter than its bound. While more bytes arrive, decoding early is wasteful.
-            if came and self._end - self._start < self._expected[0].max_reply_bytes:
+            if came and self._end - self._start < min(enough, self._promised_bytes):
                 return True
             self._undecoded = self._accept_one()
             moved |= self._undecoded
@@ -158,7 +180,7 @@ class RequestPipeline:
         return moved
 
     def _accept_one(self) -> bool:
-        """Decode the next reply. Returns whether it was complete."""
+        """Decode the next reply, or a part of it. Returns whether that ended a reply."""
         try:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
@@ -166,9 +188,10 @@ class RequestPipeline:
             raise kind(f"{self.link.endpoint}: {error}") from None
         if after is None:
             return False
-        self._start = after
-        self._promised_bytes -= self._expected.popleft().max_reply_bytes
-        return True
+        self._start, num_requests = after if isinstance(after, Accepted) else (after, 1)
+        for _ in range(num_requests):
+            self._promised_bytes -= self._expected.popleft().max_reply_bytes
+        return num_requests > 0
 
 
 def exchange(

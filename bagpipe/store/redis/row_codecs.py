@@ -1,10 +1,10 @@
-"""`ReadCodec`, `WriteCodec`: routed rows to frames of requests for one link, and replies back into row order.
+"""`WriteCodec`: routed rows to frames of HSET requests for one link. `Codec`: what every codec does.
 
     commands ──runs of 32 or 64 KiB──> encode a run at once ──> a frame of requests
-    reply ──HmgetDecoder──> rows[order[start:stop]], checks[order[start:stop]] = found rows and their check words
 
 A frame is encoded only after the previous one was sent, into the same scratch array, while the server works.
-Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_write`.
+Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_write`. Rows are read by
+`bagpipe.store.redis.read_codec`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from bagpipe.store.fencing.fence import logs_key, open_key, owner_key
 from bagpipe.store.fencing.writer_logs import LogEntries
 from bagpipe.store.keys import FIELD_DTYPE
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
-from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.request_pipeline import Frame, Request
-from bagpipe.store.redis.resp_rows import FieldEncoder, HmgetDecoder, RowEncoder, decode_hset, hmget_header, hset_header
+from bagpipe.store.redis.resp_rows import RowEncoder, decode_hset, hset_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
-from bagpipe.store.row_checksum import value_dtype
 from bagpipe.util.failpoints import hit
 
 __all__ = [
+    "FRAME_BYTES",
     "Codec",
     "Group",
     "LogRotation",
-    "ReadCodec",
-    "ReadGroup",
     "WriteCodec",
     "WriteGroup",
     "max_command_rows",
+    "runs_of",
+    "slice_of",
 ]
 
 #: Bytes of rows per command. Bounds the reply, the receive buffer and the server's time per command.
 _COMMAND_BYTES = 64 << 10
 #: Bytes encoded at a time: small enough to send the first ones early and to stay in a core's cache, large enough that
 #: the server is rarely idle. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
-_FRAME_BYTES = 32 << 10
+FRAME_BYTES = 32 << 10
 #: The same for transactions, which run two scripts per frame.
 _TRANSACTION_BYTES = 64 << 10
 #: Keeps a request within its limit of 256 pieces.
@@ -80,23 +79,6 @@ class Codec(Protocol[G]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadGroup:
-    """Rows of one width to be read.
-
-    Attributes:
-        routed: rows to request.
-        rows: void ``[n]``, filled in request order; untouched where a row is missing.
-        checks: uint64 ``[n]``, stored check words.
-        found: bool ``[n]``, initially True; set to False where a row is missing.
-    """
-
-    routed: RoutedRows
-    rows: NDArray[np.void]
-    checks: NDArray[np.uint64]
-    found: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WriteGroup:
     """Rows of one width to be written.
 
@@ -130,39 +112,6 @@ class LogRotation:
     next_name: bytes
 
 
-class ReadCodec:
-    """HMGET requests whose replies fill a `ReadGroup`.
-
-    Args:
-        keys: key of each bucket.
-    """
-
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        self._keys = keys
-        self._encoder = FieldEncoder()
-        self._decoders: dict[int, HmgetDecoder] = {}
-
-    def frames(self, group: ReadGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        """See `Codec.frames`."""
-        routed, row_bytes = group.routed, group.rows.itemsize
-        if row_bytes not in self._decoders:
-            self._decoders[row_bytes] = HmgetDecoder(value_dtype(row_bytes))
-        decoder = self._decoders[row_bytes]
-        record_bytes = self._encoder.record_bytes
-        for run in _runs(commands, record_bytes, _FRAME_BYTES):
-            first_row = run[0].start
-            order = routed.order[first_row : run[-1].stop]
-            data = self._encoder.encode(routed.tables.take(order), routed.ids.take(order)).data
-            requests = []
-            for command in run:
-                num_rows = command.stop - command.start
-                head = memoryview(hmget_header(self._keys[command.bucket], num_rows))
-                body = _slice(data, command, first_row, record_bytes)
-                accept = partial(_accept_rows, decoder, group, command)
-                requests.append(Request((head, body), decoder.max_reply_bytes(num_rows), accept))
-            yield requests
-
-
 class WriteCodec:
     """HSET requests with the rows of a `WriteGroup`, in transactions if fenced; or a `LogRotation`.
 
@@ -187,7 +136,7 @@ class WriteCodec:
 
     def _plain(self, group: WriteGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         encoder = self._encoder(group)
-        for run in _runs(commands, encoder.record_bytes, _FRAME_BYTES):
+        for run in runs_of(commands, encoder.record_bytes, FRAME_BYTES):
             _, bodies = self._encode(group, encoder, run)
             requests = []
             for command, body in zip(run, bodies, strict=True):
@@ -199,7 +148,7 @@ class WriteCodec:
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_transaction_commands
-        for run in _runs(commands, encoder.record_bytes, _TRANSACTION_BYTES):
+        for run in runs_of(commands, encoder.record_bytes, _TRANSACTION_BYTES):
             fields, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):
@@ -231,7 +180,7 @@ class WriteCodec:
         return Request(pieces, transaction.max_reply_bytes, transaction.accept)
 
     def _rotations(self, group: LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        for run in _runs(commands, 1, _ROTATIONS):
+        for run in runs_of(commands, 1, _ROTATIONS):
             requests = []
             for bucket, *_ in run:
                 key = self._keys[bucket]
@@ -264,7 +213,7 @@ class WriteCodec:
         checks = np.empty(len(order), np.uint64)
         data = encoder.encode(tables, ids, group.rows.take(order), checks).data
         group.checks[order] = checks
-        bodies = [_slice(data, command, first_row, encoder.record_bytes) for command in run]
+        bodies = [slice_of(data, command, first_row, encoder.record_bytes) for command in run]
         if group.entries is None:
             return [], bodies
         fields = np.empty(len(order), FIELD_DTYPE)
@@ -272,23 +221,7 @@ class WriteCodec:
         return [fields[command.start - first_row : command.stop - first_row].tobytes() for command in run], bodies
 
 
-def _accept_rows(
-    decoder: HmgetDecoder, group: ReadGroup, command: BucketCommand, buffer: Bytes, start: int, end: int
-) -> int | None:
-    """Store one reply's rows in request order. Returns the offset after the reply, None while it is incomplete."""
-    reply = decoder.decode(buffer, start, end, command.stop - command.start)
-    if reply is None:
-        return None
-    positions = group.routed.order[command.start : command.stop]
-    if reply.found is not None:
-        group.found[positions] = reply.found
-        positions = positions[reply.found]
-    group.rows[positions] = reply.rows["row"]
-    group.checks[positions] = reply.rows["check"]
-    return reply.end
-
-
-def _runs(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int) -> Iterator[list[BucketCommand]]:
+def runs_of(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int) -> Iterator[list[BucketCommand]]:
     """Group consecutive commands into runs of about `frame_bytes`, at least one command each.
 
     A run has one command per bucket, because a transaction opens each bucket once.
@@ -306,5 +239,5 @@ def _runs(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int
         yield run
 
 
-def _slice(data: memoryview, command: BucketCommand, first_row: int, record_bytes: int) -> memoryview:
+def slice_of(data: memoryview, command: BucketCommand, first_row: int, record_bytes: int) -> memoryview:
     return data[(command.start - first_row) * record_bytes : (command.stop - first_row) * record_bytes]

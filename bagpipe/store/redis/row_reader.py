@@ -17,7 +17,7 @@ from bagpipe.store.interface import ReadResult
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_client import ClusterClient
-from bagpipe.store.redis.row_codecs import ReadCodec, ReadGroup
+from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
 from bagpipe.store.redis.servers import Server
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.row_checksum import as_voids, check_words
@@ -37,9 +37,10 @@ def reading_client(
         keys: of the buckets, by number.
         timeout_s: deadline of one batch, and of every connection attempt.
     """
-    codec = partial(ReadCodec, list(keys))
     if isinstance(backends, Cluster):
-        return ClusterClient(backends, keys=list(keys), timeout_s=timeout_s, make_codec=codec)
+        one_by_one = partial(ReadCodec, list(keys), one_by_one=True)
+        return ClusterClient(backends, keys=list(keys), timeout_s=timeout_s, make_codec=one_by_one)
+    codec = partial(ReadCodec, list(keys))
     return ServerListClient(backends, num_buckets=len(keys), timeout_s=timeout_s, make_codec=codec)
 
 
