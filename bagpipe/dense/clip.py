@@ -68,6 +68,8 @@ class Clip:
         Returns:
             What the limit of the norm did; None: there is none, or no gradient in its scope.
         """
+        if not self.norm and not self.value:
+            return None
         graded = [parameter for parameter in parameters if parameter.grad is not None]
         limited = self.limited(self.measure(graded), row_squares)
         if limited is not None:

@@ -92,8 +92,10 @@ class LossScale:
 
     def unscale_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Divide the scale out of the gradients of parameters, in place."""
+        if self.value == 1:
+            return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if self.value != 1 and gradients:
+        if gradients:
             torch._foreach_mul_(gradients, 1 / self.value)
 
 

@@ -124,16 +124,21 @@ class WholeParameters(DenseParameters):
         self.model = model
         self.optimizer = optimizer
         self._replicas = replicas
+        self._named = tuple(model.named_parameters())
+
+    def begin(self) -> None:
+        # Once per run: a walk over a model's modules costs as much as a small layer.
+        self._named = tuple(self.model.named_parameters())
 
     def reduce(self, *, is_bad: bool | None) -> bool:
         return self._replicas is not None and self._replicas.reduce(is_bad=is_bad)
 
     @property
     def stepped(self) -> Iterable[nn.Parameter]:
-        return self.model.parameters()
+        return (parameter for _, parameter in self._named)
 
     def gradients(self) -> Iterable[tuple[str, Tensor]]:
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._named:
             if parameter.grad is not None:
                 yield name, parameter.grad
 

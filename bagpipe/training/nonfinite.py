@@ -37,7 +37,10 @@ __all__ = ["NonfiniteGuard"]
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.sum().to(torch.float64) for tensor in tensors]).sum()
+    sums = [tensor.sum() for tensor in tensors]
+    if any(each.dtype != torch.float32 for each in sums):
+        sums = [each.to(torch.float64) for each in sums]
+    return torch.stack(sums).sum()
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
