@@ -1,10 +1,11 @@
 """`Run`: one phase of one job. A thread plans and serialises into one bounded buffer per rank.
 
-    planner thread: PlannedPhase ──RankBatches──> buffer of rank 0 │ … │ rank N-1 ──item(index)──> rank's stream
+    planner thread: PlannedPhase ──RankBatches──> buffer of rank 0 │ … │ rank N-1 ──take(index)──> rank's stream
                     waits while any buffer is full                   └── acknowledged batches leave
 
 A buffer holds a rank's batches from its watermark on, at most as many as its credits. Unacknowledged batches can be
 sent again after a lost connection. A rank that is slow, late or lost blocks the planner instead of filling memory.
+Small batches leave together, while the rank has others (`bagpipe.client.agreement.batches_per_message`).
 """
 
 from __future__ import annotations
@@ -16,20 +17,40 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 
 from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.agreement import batches_per_message
 from bagpipe.client.codec import values_are_derivable
 from bagpipe.client.message import encode_message
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
 from cacher.planning import PlannedPhase
 
-__all__ = ["Run", "RunStatistics"]
+__all__ = ["Run", "RunStatistics", "Taken"]
 
 _LOG = logging.getLogger("cacher")
 
 #: Names of errors on the wire. The client raises the class of that name.
 _ERROR_NAMES: Mapping[type[Exception], str] = {CapacityError: "CapacityError", InputError: "InputError"}
+
+#: Batches are sent together up to so many bytes.
+_MAX_JOINED_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A message for a rank.
+
+    Attributes:
+        message: serialised.
+        num_batches: in the message.
+        is_last: it is the run's last message, End or Error.
+    """
+
+    message: bytes
+    num_batches: int = 0
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +79,7 @@ class _Buffer:
         credits: batches from the watermark on that can be planned for the rank.
         first: index of the first batch held: the watermark, or the first one that the rank requested.
         left: the rank has left this run.
+        awaited: index of the batch that the rank's stream waits for; None: for none.
     """
 
     watermark: int
@@ -65,6 +87,23 @@ class _Buffer:
     first: int
     messages: deque[bytes] = field(default_factory=deque)
     left: bool = False
+    awaited: int | None = None
+
+    def is_due(self, index: int) -> bool:
+        """Whether to send the batches from an index on now: they are several, or the rank has few."""
+        together = batches_per_message(self.credits)
+        num_batches = self.first + len(self.messages) - index
+        return num_batches >= together or (num_batches > 0 and index - self.watermark <= self.credits - together)
+
+    def joined(self, index: int) -> Taken:
+        """One message of the batches from an index on, at least one."""
+        messages, num_bytes = [], 0
+        for message in islice(self.messages, index - self.first, None):
+            num_bytes += len(message)
+            if messages and num_bytes > _MAX_JOINED_BYTES:
+                break
+            messages.append(message)
+        return Taken(message=messages[0] if len(messages) == 1 else b"".join(messages), num_batches=len(messages))
 
     def has_room(self, index: int) -> bool:
         return self.left or index < self.watermark + self.credits
@@ -165,19 +204,20 @@ class Run:
             self._changed.notify_all()
             return is_last
 
-    def item(self, rank: int, index: int) -> tuple[bytes, bool] | None:
-        """The message with a rank's batch, and whether it is the last message; None while there is none.
+    def take(self, rank: int, index: int) -> Taken | None:
+        """A message with a rank's batches from an index on; None while there is none, or more will come first.
 
         The message after the last batch is End or Error. A run that was stopped has none. A batch below the watermark
-        has no message any more.
+        has no message any more. After None, the rank is woken when there is a message.
         """
         with self._changed:
             buffer = self._buffers[rank]
-            offset = index - buffer.first
-            if 0 <= offset < len(buffer.messages):
-                return buffer.messages[offset], False
+            buffer.awaited = None
+            if 0 <= index - buffer.first < len(buffer.messages) and (self._last is not None or buffer.is_due(index)):
+                return buffer.joined(index)
             if self._last is not None and index >= self._next_index:
-                return self._last, True
+                return Taken(message=self._last, is_last=True)
+            buffer.awaited = index
             return None
 
     @property
@@ -256,8 +296,17 @@ class Run:
                     buffer.messages.append(message)
             self._next_index = index + 1
             self._batches_planned += 1
-        for rank in messages:
+            woken = [rank for rank in messages if self._is_awaited(rank)]
+        for rank in woken:
             self._wake(rank)
+        return True
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether a rank's stream waits for what is due now; only once per wait."""
+        buffer = self._buffers[rank]
+        if buffer.awaited is None or not buffer.is_due(buffer.awaited):
+            return False
+        buffer.awaited = None
         return True
 
     def _finish(self, message: pb.CacherMessage) -> None:

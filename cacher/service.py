@@ -1,7 +1,7 @@
 """`TrainService`: one `Train` call per trainer rank. One coroutine reads requests, another sends batches.
 
     reader: Hello ─> jobs.enter ─> Welcome      Start ─> jobs.begin      Ack ─> run.acknowledge      Leave ─> jobs.leave
-    sender: run.item(rank, next batch) ─> stream while there is one; then sleeps until the run wakes it
+    sender: run.take(rank, next batch) ─> stream while there is one; then sleeps until the run wakes it
 
 Requests are untrusted. A stream without a Hello in time, or with an invalid message, is ended.
 """
@@ -140,6 +140,7 @@ class _Stream:
             return  # sent before the rank went on
         if ack.watermark > self._next or not entered.run.acknowledge(self.member.rank, ack.watermark):
             raise ProtocolError(f"acknowledged batches below {ack.watermark}, {self._next} is to be sent next")
+        self._changed.set()  # the rank has fewer batches: more can be due
 
     async def _send_batches(self) -> bool:
         """Send batches. Returns True once an error has been sent."""
@@ -151,18 +152,17 @@ class _Stream:
                 await self.send(pb.CacherMessage(error=error_of(self._error)).SerializeToString())
                 return True
             entered = self._entered
-            item = None if entered is None or entered is ended else entered.run.item(self.member.rank, self._next)
-            if item is None:
+            taken = None if entered is None or entered is ended else entered.run.take(self.member.rank, self._next)
+            if taken is None:
                 await self._changed.wait()
                 continue
-            message, is_last = item
-            if is_last:
+            if taken.is_last:
                 ended = entered
                 if entered is not None and entered.run.has_failed:
-                    await self.send(message)
+                    await self.send(taken.message)
                     return True
             else:
                 # Before the send: an Ack or another Start can arrive while `send` waits.
-                self._next += 1
-                self._counters.add(batches_sent=1, bytes_sent=len(message))
-            await self.send(message)
+                self._next += taken.num_batches
+                self._counters.add(batches_sent=taken.num_batches, bytes_sent=len(taken.message))
+            await self.send(taken.message)

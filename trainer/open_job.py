@@ -151,7 +151,6 @@ def _remote_batches(config: Config, services: Services, ranks: Ranks, suffix: st
     return RemoteBatches(
         services.cacher_url,
         config,
-        credits=config.cache.read_ahead,
         rank=ranks.rank,
         world_size=ranks.world_size,
         job_id=services.job_id + suffix,

@@ -174,7 +174,7 @@ def _score(
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:
         cacher_url = open_cacher(config, stack)
-        source = stack.enter_context(RemoteBatches(cacher_url, config, credits=config.cache.read_ahead))
+        source = stack.enter_context(RemoteBatches(cacher_url, config))
         _check_columns(source.schema, checkpoint)
         groups = GroupColumn(feature_number(source.schema, config.eval.group)) if config.eval.group else None
         built = build_training_model(config, source.schema)

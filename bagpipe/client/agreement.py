@@ -23,12 +23,14 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SECRET_METADATA",
     "Difference",
+    "batches_per_message",
+    "credits_for",
     "first_difference",
     "settings_of",
 ]
 
 #: Increased when an older peer would misunderstand a newer one.
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 #: Requests hold numbers and a configuration. A batch of 65,536 x 200 ids takes about 320 MB.
 MAX_TRAINER_MESSAGE_BYTES = 1 << 20
@@ -38,6 +40,9 @@ MAX_CACHER_MESSAGE_BYTES = 1 << 30
 #: id and 63 B per distinct one.
 MAX_IDS_BYTES = 1 << 28
 MAX_PLAN_BYTES = 1 << 30
+
+#: Small batches: a rank's credits are worth so many examples, in at most so many batches more than it needs.
+_CREDIT_EXAMPLES, _MAX_SPARE_CREDITS = 4_096, 32
 
 #: Metadata key of the shared secret.
 SECRET_METADATA = "x-bagpipe-secret"
@@ -53,6 +58,21 @@ class Difference:
     path: str
     first: str
     second: str
+
+
+def credits_for(config: Config) -> int:
+    """Batches in transit to a trainer or waiting there, at most: what it reads ahead, and more of small ones."""
+    small = -(-_CREDIT_EXAMPLES // config.data.batch_size)
+    return config.cache.read_ahead + min(max(0, small - config.cache.read_ahead), _MAX_SPARE_CREDITS)
+
+
+def batches_per_message(credits: int) -> int:
+    """Batches that a rank acknowledges together, and that a cacher sends together while the rank has others.
+
+    A message costs about as much as a batch of 64 examples. With a quarter of the credits in each direction, a rank
+    that takes its batches as they come always has some.
+    """
+    return max(1, credits // 4)
 
 
 def settings_of(config: Config) -> dict[str, Any]:

@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -18,16 +19,16 @@ class TrainerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class CacherMessage(_message.Message):
-    __slots__ = ("welcome", "rank_batch", "end", "error")
+    __slots__ = ("welcome", "end", "error", "rank_batches")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
-    RANK_BATCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    RANK_BATCHES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
-    rank_batch: RankBatch
     end: End
     error: Error
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rank_batch: _Optional[_Union[RankBatch, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    rank_batches: _containers.RepeatedCompositeFieldContainer[RankBatch]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., rank_batches: _Optional[_Iterable[_Union[RankBatch, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema")

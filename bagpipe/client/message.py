@@ -1,4 +1,7 @@
-"""`encode_message`: a rank batch as the serialised protobuf message that a cacher sends."""
+"""`encode_message`: a rank batch as the serialised protobuf message that a cacher sends.
+
+Joined, the messages of several rank batches are one message with these batches: so protobuf encodes a repeated field.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def encode_message(run: int, index: int, rank_batch: RankBatch, *, omit_values: 
     num_bytes = sum(map(len, parts))
     head = pb.RankBatch(run=run, index=index).SerializeToString()
     head += _field(pb.RankBatch.PAYLOAD_FIELD_NUMBER, num_bytes)
-    return b"".join((_field(pb.CacherMessage.RANK_BATCH_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
+    return b"".join((_field(pb.CacherMessage.RANK_BATCHES_FIELD_NUMBER, len(head) + num_bytes), head, *parts))
 
 
 def _field(number: int, num_bytes: int) -> bytes:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
+from bagpipe.client.agreement import batches_per_message
 from bagpipe.client.codec import CodecError, decode_rank_batch
 from bagpipe.client.link import Credentials, Link, LinkLost
 from bagpipe.errors import CapacityError, InputError, JobError
@@ -49,11 +50,12 @@ class QueueStatistics:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A requested phase: `next_batch` is received next, `watermark` is taken next."""
+    """A requested phase: `next_batch` is received next, `watermark` taken next; the cacher knows of those `told`."""
 
     start: pb.Start
     next_batch: int
     watermark: int
+    told: int = 0
     ended: bool = False
 
 
@@ -79,6 +81,7 @@ class Receiver:
         self._credentials = credentials
         self._hello = hello
         self._timeout_s = timeout_s
+        self._batches_per_ack = batches_per_message(hello.credits)
         # Credits bound the batches; one more place for a schema, an End or an error.
         self._received: queue.Queue[Item] = queue.Queue(maxsize=hello.credits + 1)
         self._peak = 0
@@ -125,7 +128,8 @@ class Receiver:
         with self._lock:
             run.watermark += 1
             # After End the cacher does not need it, and a new stream does not know the run.
-            if self._link is not None and not run.ended:
+            if self._link is not None and not run.ended and run.watermark - run.told >= self._batches_per_ack:
+                run.told = run.watermark
                 self._link.put(ack=pb.Ack(run=run.start.run, watermark=run.watermark))
 
     def take(self, timeout_s: float | None = None) -> Item:
@@ -228,10 +232,11 @@ class Receiver:
         link.put(hello=self._hello)
         for message in link.messages():
             kind = message.WhichOneof("kind")
-            if kind == "welcome":
+            if kind is None and message.rank_batches:
+                for rank_batch in message.rank_batches:
+                    self._on_batch(rank_batch)
+            elif kind == "welcome":
                 self._welcome(link, message.welcome)
-            elif kind == "rank_batch":
-                self._on_batch(message.rank_batch)
             elif kind == "end":
                 self._on_end(message.end)
             elif kind == "error":
@@ -258,6 +263,7 @@ class Receiver:
 
     def _send_start(self, link: Link, run: Run) -> None:
         run.start.next_batch, run.start.watermark, run.start.ended = run.next_batch, run.watermark, run.ended
+        run.told = run.watermark
         link.put(start=run.start)
 
     def _on_batch(self, message: pb.RankBatch) -> None:

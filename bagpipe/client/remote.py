@@ -1,7 +1,7 @@
 """`RemoteBatches`: the batches of a cacher in another process.
 
     cacher ──Receiver's queue (at most `credits` batches)──> batches()
-                                                             └── taking one sends an Ack: one more credit
+                                                             └── taking some sends an Ack: as many more credits
 
 A lost connection or a restarted cacher is transparent if the cacher is reached again in time: it plans the same batches
 again and skips those already received.
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
-from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.agreement import PROTOCOL_VERSION, credits_for, settings_of
 from bagpipe.client.link import Credentials
 from bagpipe.client.receiver import QueueStatistics, Receiver, Run
 from bagpipe.config.sections import Config
@@ -35,7 +35,7 @@ class RemoteBatches:
     Args:
         url: see `bagpipe.client.address`.
         config: of the job. The cacher compares it with its own. The `cacher` section configures the connection.
-        credits: most batches in transit or waiting here.
+        credits: most batches in transit or waiting here; None: `credits_for` the configuration.
         rank, world_size: of this trainer.
         job_id: shared by all ranks of a job and unique to it. Generated for a single rank.
         secret: shared with the cacher, instead of `cacher.secret_file`.
@@ -51,12 +51,13 @@ class RemoteBatches:
         url: str,
         config: Config,
         *,
-        credits: int,
+        credits: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         job_id: str = "",
         secret: str = "",
     ) -> None:
+        credits = credits_for(config) if credits is None else credits
         if credits < 1:
             raise ValueError(f"credits must be at least 1, got {credits}")
         if world_size > 1 and not job_id:

@@ -57,7 +57,7 @@ def _train_as_program(config: Config, sample: Sample, task: Task, on_step: OnSte
 
     with ExitStack() as stack:
         cacher = stack.enter_context(EmbeddedCacher(config))
-        source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
+        source = stack.enter_context(RemoteBatches(cacher.url, config))
         built = build_training_model(config, source.schema)
         engine = open_engine(built, source, stack)
         engine.train(source.batches("train", built.spec), on_batch=on_batch)

@@ -132,9 +132,8 @@ def run_trial(
     recorder = _Recorder(server, (warmup_steps, last_step, LOSS_STEPS))
     with ExitStack() as stack:
         trace = Trace() if trace_path else None
-        credits = config.cache.read_ahead
         cacher = stack.enter_context(EmbeddedCacher(config))
-        source = stack.enter_context(RemoteBatches(cacher.url, config, credits=credits))
+        source = stack.enter_context(RemoteBatches(cacher.url, config))
         built = build_training_model(config, source.schema)
         if refill:
             fill_store(server, built.rows, config.store.namespace)

@@ -48,7 +48,7 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
 
     with ExitStack() as stack:
         cacher = stack.enter_context(EmbeddedCacher(config))
-        source = stack.enter_context(RemoteBatches(cacher.url, config, credits=config.cache.read_ahead))
+        source = stack.enter_context(RemoteBatches(cacher.url, config))
         built = build_training_model(config, source.schema)
         _fill(fill_url, built.rows, config.store.namespace, sample)
         engine = open_engine(built, source, stack)

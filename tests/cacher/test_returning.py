@@ -57,7 +57,7 @@ def rank_through(url: str, rank: int) -> Iterator[None]:
             link.put(start=start)
         # Messages are processed in order: an answer to this one means that the earlier ones were processed.
         link.put(start=pb.Start(run=1, phase="eval", spec=spec))
-        assert next(received).rank_batch.run == 1
+        assert next(received).rank_batches[0].run == 1
         yield
         link.put(leave=pb.Leave())
         link.finish()

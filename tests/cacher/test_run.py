@@ -33,10 +33,10 @@ class Woken:
 
     def item(self, run: Run, rank: int, index: int) -> tuple[pb.CacherMessage, bool]:
         with self._changed:
-            assert self._changed.wait_for(lambda: run.item(rank, index) is not None, timeout=20)
-        found = run.item(rank, index)
+            assert self._changed.wait_for(lambda: run.take(rank, index) is not None, timeout=20)
+        found = run.take(rank, index)
         assert found is not None
-        return pb.CacherMessage.FromString(found[0]), found[1]
+        return pb.CacherMessage.FromString(found.message), found.is_last
 
 
 @contextmanager
@@ -70,21 +70,23 @@ def test_planning_stops_at_the_credits() -> None:
     with started(credits=2) as (run, woken):
         for index in (0, 1):
             message, is_last = woken.item(run, 0, index)
-            assert (message.rank_batch.run, message.rank_batch.index, is_last) == (4, index, False)
-        assert run.item(0, 2) is None
+            assert (message.rank_batches[0].run, message.rank_batches[0].index, is_last) == (4, index, False)
+        assert run.take(0, 2) is None
         assert run.acknowledge(0, 1)
-        assert woken.item(run, 0, 2)[0].rank_batch.index == 2
+        assert woken.item(run, 0, 2)[0].rank_batches[0].index == 2
         statistics = run.statistics()
         assert statistics.batches_buffered == (2,)
         assert statistics.credits_free == (0,)
-        assert statistics.bytes_buffered == sum(len(run.item(0, index)[0]) for index in (1, 2))  # type: ignore[index]
+        taken = run.take(0, 1)
+        assert taken is not None
+        assert (statistics.bytes_buffered, taken.num_batches) == (len(taken.message), 2)
 
 
 def test_unacknowledged_batches_can_be_read_again() -> None:
     with started(credits=3) as (run, woken):
-        first = [woken.item(run, 0, index)[0] for index in range(3)]
+        first = [woken.item(run, 0, index)[0].rank_batches[0] for index in range(3)]
         assert run.enter(0, credits=3, next_batch=0, watermark=0)
-        assert [woken.item(run, 0, index)[0] for index in range(3)] == first
+        assert [woken.item(run, 0, index)[0].rank_batches[0] for index in range(3)] == first
         assert run.acknowledge(0, 2)
         assert not run.enter(0, credits=3, next_batch=1, watermark=1)
         assert run.enter(0, credits=3, next_batch=2, watermark=2)
@@ -102,7 +104,7 @@ def test_the_end_comes_after_the_last_batch() -> None:
         message, is_last = woken.item(run, 0, 9)
         assert is_last
         assert (message.end.run, message.end.skipped_rows, message.end.next_batch) == (4, 0, 9)
-        assert woken.item(run, 0, 8)[0].rank_batch.index == 8
+        assert woken.item(run, 0, 8)[0].rank_batches[0].index == 8
         assert not run.has_failed
 
 
@@ -114,7 +116,7 @@ def test_a_run_that_is_stopped_has_no_end(credits: int) -> None:
         run.stop()
         assert run.join(20)
         planned = run.statistics().batches_planned
-        assert run.item(0, planned) is None
+        assert run.take(0, planned) is None
 
 
 def test_a_plan_that_ends_before_its_data_has_no_end() -> None:
@@ -166,8 +168,8 @@ def test_the_last_rank_to_leave_ends_the_run() -> None:
         woken.item(run, 1, 0)
         assert not run.leave(0)
         assert run.acknowledge(1, 1)
-        assert woken.item(run, 1, 1)[0].rank_batch.index == 1  # rank 0 does not block others
-        assert run.item(0, 0) is None
+        assert woken.item(run, 1, 1)[0].rank_batches[0].index == 1  # rank 0 does not block others
+        assert run.take(0, 0) is None
         assert run.leave(1)
         assert run.join(20)
 
@@ -176,9 +178,23 @@ def test_a_returning_rank_skips_batches_it_has() -> None:
     with started(credits=2) as (run, woken):
         woken.item(run, 0, 1)
         assert run.enter(0, credits=2, next_batch=6, watermark=5)
-        assert woken.item(run, 0, 6)[0].rank_batch.index == 6
-        assert run.item(0, 5) is None
+        assert woken.item(run, 0, 6)[0].rank_batches[0].index == 6
+        assert run.take(0, 5) is None
         assert run.statistics().batches_buffered == (1,)
+
+
+def test_batches_leave_together_while_the_rank_has_others() -> None:
+    """With 8 credits in pairs: a rank that has 7 batches is not sent one more alone, unless the data ends with it."""
+    with started(credits=8) as (run, woken):
+        woken.item(run, 0, 6)
+        assert run.take(0, 7) is None
+        assert run.acknowledge(0, 1)
+        assert woken.item(run, 0, 7)[0].rank_batches[0].index == 7
+        assert woken.item(run, 0, 8)[0].rank_batches[0].index == 8
+        taken = run.take(0, 3)
+        assert taken is not None
+        assert [each.index for each in pb.CacherMessage.FromString(taken.message).rank_batches] == [3, 4, 5, 6, 7, 8]
+        assert taken.num_batches == 6
 
 
 @settings(max_examples=25)
@@ -191,7 +207,7 @@ def test_buffers_are_bounded_and_complete_in_any_order(moves: list[tuple[int, in
             for _ in range(count):
                 behind = min(taken)
                 if taken[rank] < min(9, behind + credits):
-                    assert woken.item(run, rank, taken[rank])[0].rank_batch.index == taken[rank]
+                    assert woken.item(run, rank, taken[rank])[0].rank_batches[0].index == taken[rank]
                     taken[rank] += 1
                     assert run.acknowledge(rank, taken[rank])
                 assert max(run.statistics().batches_buffered) <= credits

@@ -30,7 +30,7 @@ def welcome(schema: str = "", *, identity: str = "", code: str = "c", layout: st
 
 def batch(index: int, *, run: int = 0, payload: bytes | None = None) -> pb.CacherMessage:
     payload = bytes(frame_of(example_rank_batch(index))) if payload is None else payload
-    return pb.CacherMessage(rank_batch=pb.RankBatch(run=run, index=index, payload=payload))
+    return pb.CacherMessage(rank_batches=[pb.RankBatch(run=run, index=index, payload=payload)])
 
 
 def end(next_batch: int, *, run: int = 0, skipped_rows: int = 0) -> pb.CacherMessage:

@@ -260,7 +260,7 @@ def test_an_error_of_unknown_class_is_a_job_error(path: Path) -> None:
     ("line", "message"),
     [
         (batch(0, payload=b"nonsense"), "sent something that cannot be read: "),
-        (batch(0, payload=batch(1).rank_batch.payload), "sent batch 1 as batch 0"),
+        (batch(0, payload=batch(1).rank_batches[0].payload), "sent batch 1 as batch 0"),
         (pb.CacherMessage(), "message of no known kind"),
     ],
 )
