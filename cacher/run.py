@@ -97,7 +97,8 @@ class _Buffer:
 
     def joined(self, index: int) -> Taken:
         """One message of the batches from an index on, at least one."""
-        messages, num_bytes = [], 0
+        messages: list[bytes] = []
+        num_bytes = 0
         for message in islice(self.messages, index - self.first, None):
             num_bytes += len(message)
             if messages and num_bytes > _MAX_JOINED_BYTES:
