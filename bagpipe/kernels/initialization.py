@@ -33,8 +33,13 @@ _HALF_RANGE = 1 << 23
 _COLUMN_STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: spreads consecutive columns
 
 
-_MIX_64 = (signed(0xBF58476D1CE4E5B9, 64), signed(0x94D049BB133111EB, 64))
-_MIX_32 = (signed(0x7FEB352D, 32), signed(0x846CA68B, 32))
+_WORDS_64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_WORDS_32 = (0x7FEB352D, 0x846CA68B)
+_MIX_64 = (signed(_WORDS_64[0], 64), signed(_WORDS_64[1], 64))
+_MIX_32 = (signed(_WORDS_32[0], 32), signed(_WORDS_32[1], 32))
+
+#: Words mixed at a time on the host, so that every pass over them finds them in a core's cache.
+_HOST_CHUNK_BYTES = 1 << 17
 
 
 def step_key(step: int) -> int:
@@ -73,6 +78,13 @@ def random_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
         keys: int64 ``[n]``, `table_key` of each row's table.
         num_columns: number of columns.
     """
+    if ids.device.type == "cpu":
+        return torch.from_numpy(_words_on_host(ids.numpy(), keys.numpy(), num_columns))
+    return _words_on_device(ids, keys, num_columns)
+
+
+def _words_on_device(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
+    """`random_words` with torch, on any device."""
     low, high = _row_keys(ids, keys)
     # The cast reduces modulo 2**32, as unsigned products would.
     columns = (torch.arange(num_columns, device=ids.device) * _COLUMN_STEP).to(torch.int32)
@@ -85,6 +97,32 @@ def random_words(ids: Tensor, keys: Tensor, num_columns: int) -> Tensor:
     x.mul_(_MIX_32[1])
     _xor_shift_(x, 16, 32, scratch)
     return x
+
+
+def _words_on_host(ids: NDArray[np.int64], keys: NDArray[np.int64], num_columns: int) -> NDArray[np.int32]:
+    """`random_words` with numpy, whose unsigned shifts need no masks: a third of the time for a few hundred rows."""
+    x = ids.view(np.uint64) + keys.view(np.uint64)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_WORDS_64[0])
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_WORDS_64[1])
+    x ^= x >> np.uint64(31)
+    low, high = x.astype(np.uint32)[:, None], (x >> np.uint64(32)).astype(np.uint32)[:, None]
+    columns = (np.arange(num_columns, dtype=np.uint64) * np.uint64(_COLUMN_STEP)).astype(np.uint32)
+    words = np.empty((len(x), num_columns), dtype=np.uint32)
+    num_rows = max(1, _HOST_CHUNK_BYTES // max(1, words[:1].nbytes))
+    scratch = np.empty((min(num_rows, len(x)), num_columns), dtype=np.uint32)
+    for first in range(0, len(x), num_rows):
+        y = words[first : first + num_rows]
+        shifted = scratch[: len(y)]
+        np.add(low[first : first + num_rows], columns, out=y)
+        y ^= np.right_shift(y, np.uint32(16), out=shifted)
+        y *= np.uint32(_WORDS_32[0])
+        y ^= high[first : first + num_rows]
+        y ^= np.right_shift(y, np.uint32(15), out=shifted)
+        y *= np.uint32(_WORDS_32[1])
+        y ^= np.right_shift(y, np.uint32(16), out=shifted)
+    return words.view(np.int32)
 
 
 class InitialWeights:

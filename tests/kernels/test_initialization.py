@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.kernels.initialization import InitialWeights, initial_weights, table_key
+from bagpipe.kernels import initialization
+from bagpipe.kernels.initialization import InitialWeights, initial_weights, random_words, table_key
 from bagpipe.types.schema import RowSchema, RowTable
 
 IDS = np.array([0, 1, 42, 2**63 - 1, -(2**63)], dtype=np.int64)
@@ -111,3 +112,12 @@ def test_looks_uniform(ids: np.ndarray) -> None:
 
 def test_empty() -> None:
     assert initial_weights(RowTable(name="t", dim=4), np.zeros(0, dtype=np.int64), seed=0).shape == (0, 4)
+
+
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(0, 4), (1, 1), (300, 16), (2_500, 100), (3, 0)])
+def test_host_and_device_draw_the_same_words(num_rows: int, num_columns: int) -> None:
+    """Both mixers on one device, in one chunk of the host's and in several."""
+    rng = np.random.default_rng(5)
+    ids, keys = (torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, num_rows)) for _ in range(2))
+    there = initialization._words_on_device(ids, keys, num_columns)
+    assert torch.equal(random_words(ids, keys, num_columns), there)
