@@ -143,7 +143,8 @@ class Position:
 
     def to_state(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """JSON-able form; `order` holds the settings that the position depends on."""
-        return {"version": STATE_VERSION, **dataclasses.asdict(self), "order": dict(order)}
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return {"version": STATE_VERSION, **fields, "order": dict(order)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], order: Mapping[str, Any]) -> Position:
@@ -158,9 +159,12 @@ class Position:
         for key, value in order.items():
             if saved.get(key) != value:
                 raise InputError(f"loader state: {key} was {saved.get(key)!r} when saved, is {value!r} now")
-        names = [item.name for item in dataclasses.fields(cls)]
-        numbers = {name: state.get(name) for name in names}
+        numbers = {name: state.get(name) for name in _FIELDS}
         for name, number in numbers.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise InputError(f"loader state: {name} must be an integer from 0, got {number!r}")
         return cls(**{name: int(number) for name, number in numbers.items() if number is not None})
+
+
+#: Names of the position's numbers.
+_FIELDS = tuple(item.name for item in dataclasses.fields(Position))

@@ -150,6 +150,7 @@ class RowTransfer:
         self._streams = streams
         self._dtypes = [TORCH_DTYPE[schema.dtype_of(table)] for table in range(len(schema.tables))]
         self._widths = [schema.row_width(table) for table in range(len(schema.tables))]
+        self._ranges = tuple(_alike_tables(schema))
         # Batch b is fetched after the insert of batch b - prefetch_depth, and evicted after the write-back of batch
         # b - WRITE_DEPTH, so its staging area is free. Snapshots in other lanes use some of the leaving areas too.
         self._arriving = open_uploads(streams, device, compute, num_areas=prefetch_depth)
@@ -242,10 +243,16 @@ class RowTransfer:
         return requests
 
     def _table_ranges(self, rows: RowList) -> Iterator[_TableRange]:
-        first, kinds = 0, [(table.dim, table.optimizer, table.dtype) for table in self._schema.tables]
-        for end in range(1, len(kinds) + 1):
-            if end == len(kinds) or kinds[end] != kinds[first]:
-                start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])
-                if start < stop:
-                    yield _TableRange(first, end, start, stop)
-                first = end
+        for first, end in self._ranges:
+            start, stop = int(rows.table_offsets[first]), int(rows.table_offsets[end])
+            if start < stop:
+                yield _TableRange(first, end, start, stop)
+
+
+def _alike_tables(schema: RowSchema) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of consecutive tables of one dimension, row optimizer and dtype."""
+    first, kinds = 0, [(table.dim, table.optimizer, table.dtype) for table in schema.tables]
+    for end in range(1, len(kinds) + 1):
+        if end == len(kinds) or kinds[end] != kinds[first]:
+            yield first, end
+            first = end

@@ -31,8 +31,8 @@ Slots = NDArray[np.int32] | NDArray[np.int64]
 
 def row_tables(rows: RowList) -> NDArray[np.int32]:
     """int32 ``[num_rows]``, table number of each row."""
-    sizes = np.diff(rows.table_offsets)
-    return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    sizes = rows.table_offsets[1:] - rows.table_offsets[:-1]
+    return np.arange(len(sizes), dtype=np.int32).repeat(sizes)
 
 
 def rows_of_tables(rows: RowList, first_table: int, end_table: int) -> slice:
@@ -42,6 +42,8 @@ def rows_of_tables(rows: RowList, first_table: int, end_table: int) -> slice:
 
 def table_rows(rows: RowList, first_table: int, end_table: int) -> RowList:
     """The rows of tables `first_table` to `end_table`. Table numbers stay; the other tables are empty."""
+    if first_table == 0 and end_table == len(rows.table_offsets) - 1:
+        return rows
     part = rows_of_tables(rows, first_table, end_table)
     offsets = np.clip(rows.table_offsets - part.start, 0, part.stop - part.start)
     return RowList(table_offsets=offsets, ids=rows.ids[part])

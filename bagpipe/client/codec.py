@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,19 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
     PlanSpan: {"read_start_ns": int, "plan_start_ns": int, "plan_end_ns": int},
 }
 
+#: Fields that the header of a record has.
+_REQUIRED: Mapping[type, frozenset[str]] = {
+    record: frozenset(name for name, item in fields.items() if not (isinstance(item, _Array) and item.omissible))
+    for record, fields in _RECORDS.items()
+}
+
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    item.dtype: np.dtype(item.dtype)
+    for fields in _RECORDS.values()
+    for item in fields.values()
+    if isinstance(item, _Array)
+}
+
 
 def values_are_derivable(spec: OracleSpec, num_features: int) -> bool:
     """Whether ``unique.ids[inverse]`` are a batch's `values`: the plan reads every feature, in the batch's order."""
@@ -198,80 +211,75 @@ class _Reader:
         self._frame = frame
         self._offset = offset
 
-    def array(self, path: str, expected: _Array, value: object) -> NDArray[Any] | None:
+    def array(self, path: str, name: str, expected: _Array, value: object) -> NDArray[Any] | None:
         if value is None and (expected.optional or expected.derivable):
             return None
         shape = _shape(expected, value)
         if shape is None:
             raise CodecError(
-                f"malformed frame: expected {path} to be {expected.dtype} with {expected.num_dims} dimensions, "
+                f"malformed frame: expected {path}.{name} to be {expected.dtype} with {expected.num_dims} dimensions, "
                 f"got {str(value)[:80]}"
             )
         count = math.prod(shape)
-        dtype = np.dtype(expected.dtype)
+        dtype = _DTYPES[expected.dtype]
         end = self._offset + count * dtype.itemsize
         if end > len(self._frame):
-            raise CodecError(f"malformed frame: {len(self._frame)} bytes, {path} needs {end}")
-        array = np.frombuffer(self._frame, dtype=dtype, count=count, offset=self._offset).reshape(shape)
+            raise CodecError(f"malformed frame: {len(self._frame)} bytes, {path}.{name} needs {end}")
+        array = np.frombuffer(self._frame, dtype, count, self._offset)
         self._offset = min(_aligned(end), len(self._frame))
-        return array
+        return array if len(shape) == 1 else array.reshape(shape)
 
 
 def _shape(expected: _Array, value: object) -> list[int] | None:
     """The shape in an array's header ``[dtype, shape]``; None if the header does not match."""
     if not isinstance(value, list) or len(value) != 2 or value[0] != expected.dtype or not isinstance(value[1], list):
         return None
-    shape = [size for size in value[1] if type(size) is int and size >= 0]
-    num_dims = len(value[1])
-    fits = expected.num_dims <= num_dims <= expected.num_dims + expected.more_dims
-    return shape if fits and len(shape) == num_dims else None
+    shape = value[1]
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return None
+    return shape if expected.num_dims <= len(shape) <= expected.num_dims + expected.more_dims else None
 
 
 def _describe(record: object, arrays: list[NDArray[Any]], omitted: Collection[str] = ()) -> dict[str, Any]:
     """Header of a record. Appends its arrays in the order of the fields; `omitted` names derivable fields."""
-    return dict(_described_fields(record, arrays, omitted))
-
-
-def _described_fields(
-    record: object, arrays: list[NDArray[Any]], omitted: Collection[str]
-) -> Iterator[tuple[str, Any]]:
+    header: dict[str, Any] = {}
     for name, expected in _RECORDS[type(record)].items():
         value = getattr(record, name)
-        if isinstance(expected, _Array) and expected.derivable and name in omitted:
-            yield name, None
-        elif isinstance(expected, _Array) and expected.omissible and value is None:
-            continue
-        elif isinstance(value, np.ndarray):
-            arrays.append(value)
-            yield name, [value.dtype.str, list(value.shape)]
-        elif dataclasses.is_dataclass(value):
-            yield name, _describe(value, arrays, omitted)
+        if type(expected) is _Array:
+            if value is not None and not (expected.derivable and name in omitted):
+                arrays.append(value)
+                header[name] = (value.dtype.str, value.shape)
+            elif not expected.omissible:
+                header[name] = None
+        elif type(value) in _RECORDS:
+            header[name] = _describe(value, arrays, omitted)
         else:
-            yield name, value
+            header[name] = value
+    return header
 
 
 def _build(kind: type, path: str, header: object, reader: _Reader) -> Any:
     fields = _RECORDS[kind]
-    omissible = {name for name, item in fields.items() if isinstance(item, _Array) and item.omissible}
-    if not isinstance(header, dict) or not fields.keys() - omissible <= header.keys() <= fields.keys():
+    if not isinstance(header, dict) or not _REQUIRED[kind] <= header.keys() <= fields.keys():
         raise CodecError(f"malformed frame: expected {path} to have {', '.join(fields)}, got {str(header)[:80]}")
     values: dict[str, Any] = {}
     for name, expected in fields.items():
-        value, where = header.get(name), f"{path}.{name}"
-        if isinstance(expected, _Array):
-            values[name] = reader.array(where, expected, value)
+        value = header.get(name)
+        if type(expected) is _Array:
+            values[name] = reader.array(path, name, expected, value)
         elif expected is int:
             if type(value) is not int or not -(2**63) <= value < 2**63:
-                raise CodecError(f"malformed frame: expected {where} to be an integer, got {str(value)[:80]}")
+                raise CodecError(f"malformed frame: expected {path}.{name} to be an integer, got {str(value)[:80]}")
             values[name] = value
         elif isinstance(expected, _Json):
             if value is not None and not isinstance(value, dict):
-                raise CodecError(f"malformed frame: expected {where} to be an object, got {str(value)[:80]}")
+                raise CodecError(f"malformed frame: expected {path}.{name} to be an object, got {str(value)[:80]}")
             values[name] = value
         elif isinstance(expected, _Optional):
-            values[name] = None if value is None else _build(expected.record, where, value, reader)
+            values[name] = None if value is None else _build(expected.record, f"{path}.{name}", value, reader)
         else:
-            values[name] = _build(expected, where, value, reader)
+            values[name] = _build(expected, f"{path}.{name}", value, reader)
     return kind(**values)
 
 
