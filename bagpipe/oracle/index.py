@@ -6,7 +6,8 @@ contiguous, so sorting each table's slice sorts by (table, id, occurrence):
     sorted words ──top bits change──> unique rows        ──low bits──> `order` (CSR columns)
                  ──running count────> `inverse` (scattered through `order`)
 
-Ids too wide to share a 64-bit word with the occurrence number are first replaced by their rank within the table.
+Ids too wide to share a 64-bit word with the occurrence number are first replaced by their rank within the table. Tables
+with few ids each are handled together as far as possible: there a numpy call costs more than the ids of one table.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from bagpipe.types.batch import Batch
 __all__ = ["BatchIndex", "Indexer"]
 
 _NARROW_BITS = 32
+#: Ids per table, on average, below which a call for all tables is cheaper than a call for each.
+_FEW_IDS = 256
+#: The largest id of an unbounded table, as an unsigned number.
+_ANY_ID = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,11 +48,25 @@ class BatchIndex:
     order: NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _WideIds:
+    """Distinct ids of tables `first_table` up to `end_table`, ascending as unsigned numbers: a rank is its place."""
+
+    first_table: int
+    end_table: int
+    ids: NDArray[np.int64]
+
+
 class Indexer:
     """Indexes batches. Reuses its scratch arrays, because fresh pages cost as much as the arithmetic."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
+        self._last_ids = np.array([_ANY_ID if rows is None else rows - 1 for rows in spec.table_rows], dtype=np.uint64)
+        self._features = np.array([ref.feature for ref in spec.features], dtype=np.int64)
+        tables = [ref.table for ref in spec.features]
+        # Where each table's segments start: those of a table follow each other.
+        self._first_segments = np.searchsorted(tables, np.arange(len(spec.table_rows) + 1))
         self._words = np.empty(0, dtype=np.uint64)
         self._order = np.empty(0, dtype=np.int64)
         self._positions = np.empty(0, dtype=np.uint64)
@@ -59,7 +78,7 @@ class Indexer:
         Raises:
             InputError: an id outside ``[0, rows)`` of a bounded table.
         """
-        values, occurrence_offsets = _occurrences(batch, self.spec)
+        values, occurrence_offsets = self._occurrences(batch)
         num_occurrences = values.shape[0]
         if num_occurrences > self._words.shape[0]:
             self._words = np.empty(num_occurrences, dtype=np.uint64)
@@ -67,18 +86,11 @@ class Indexer:
             self._positions = np.arange(num_occurrences, dtype=np.uint64)
             self._row_of_sorted = np.empty(num_occurrences, dtype=np.int32)
         words = self._words[:num_occurrences]
-        largest_ids = _largest_ids(values, occurrence_offsets, self.spec, batch.index)
+        largest_ids = self._largest_ids(values, occurrence_offsets, batch.index)
         position_bits, wide_ids = _pack(
             values, occurrence_offsets, largest_ids, self._positions[:num_occurrences], words
         )
-        for table, (start, stop) in enumerate(itertools.pairwise(occurrence_offsets.tolist())):
-            if largest_ids[table] >> (_NARROW_BITS - position_bits) == 0:
-                # Words of few bits sort in half the time as 32-bit numbers.
-                narrow = words[start:stop].astype(np.uint32)
-                narrow.sort()
-                words[start:stop] = narrow
-            else:
-                words[start:stop].sort()
+        _sort(words, occurrence_offsets, largest_ids >> np.uint64(_NARROW_BITS - position_bits) == 0)
 
         order = self._order[:num_occurrences]
         np.bitwise_and(words.view(np.int64), (1 << position_bits) - 1, out=order)
@@ -96,9 +108,9 @@ class Indexer:
         inverse[order] = row_of_sorted
         table_offsets = np.searchsorted(starts, occurrence_offsets).astype(np.int64)
         ids = words.take(starts).view(np.int64)
-        for table, table_ids in wide_ids.items():
-            rows = slice(int(table_offsets[table]), int(table_offsets[table + 1]))
-            ids[rows] = table_ids[ids[rows]]
+        for wide in wide_ids:
+            rows = slice(*table_offsets[[wide.first_table, wide.end_table]].tolist())
+            ids[rows] = wide.ids[ids[rows]]
         offsets = np.empty(starts.shape[0] + 1, dtype=np.int32)
         offsets[:-1] = starts
         offsets[-1] = num_occurrences
@@ -109,58 +121,85 @@ class Indexer:
             order=order.astype(np.int32),
         )
 
+    def _occurrences(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids in segment order, and where each table's occurrences start: int64 ``[num_tables + 1]``."""
+        feature_offsets = batch.feature_offsets()
+        ends = np.zeros(self._features.shape[0] + 1, dtype=np.int64)
+        np.cumsum(np.diff(feature_offsets).take(self._features), out=ends[1:])
+        if self._features.tolist() == list(range(batch.num_features)):
+            values = batch.values
+        elif self._features.shape[0]:
+            starts, stops = feature_offsets.take(self._features), feature_offsets.take(self._features + 1)
+            values = np.concatenate(
+                [batch.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            )
+        else:
+            values = batch.values[:0]
+        return values, ends.take(self._first_segments)
 
-def _occurrences(batch: Batch, spec: OracleSpec) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids in segment order, and where each table's occurrences start: int64 ``[num_tables + 1]``."""
-    feature_offsets = batch.feature_offsets()
-    segments = [(int(feature_offsets[ref.feature]), int(feature_offsets[ref.feature + 1])) for ref in spec.features]
-    lengths = np.zeros(len(spec.table_rows) + 1, dtype=np.int64)
-    for ref, (start, stop) in zip(spec.features, segments, strict=True):
-        lengths[ref.table + 1] += stop - start
-    if [ref.feature for ref in spec.features] == list(range(batch.num_features)):
-        values = batch.values
-    elif segments:
-        values = np.concatenate([batch.values[start:stop] for start, stop in segments])
-    else:
-        values = batch.values[:0]
-    return values, np.cumsum(lengths)
-
-
-def _largest_ids(
-    values: NDArray[np.int64], occurrence_offsets: NDArray[np.int64], spec: OracleSpec, batch_index: int
-) -> list[int]:
-    """The largest id of each table, read as unsigned (a negative id is a huge one); 0 for a table without ids."""
-    ids = values.view(np.uint64)
-    largest_ids = []
-    for table, (start, stop) in enumerate(itertools.pairwise(occurrence_offsets.tolist())):
-        largest = int(ids[start:stop].max()) if stop > start else 0
-        rows = spec.table_rows[table]
-        if rows is not None and stop > start and largest >= rows:
-            got = largest - (1 << 64) if largest >> 63 else largest
+    def _largest_ids(
+        self, values: NDArray[np.int64], occurrence_offsets: NDArray[np.int64], batch_index: int
+    ) -> NDArray[np.uint64]:
+        """The largest id of each table, read as unsigned (a negative id is a huge one); 0 for a table without ids."""
+        largest_ids = np.zeros(self._last_ids.shape[0], dtype=np.uint64)
+        used = np.flatnonzero(occurrence_offsets[1:] > occurrence_offsets[:-1])
+        ids = values.view(np.uint64)
+        if used.shape[0]:
+            largest_ids[used] = np.maximum.reduceat(ids, occurrence_offsets.take(used))
+        outside = np.flatnonzero(largest_ids > self._last_ids)
+        if outside.shape[0]:
+            table = int(outside[0])
+            got = int(largest_ids[table : table + 1].view(np.int64)[0])
+            rows = self.spec.table_rows[table]
             raise InputError(f"batch {batch_index}, table number {table}: expected ids in [0, {rows}), got {got}")
-        largest_ids.append(largest)
-    return largest_ids
+        return largest_ids
+
+
+def _sort(words: NDArray[np.uint64], offsets: NDArray[np.int64], is_narrow: NDArray[np.bool_]) -> None:
+    """Sort the words of each table. `is_narrow` by table: they fit 32 bits, so they sort in half the time."""
+    num_tables = is_narrow.shape[0]
+    counts = np.diff(offsets)
+    if 0 < words.shape[0] < _FEW_IDS * num_tables and (counts == counts[0]).all():
+        by_table = words.reshape(num_tables, -1)
+        if is_narrow.all():
+            narrow = by_table.astype(np.uint32)
+            narrow.sort(axis=1)
+            by_table[:] = narrow
+        else:
+            by_table.sort(axis=1)
+        return
+    # Conversion costs more than it saves for few words.
+    narrowed = (is_narrow & (counts >= _FEW_IDS)).tolist()
+    for (start, stop), is_converted in zip(itertools.pairwise(offsets.tolist()), narrowed, strict=True):
+        if is_converted:
+            narrow = words[start:stop].astype(np.uint32)
+            narrow.sort()
+            words[start:stop] = narrow
+        else:
+            words[start:stop].sort()
 
 
 def _pack(
     values: NDArray[np.int64],
     occurrence_offsets: NDArray[np.int64],
-    largest_ids: list[int],
+    largest_ids: NDArray[np.uint64],
     positions: NDArray[np.uint64],
     words: NDArray[np.uint64],
-) -> tuple[int, dict[int, NDArray[np.int64]]]:
-    """Fill `words`; their position bits, and for tables whose ids are too wide the ids by rank."""
+) -> tuple[int, list[_WideIds]]:
+    """Fill `words`; their position bits, and of tables whose ids are too wide the ids by rank."""
     num_occurrences = values.shape[0]
     position_bits = max(1, (num_occurrences - 1).bit_length()) if num_occurrences else 1
-    wide = [table for table, largest in enumerate(largest_ids) if largest >> (64 - position_bits)]
+    wide = np.flatnonzero(largest_ids >> np.uint64(64 - position_bits)).tolist()
     ids = values.view(np.uint64)
-    wide_ids: dict[int, NDArray[np.int64]] = {}
+    wide_ids: list[_WideIds] = []
     if wide:
         ids = ids.copy()
-        for table in wide:
-            part = ids[occurrence_offsets[table] : occurrence_offsets[table + 1]]
+        # One call for all tables from the first wide one to the last, or one each.
+        few = num_occurrences < _FEW_IDS * largest_ids.shape[0]
+        for first, end in [(wide[0], wide[-1] + 1)] if few else [(table, table + 1) for table in wide]:
+            part = ids[occurrence_offsets[first] : occurrence_offsets[end]]
             unsigned, ranks = np.unique(part, return_inverse=True)
-            wide_ids[table] = unsigned.view(np.int64)
+            wide_ids.append(_WideIds(first, end, unsigned.view(np.int64)))
             part[:] = ranks.astype(np.uint64)
     np.left_shift(ids, np.uint64(position_bits), out=words)
     words |= positions

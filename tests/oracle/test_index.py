@@ -49,6 +49,27 @@ def test_equals_a_plain_implementation(trace: tuple[OracleSpec, list[Batch]]) ->
         ]
 
 
+@pytest.mark.parametrize("largest", [9, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("num_examples", [3, 400])
+@pytest.mark.parametrize("most", [1, 3])
+def test_tables_with_few_and_with_many_ids(largest: int, num_examples: int, most: int) -> None:
+    """Tables are handled together or one by one, bags all of one id or not; the first table's ids are always small."""
+    rng = np.random.default_rng(largest % 97)
+    lengths = [rng.integers(most == 1, most + 1, num_examples).tolist() for _ in range(3)]
+    bags = [
+        [rng.integers(-9 if table and largest > 9 else 0, largest if table else 9, n).tolist() for n in of_table]
+        for table, of_table in enumerate(lengths)
+    ]
+    index = Indexer(spec_of(9, None, None)).index(make_batch(0, bags))
+    rows = [(table, i % 2**64) for table, of_table in enumerate(bags) for bag in of_table for i in bag]
+    unique = sorted(set(rows))
+    assert [i % 2**64 for i in index.unique.ids.tolist()] == [i for _, i in unique]
+    assert index.unique.table_offsets.tolist() == [sum(table < n for table, _ in unique) for n in range(4)]
+    places = {row: place for place, row in enumerate(unique)}
+    assert index.inverse.tolist() == [places[row] for row in rows]
+    assert index.order.tolist() == sorted(range(len(rows)), key=lambda n: (places[rows[n]], n))
+
+
 @pytest.mark.parametrize("wide", [2**45, 2**62, -1, -(2**63)])
 def test_ids_too_wide_to_pack_with_their_position(wide: int) -> None:
     index = Indexer(spec_of(None, None)).index(make_batch(0, [[[wide, 5], [wide]], [[5], [5]]]))
