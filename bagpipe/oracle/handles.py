@@ -5,6 +5,9 @@
 All other oracle state is arrays indexed by handle, so its size follows window + cache, not the vocabulary.
 Two maps have the same interface: `DenseHandles` (bounded vocabularies: the handle is the row number, so these
 arrays are as long as the vocabulary, 16 B a row) and `HashHandles` (any 64-bit ids, open addressing in numpy).
+
+A cell of `HashHandles` is one word, upper half of the row's hash over its handle, so most probes read no more than the
+cell. (table, hash) names a row exactly, as the hash is a bijection of the id within each table.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ __all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
 
 #: Vocabularies up to this many rows use the dense map (16 B a row: 1 GiB at most); larger ones the hash map.
 DENSE_ROWS_LIMIT = 1 << 26
-_EMPTY, _DELETED = -1, -2
+#: Cells without a handle. The upper half of the others begins with a bit that is set.
+_EMPTY, _DELETED = np.uint64(0), np.uint64(1)
+_IN_USE, _UPPER, _LOWER = np.uint64(1 << 63), np.uint64(0xFFFFFFFF << 32), np.uint64(0xFFFFFFFF)
+#: Cells looked at in one step, where the first one does not settle it: those of a cache line.
+_WINDOW = 8
+_WINDOW_STEPS = np.arange(_WINDOW)
 #: Bits that a row sets in the Bloom filter of planned rows. All are in one word: a lookup is one memory access.
 _BITS_PER_ROW = 4
 
@@ -42,12 +50,14 @@ class _Pool:
     """Allocates handles and stores the row of each one.
 
     Attributes:
-        ids: int64 by handle. tables: int16 by handle. Entries of free handles are undefined.
+        ids: int64 by handle. tables: int16 by handle. hashes: uint64 by handle, see `hash_rows`. Entries of free
+            handles are undefined.
     """
 
     def __init__(self, num_handles: int = 1024) -> None:
         self.ids = np.zeros(num_handles, dtype=np.int64)
         self.tables = np.zeros(num_handles, dtype=np.int16)
+        self.hashes = np.zeros(num_handles, dtype=np.uint64)
         self._free = np.arange(num_handles - 1, -1, -1, dtype=np.int64)
         self._num_free = num_handles
 
@@ -60,7 +70,9 @@ class _Pool:
     def num_used(self) -> int:
         return self.num_handles - self._num_free
 
-    def allocate(self, tables: NDArray[np.int16], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def allocate(
+        self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
         """Allocate handles for rows."""
         count = ids.shape[0]
         if count > self._num_free:
@@ -69,6 +81,7 @@ class _Pool:
         self._num_free -= count
         self.ids[handles] = ids
         self.tables[handles] = tables
+        self.hashes[handles] = hashes
         return handles
 
     def free(self, handles: NDArray[np.int64]) -> None:
@@ -81,6 +94,7 @@ class _Pool:
         new = max(2 * old, needed)
         self.ids = np.resize(self.ids, new)
         self.tables = np.resize(self.tables, new)
+        self.hashes = np.resize(self.hashes, new)
         free = np.empty(new, dtype=np.int64)
         added = new - old
         free[:added] = np.arange(new - 1, old - 1, -1)
@@ -134,7 +148,7 @@ class DenseHandles:
 
 
 class HashHandles:
-    """(table, id) -> handle by vectorised linear probing: each round advances the unresolved keys only.
+    """(table, id) -> handle by vectorised linear probing: each step advances the unresolved rows only.
 
     A fixed-size Bloom filter (default 2**27 bits, 16 MiB) holds the planned rows. A false positive takes a new row for
     a known one, which costs one unnecessary read: about 15 rows in a million. `GhostScores` holds the scores of evicted
@@ -146,7 +160,7 @@ class HashHandles:
 
     def __init__(self, *, planned_bits: int = 1 << 27) -> None:
         self._pool = _Pool()
-        self._cells = np.full(4096, _EMPTY, dtype=np.int64)
+        self._cells = np.full(4096, _EMPTY, dtype=np.uint64)
         self._num_filled = 0  # cells that are not _EMPTY, deleted ones included
         self._planned = np.zeros(planned_bits // 64, dtype=np.uint64)
         self._ghosts = GhostScores()
@@ -155,13 +169,14 @@ class HashHandles:
         """Handles of distinct rows, int64 ``[len(rows)]``; allocated where missing."""
         tables = _table_numbers(rows)
         hashes = mix_rows(tables, rows.ids)
-        handles = self._find(tables, rows.ids, hashes)
+        handles = self._find(tables, hashes)
         missing = np.flatnonzero(handles < 0)
         if missing.size:
             if 2 * (self._num_filled + missing.size) > self._cells.shape[0]:
                 self._rebuild(missing.size)
-            new = self._pool.allocate(tables[missing], rows.ids[missing])
-            self._insert(new, hashes[missing])
+            new_hashes = hashes.take(missing)
+            new = self._pool.allocate(tables.take(missing), rows.ids.take(missing), new_hashes)
+            self._insert(new, new_hashes)
             handles[missing] = new
         return handles
 
@@ -172,18 +187,25 @@ class HashHandles:
 
     def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         """Table numbers and ids."""
-        return self._pool.tables[handles], self._pool.ids[handles]
+        return self._pool.tables.take(handles), self._pool.ids.take(handles)
 
     def release(self, handles: NDArray[np.int64]) -> None:
         """Remove the rows of these handles."""
-        mask = np.uint64(self._cells.shape[0] - 1)
-        cells = (mix_rows(self._pool.tables[handles], self._pool.ids[handles]) & mask).astype(np.int64)
-        wanted = handles
-        while wanted.size:
-            here = self._cells[cells] == wanted
-            self._cells[cells[here]] = _DELETED
-            wanted = wanted[~here]
-            cells = (cells[~here] + 1) & int(mask)
+        hashes = self._pool.hashes.take(handles)
+        words = _cell_words(hashes, handles)
+        cells = self._first_cells(hashes)
+        is_here = self._cells.take(cells) == words
+        self._cells[cells.take(np.flatnonzero(is_here))] = _DELETED
+        left = np.flatnonzero(~is_here)
+        words, cells = words.take(left), cells.take(left) + 1
+        while words.size:
+            window = self._window(cells)
+            places = np.flatnonzero(self._cells.take(window) == words[:, None])
+            self._cells[window.reshape(-1).take(places)] = _DELETED
+            is_left = np.ones(words.shape[0], dtype=np.bool_)
+            is_left[places // _WINDOW] = False
+            left = np.flatnonzero(is_left)
+            words, cells = words.take(left), cells.take(left) + _WINDOW
         self._pool.free(handles)
 
     def admit(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
@@ -191,7 +213,7 @@ class HashHandles:
 
         A new row can be taken for a known one, never the reverse. A forgotten score is `NO_SCORE`.
         """
-        hashes = mix_rows(self._pool.tables[handles], self._pool.ids[handles])
+        hashes = self._pool.hashes.take(handles)
         scores = self._ghosts.recall(hashes)
         marks = np.zeros(handles.shape[0], dtype=np.uint64)
         for _ in range(_BITS_PER_ROW):
@@ -208,44 +230,92 @@ class HashHandles:
 
     def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
         """Remember the scores of evicted rows. Call it before `release`."""
-        self._ghosts.remember(mix_rows(self._pool.tables[handles], self._pool.ids[handles]), scores)
+        self._ghosts.remember(self._pool.hashes.take(handles), scores)
 
-    def _find(self, tables: NDArray[np.int16], ids: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        mask = self._cells.shape[0] - 1
-        found = np.full(ids.shape[0], _EMPTY, dtype=np.int64)
-        active = np.arange(ids.shape[0])
-        cells = (hashes & np.uint64(mask)).view(np.int64)
+    def _first_cells(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The cell where the probing of each row begins."""
+        return (hashes & np.uint64(self._cells.shape[0] - 1)).view(np.int64)
+
+    def _window(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 ``[len(cells), _WINDOW]``: each cell and those that follow it, around the end."""
+        return (cells[:, None] + _WINDOW_STEPS) & (self._cells.shape[0] - 1)
+
+    def _find(self, tables: NDArray[np.int16], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Handles of rows; -1 where there is none."""
+        found = np.full(hashes.shape[0], -1, dtype=np.int64)
+        wanted = hashes | _IN_USE
+        cells = self._first_cells(hashes)
+        words = self._cells.take(cells)
+        rows = np.flatnonzero((words ^ wanted) <= _LOWER)
+        self._match(found, rows, words.take(rows), tables, hashes)
+        active = np.flatnonzero((found < 0) & (words != _EMPTY))
+        cells = cells.take(active) + 1
         while active.size:
-            handles = self._cells.take(cells)
-            # An empty or deleted cell, -1 or -2, compares with one of the last handles and never counts as a match.
-            match = self._pool.ids.take(handles) == ids
-            match &= self._pool.tables.take(handles) == tables
-            match &= handles >= 0
-            matching = np.flatnonzero(match)
-            found[active.take(matching)] = handles.take(matching)
-            onward = np.flatnonzero((handles != _EMPTY) & ~match)
-            active, ids, tables = active.take(onward), ids.take(onward), tables.take(onward)
-            cells = (cells.take(onward) + 1) & mask
+            words = self._cells.take(self._window(cells))
+            places = np.flatnonzero((words ^ wanted.take(active)[:, None]) <= _LOWER)
+            rows = active.take(places // _WINDOW)
+            self._match(found, rows, words.reshape(-1).take(places), tables, hashes)
+            # A row lies before the first empty cell.
+            onward = np.flatnonzero((found.take(active) < 0) & ~_any_of_window(words == _EMPTY))
+            active, cells = active.take(onward), cells.take(onward) + _WINDOW
         return found
 
+    def _match(
+        self,
+        found: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        words: NDArray[np.uint64],
+        tables: NDArray[np.int16],
+        hashes: NDArray[np.uint64],
+    ) -> None:
+        """Write the handles of these rows into `found` where the cells that they seem to be in are theirs."""
+        handles = (words & _LOWER).view(np.int64)
+        is_same = self._pool.hashes.take(handles) == hashes.take(rows)
+        is_same &= self._pool.tables.take(handles) == tables.take(rows)
+        same = np.flatnonzero(is_same)
+        found[rows.take(same)] = handles.take(same)
+
     def _insert(self, handles: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
-        mask = self._cells.shape[0] - 1
-        cells = (hashes & np.uint64(mask)).astype(np.int64)
-        while handles.size:
-            is_free = self._cells[cells] == _EMPTY
-            # Several keys can claim one free cell: the last write stays, the others probe on.
-            self._cells[cells[is_free]] = handles[is_free]
-            homeless = self._cells[cells] != handles
-            self._num_filled += int(handles.size - np.count_nonzero(homeless))
-            handles = handles[homeless]
-            cells = (cells[homeless] + 1) & mask
+        """Put rows that have no cell into the first free ones from theirs on."""
+        words, cells = _cell_words(hashes, handles), self._first_cells(hashes)
+        homeless = self._claim(words, cells)
+        words, cells = words.take(homeless), cells.take(homeless) + 1
+        while words.size:
+            window = self._window(cells)
+            is_free = self._cells.take(window) <= _DELETED
+            first = is_free.argmax(axis=1)
+            is_full = ~_any_of_window(is_free)
+            places = np.arange(0, is_free.size, _WINDOW) + first
+            homeless = self._claim(words, window.reshape(-1).take(places))
+            words, cells = words.take(homeless), (cells + _WINDOW * is_full).take(homeless)
+
+    def _claim(self, words: NDArray[np.uint64], cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write words into their cells where those are free. Returns the positions of those without one."""
+        before = self._cells.take(cells)
+        claimed = np.flatnonzero(before <= _DELETED)
+        self._cells[cells.take(claimed)] = words.take(claimed)
+        # Several rows can claim one free cell: the last write stays.
+        is_home = self._cells.take(cells) == words
+        self._num_filled += int(np.count_nonzero(is_home & (before == _EMPTY)))
+        return np.flatnonzero(~is_home)
 
     def _rebuild(self, extra: int) -> None:
         """Rehash the live handles with room for `extra` more. Drops deleted cells."""
-        live = self._cells[self._cells >= 0]
+        live = (self._cells[self._cells > _DELETED] & _LOWER).view(np.int64)
         size = self._cells.shape[0]
         while 4 * (live.size + extra) > size:
             size *= 2
-        self._cells = np.full(size, _EMPTY, dtype=np.int64)
+        self._cells = np.full(size, _EMPTY, dtype=np.uint64)
         self._num_filled = 0
-        self._insert(live, mix_rows(self._pool.tables[live], self._pool.ids[live]))
+        self._insert(live, self._pool.hashes.take(live))
+
+
+def _any_of_window(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool ``[rows]``: whether any flag of a row is set. A row of `_WINDOW` flags is one word."""
+    found: NDArray[np.bool_] = flags.view(np.uint64).reshape(-1) != 0
+    return found
+
+
+def _cell_words(hashes: NDArray[np.uint64], handles: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The words of the cells of these rows."""
+    return ((hashes | _IN_USE) & _UPPER) | handles.view(np.uint64)

@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.oracle.handles import DenseHandles, HashHandles
+from bagpipe.oracle.handles import DenseHandles, HashHandles, hash_rows
 from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import RowList
+from bagpipe.types.splitmix64 import GOLDEN
 from tests.oracle.batches import WIDE_IDS
 
 Rows = list[tuple[int, int]]
@@ -52,6 +53,35 @@ def test_many_rows_come_and_go_in_bounded_memory() -> None:
         batch = RowList(table_offsets=np.array([0, ids.size]), ids=ids)
         handles.release(handles.lookup_or_add(batch))
     assert handles.num_handles == 1024
+
+
+def test_a_crowded_table_finds_every_row() -> None:
+    """Rows whose probing begins in the same cells, around the end of the table, with deleted cells in between."""
+    handles = HashHandles(planned_bits=1 << 20)
+    hashes = hash_rows(row_list([(0, i) for i in range(400_000)]))
+    crowd = np.flatnonzero((hashes & np.uint64(4095)) >= 4080)[:900]
+    batch = RowList(table_offsets=np.array([0, crowd.size]), ids=crowd)
+    first = handles.lookup_or_add(batch)
+    assert np.unique(first).size == crowd.size
+    assert (handles.lookup_or_add(batch) == first).all()
+    handles.release(first[::2])
+    kept = RowList(table_offsets=np.array([0, crowd[1::2].size]), ids=crowd[1::2])
+    assert (handles.lookup_or_add(kept) == first[1::2]).all()
+    again = handles.lookup_or_add(batch)
+    assert (again[1::2] == first[1::2]).all()
+    assert np.unique(again).size == crowd.size
+
+
+def test_rows_of_two_tables_with_one_hash() -> None:
+    other = int(np.uint64((5 + int(GOLDEN)) % 2**64).view(np.int64))  # the first table adds one GOLDEN more
+    rows = row_list([(0, other), (1, 5)])
+    assert len(set(hash_rows(rows).tolist())) == 1
+    handles = HashHandles(planned_bits=1 << 20)
+    first, second = handles.lookup_or_add(rows).tolist()
+    assert first != second
+    assert handles.lookup_or_add(rows).tolist() == [first, second]
+    handles.release(np.array([first]))
+    assert handles.lookup_or_add(row_list([(1, 5)])).tolist() == [second]
 
 
 def test_dense_handles_are_row_numbers() -> None:
