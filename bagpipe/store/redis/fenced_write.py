@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes
@@ -82,9 +83,8 @@ class ShortLog(RolledBackError):
         self.end = end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardedCommand:
-    """Guard of one HSET.
+class GuardedCommand(NamedTuple):
+    """Guard of one HSET. A tuple, because a batch creates one per bucket.
 
     Attributes:
         bucket: key of the bucket.
@@ -119,17 +119,18 @@ class Transaction:
         Args:
             fields: for each command, the concatenated 12-byte fields of its rows.
         """
-        keys = [key for command in self.commands for key in (command.bucket, command.open, command.log)]
-        values = [
-            value
-            for command, blob in zip(self.commands, fields, strict=True)
-            for value in (b"%d" % command.length, blob)
-        ]
-        return _MULTI + _eval(_OPEN, keys, values)
+        num_commands = len(self.commands)
+        parts = [_MULTI, _eval_head(_OPEN, 3 * num_commands, 2 * num_commands)]
+        parts += [_bulk_strings(command[:3]) for command in self.commands]
+        for command, blob in zip(self.commands, fields, strict=True):
+            length = b"%d" % command.length
+            parts.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(length), length, len(blob), blob))
+        return b"".join(parts)
 
     def tail(self) -> bytes:
         """Bytes after the HSETs."""
-        return _eval(_CLOSE, [key for command in self.commands for key in (command.bucket, command.open)], []) + _EXEC
+        closing = [_bulk_strings(command[:2]) for command in self.commands]
+        return b"".join([_eval_head(_CLOSE, 2 * len(closing), 0), *closing, _EXEC])
 
     @property
     def max_reply_bytes(self) -> int:
@@ -146,6 +147,8 @@ class Transaction:
             StoreError: any other reply.
         """
         data = buffer[start:end].tobytes()
+        if data.startswith(usual := _usual_replies(len(self.commands))):
+            return start + len(usual)
         queued = _queued(len(self.commands))
         if data.startswith(queued):
             parsed = parse_reply(data, len(queued))
@@ -265,6 +268,13 @@ def _queued(num_commands: int) -> bytes:
     return b"+OK\r\n" + b"+QUEUED\r\n" * (num_commands + 2)
 
 
+@lru_cache(maxsize=256)
+def _usual_replies(num_commands: int) -> bytes:
+    """Replies to a transaction that every bucket accepts and that replaces rows only."""
+    answers = b":0\r\n" + b":0\r\n" * num_commands + b":%d\r\n" % num_commands
+    return _queued(num_commands) + b"*%d\r\n" % (num_commands + 2) + answers
+
+
 def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, end: int) -> StoreError:
     """The error for a log of unexpected length; lengths include the first, empty element."""
     label = f"bucket {bucket.decode()}"
@@ -289,8 +299,17 @@ def _strange(reply: Reply) -> StoreError:
 
 
 def _eval(script: bytes, keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-    words = [b"EVAL", script, b"%d" % len(keys), *keys, *values]
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        parts += (b"$%d\r\n" % len(word), word, b"\r\n")
-    return b"".join(parts)
+    words = [b"$%d\r\n%b\r\n" % (len(word), word) for word in (*keys, *values)]
+    return _eval_head(script, len(keys), len(values)) + b"".join(words)
+
+
+@lru_cache(maxsize=1024)
+def _eval_head(script: bytes, num_keys: int, num_values: int) -> bytes:
+    """An EVAL without its keys and values."""
+    return b"*%d\r\n" % (3 + num_keys + num_values) + _bulk_strings((b"EVAL", script, b"%d" % num_keys))
+
+
+@lru_cache(maxsize=4096)
+def _bulk_strings(words: tuple[bytes, ...]) -> bytes:
+    """Words as elements of an array. The keys of a bucket recur with every batch."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])

@@ -19,12 +19,14 @@ from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.request_pipeline import Accepted, Frame, Request
 from bagpipe.store.redis.resp_rows import FieldEncoder, hmget_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
-from bagpipe.store.redis.row_codecs import FRAME_BYTES, runs_of, slice_of
+from bagpipe.store.redis.row_codecs import runs_of, slice_of
 from bagpipe.store.redis.row_replies import Part, RowFormat, RowReplies
 from bagpipe.store.row_checksum import value_dtype
 
 __all__ = ["ReadCodec", "ReadGroup"]
 
+#: Bytes of fields encoded at a time, and decoded together.
+_RUN_BYTES = 32 << 10
 #: Bytes of replies per request: what a local server answers while the client decodes (`Link.pace`).
 _REQUEST_BYTES = 64 << 10
 
@@ -66,7 +68,7 @@ class ReadCodec:
         if row_bytes not in self._formats:
             self._formats[row_bytes] = RowFormat(value_dtype(row_bytes))
         row_format = self._formats[row_bytes]
-        for run in runs_of(commands, self._encoder.record_bytes, FRAME_BYTES):
+        for run in runs_of(commands, self._encoder.record_bytes, _RUN_BYTES, _RUN_BYTES):
             first_row = run[0].start
             order = group.routed.order[first_row : run[-1].stop]
             data = self._encoder.encode(group.routed.tables.take(order), group.routed.ids.take(order)).data

@@ -10,6 +10,8 @@ decoded by `bagpipe.store.redis.row_replies`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,7 @@ __all__ = [
     "FieldEncoder",
     "RowEncoder",
     "decode_hset",
+    "decode_hsets",
     "decode_ok",
     "hmget_header",
     "hset_header",
@@ -34,6 +37,8 @@ Voids = NDArray[np.void]
 
 _CRLF = b"\r\n"
 _OK = b"+OK\r\n"
+#: Longest accepted reply to an HSET.
+_HSET_REPLY_BYTES = 24
 #: Longest accepted error line; servers truncate theirs far earlier.
 _MAX_LINE_BYTES = 64 * 1024
 
@@ -143,14 +148,35 @@ def decode_hset(buffer: Bytes, start: int, end: int, num_rows: int) -> int | Non
     Raises:
         StoreError: an error reply (with the server's text), or not a count between 0 and `num_rows`.
     """
-    line = buffer[start : min(start + 24, end)].tobytes()
+    line = buffer[start : min(start + _HSET_REPLY_BYTES, end)].tobytes()
     text, separator, _ = line.partition(_CRLF)
     if text.startswith(b":") and text[1:].isdigit() and separator and int(text[1:]) <= num_rows:
         return start + len(text) + 2
-    if not line or (line.startswith(b":") and len(line) < 24 and not separator):
+    if not line or (line.startswith(b":") and len(line) < _HSET_REPLY_BYTES and not separator):
         return None
     refuse_reply(buffer, start, end, b":0..%d\r\n" % num_rows)
     return None
+
+
+def decode_hsets(buffer: Bytes, start: int, end: int, counts: Sequence[int]) -> int | None:
+    """Offset after the replies at `start` to HSETs of `counts` rows each; None while they are incomplete.
+
+    Raises:
+        StoreError: as `decode_hset`, for the first wrong reply.
+    """
+    data = buffer[start : min(start + _HSET_REPLY_BYTES * len(counts), end)].tobytes()
+    lines = data.split(_CRLF, len(counts))
+    if len(lines) > len(counts) and all(map(_is_hset_reply, lines, counts)):
+        return start + len(data) - len(lines[-1])
+    position: int | None = start
+    for count in counts:
+        if position is not None:
+            position = decode_hset(buffer, position, end, count)
+    return position
+
+
+def _is_hset_reply(line: bytes, num_rows: int) -> bool:
+    return line == b":0" or (line.startswith(b":") and line[1:].isdigit() and int(line[1:]) <= num_rows)
 
 
 def decode_ok(buffer: Bytes, start: int, end: int) -> int | None:

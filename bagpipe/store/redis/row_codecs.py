@@ -1,6 +1,6 @@
 """`WriteCodec`: routed rows to frames of HSET requests for one link. `Codec`: what every codec does.
 
-    commands ──runs of 32 or 64 KiB──> encode a run at once ──> a frame of requests
+    commands ──runs of 32 to 256 KiB──> encode a run at once ──> a frame of requests
 
 A frame is encoded only after the previous one was sent, into the same scratch array, while the server works.
 Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_write`. Rows are read by
@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import logs_key, open_key, owner_key
 from bagpipe.store.fencing.writer_logs import LogEntries
-from bagpipe.store.keys import FIELD_DTYPE
+from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
 from bagpipe.store.redis.request_pipeline import Frame, Request
-from bagpipe.store.redis.resp_rows import RowEncoder, decode_hset, hset_header
+from bagpipe.store.redis.resp_rows import RowEncoder, decode_hsets, hset_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.util.failpoints import hit
 
 __all__ = [
-    "FRAME_BYTES",
     "Codec",
     "Group",
     "LogRotation",
@@ -40,13 +39,14 @@ __all__ = [
 
 #: Bytes of rows per command. Bounds the reply, the receive buffer and the server's time per command.
 _COMMAND_BYTES = 64 << 10
-#: Bytes encoded at a time: small enough to send the first ones early and to stay in a core's cache, large enough that
-#: the server is rarely idle. 32 KiB was the best of 16, 32, 64 and 128 in benchmarks/store.
-FRAME_BYTES = 32 << 10
-#: The same for transactions, which run two scripts per frame.
-_TRANSACTION_BYTES = 64 << 10
+#: Bytes encoded first: few, so that the server begins early. Each later run takes twice as many, up to a bound that
+#: stays in a core's cache: the calls of numpy for a run cost as much as copying 100 rows.
+_FIRST_BYTES = 32 << 10
+_RUN_BYTES = 256 << 10
+#: The bound for transactions, which a server holds until they are complete.
+_TRANSACTION_BYTES = 128 << 10
 #: Keeps a request within its limit of 256 pieces.
-_MAX_TRANSACTION_COMMANDS = 100
+_MAX_REQUEST_COMMANDS = 100
 _HSET_REPLY_BYTES = 24
 #: Log rotations per frame.
 _ROTATIONS = 256
@@ -117,17 +117,17 @@ class WriteCodec:
 
     Args:
         keys: key of each bucket.
-        max_transaction_commands: maximum HSETs per transaction; above 1 all buckets of a link must share a server.
+        max_request_commands: maximum HSETs per request; above 1 all buckets of a link must share a server.
     """
 
-    def __init__(self, keys: Sequence[bytes], *, max_transaction_commands: int = _MAX_TRANSACTION_COMMANDS) -> None:
+    def __init__(self, keys: Sequence[bytes], *, max_request_commands: int = _MAX_REQUEST_COMMANDS) -> None:
         self._keys = keys
         self._open_keys = [open_key(key) for key in keys]
-        self._max_transaction_commands = max_transaction_commands
+        self._max_request_commands = max_request_commands
         self._encoders: dict[int, RowEncoder] = {}
 
     def frames(self, group: WriteGroup | LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        """See `Codec.frames`. One request per transaction if the group is fenced, else one per command."""
+        """See `Codec.frames`. One request per transaction if the group is fenced, else one for several commands."""
         if isinstance(group, LogRotation):
             return self._rotations(group, commands)
         if group.entries is None:
@@ -135,20 +135,24 @@ class WriteCodec:
         return self._guarded(group, group.entries, commands)
 
     def _plain(self, group: WriteGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        encoder = self._encoder(group)
-        for run in runs_of(commands, encoder.record_bytes, FRAME_BYTES):
+        encoder, at_once = self._encoder(group), self._max_request_commands
+        for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _RUN_BYTES):
             _, bodies = self._encode(group, encoder, run)
             requests = []
-            for command, body in zip(run, bodies, strict=True):
-                num_rows = command.stop - command.start
-                head = memoryview(hset_header(self._keys[command.bucket], num_rows))
-                requests.append(Request((head, body), _HSET_REPLY_BYTES, partial(decode_hset, num_rows=num_rows)))
+            for start in range(0, len(run), at_once):
+                pieces: list[memoryview] = []
+                counts: list[int] = []
+                for command, body in zip(run[start : start + at_once], bodies[start : start + at_once], strict=True):
+                    counts.append(command.stop - command.start)
+                    pieces += (memoryview(hset_header(self._keys[command.bucket], counts[-1])), body)
+                accept = partial(decode_hsets, counts=counts)
+                requests.append(Request(pieces, _HSET_REPLY_BYTES * len(counts), accept))
             yield requests
             hit("mid-write-back")
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        encoder, at_once = self._encoder(group), self._max_transaction_commands
-        for run in runs_of(commands, encoder.record_bytes, _TRANSACTION_BYTES):
+        encoder, at_once = self._encoder(group), self._max_request_commands
+        for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _TRANSACTION_BYTES):
             fields, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):
@@ -160,19 +164,17 @@ class WriteCodec:
     def _transaction(
         self, entries: LogEntries, run: Sequence[BucketCommand], fields: Sequence[bytes], bodies: Sequence[memoryview]
     ) -> Request:
-        transaction = Transaction(
-            token=entries.token,
-            commands=tuple(
-                GuardedCommand(
-                    bucket=self._keys[command.bucket],
-                    open=self._open_keys[command.bucket],
-                    log=entries.keys[command.bucket],
-                    length=entries.lengths[command.bucket] + command.part,
-                    num_rows=command.stop - command.start,
-                )
-                for command in run
-            ),
+        commands = tuple(
+            GuardedCommand(
+                self._keys[bucket],
+                self._open_keys[bucket],
+                entries.keys[bucket],
+                entries.lengths[bucket] + part,
+                stop - start,
+            )
+            for bucket, start, stop, part in run
         )
+        transaction = Transaction(token=entries.token, commands=commands)
         pieces = [memoryview(transaction.head(fields))]
         for guarded, body in zip(transaction.commands, bodies, strict=True):
             pieces += (memoryview(hset_header(guarded.open, guarded.num_rows)), body)
@@ -180,7 +182,7 @@ class WriteCodec:
         return Request(pieces, transaction.max_reply_bytes, transaction.accept)
 
     def _rotations(self, group: LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
-        for run in runs_of(commands, 1, _ROTATIONS):
+        for run in runs_of(commands, 1, _ROTATIONS, _ROTATIONS):
             requests = []
             for bucket, *_ in run:
                 key = self._keys[bucket]
@@ -218,23 +220,35 @@ class WriteCodec:
             return [], bodies
         fields = np.empty(len(order), FIELD_DTYPE)
         fields["table"], fields["id"] = tables, ids
-        return [fields[command.start - first_row : command.stop - first_row].tobytes() for command in run], bodies
+        text = fields.tobytes()
+        return [
+            text[(start - first_row) * FIELD_BYTES : (stop - first_row) * FIELD_BYTES] for _, start, stop, _ in run
+        ], bodies
 
 
-def runs_of(commands: Iterable[BucketCommand], record_bytes: int, frame_bytes: int) -> Iterator[list[BucketCommand]]:
-    """Group consecutive commands into runs of about `frame_bytes`, at least one command each.
+def runs_of(
+    commands: Iterable[BucketCommand], record_bytes: int, first_bytes: int, most_bytes: int
+) -> Iterator[list[BucketCommand]]:
+    """Group consecutive commands into runs, of at least one command each.
 
     A run has one command per bucket, because a transaction opens each bucket once.
+
+    Args:
+        commands: in sending order.
+        record_bytes: encoded bytes of a row.
+        first_bytes: approximate size of the first run. Each later run is twice as large.
+        most_bytes: approximate size of the largest.
     """
+    size = first_bytes
     run: list[BucketCommand] = []
     for command in commands:
         if run and (command.start != run[-1].stop or command.bucket == run[-1].bucket):
             yield run
             run = []
         run.append(command)
-        if (command.stop - run[0].start) * record_bytes >= frame_bytes:
+        if (command.stop - run[0].start) * record_bytes >= size:
             yield run
-            run = []
+            run, size = [], min(2 * size, most_bytes)
     if run:
         yield run
 

@@ -76,7 +76,7 @@ class RedisStore:
         self._writing: ShardClient[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
-            one_by_one = partial(WriteCodec, keys, max_transaction_commands=1)  # every bucket has its own slot
+            one_by_one = partial(WriteCodec, keys, max_request_commands=1)  # every bucket has its own slot
             backends: tuple[Backend, ...] = (cluster,)
             self._reading = reading_client(cluster, keys, timeout_s)
             self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)

@@ -285,7 +285,9 @@ def refusal(length: int, owner: bytes = OWNER) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data", [QUEUED + b"*4\r\n:0\r\n:3\r\n:0\r\n:2\r\n", QUEUED + refusal(6)], ids=["new", "again"]
+    "data",
+    [QUEUED + b"*4\r\n:0\r\n:3\r\n:0\r\n:2\r\n", QUEUED + b"*4\r\n:0\r\n:0\r\n:0\r\n:2\r\n", QUEUED + refusal(6)],
+    ids=["new", "replaced", "again"],
 )
 def test_a_group_that_is_written(data: bytes) -> None:
     assert accept(data) == 4 + len(data)

@@ -6,6 +6,8 @@ import struct
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bagpipe.errors import StoreError
 from bagpipe.store.redis.resp_rows import (
@@ -13,6 +15,7 @@ from bagpipe.store.redis.resp_rows import (
     FieldEncoder,
     RowEncoder,
     decode_hset,
+    decode_hsets,
     decode_ok,
     hmget_header,
     hset_header,
@@ -38,6 +41,30 @@ def test_hset_reply(data: bytes, end: int | None) -> None:
 def test_a_wrong_hset_reply_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError):
         decode_hset(np.frombuffer(data, np.uint8), 0, len(data), 12)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.data())
+def test_hset_replies_equal_those_of_one_after_the_other(created: list[int], data: st.DataObject) -> None:
+    text = bytearray(b"".join(b":%d\r\n" % number for number in created))
+    for _ in range(data.draw(st.integers(0, 2))):
+        position = data.draw(st.integers(0, len(text) - 1))
+        text[position : position + 1] = data.draw(st.sampled_from([b"", b"\r", b"\n", b"-", b"9", b":0\r\n"]))
+    counts = [max(number, 100) for number in created]
+    buffer = np.frombuffer(b"xy" + bytes(text) + b":0\r\n", np.uint8)
+    for end in (len(buffer), data.draw(st.integers(2, len(buffer)))):
+        position: int | None = 2
+        error = None
+        try:
+            for count in counts:
+                position = None if position is None else decode_hset(buffer, position, end, count)
+        except StoreError as raised:
+            error = str(raised)
+        if error is None:
+            assert decode_hsets(buffer, 2, end, counts) == position
+        else:
+            with pytest.raises(StoreError) as caught:
+                decode_hsets(buffer, 2, end, counts)
+            assert str(caught.value) == error
 
 
 def plain_command(*words: bytes) -> bytes:

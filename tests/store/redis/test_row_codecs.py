@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.store.redis.row_codecs import max_command_rows
+from bagpipe.store.redis.routing import BucketCommand
+from bagpipe.store.redis.row_codecs import max_command_rows, runs_of
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
@@ -12,6 +13,16 @@ from bagpipe.types.schema import RowSchema, RowTable
 @pytest.mark.parametrize(("row_bytes", "num_rows"), [(4, 16_384), (256, 256), (1 << 16, 1), (1 << 20, 1)])
 def test_a_command_is_bounded_in_bytes(row_bytes: int, num_rows: int) -> None:
     assert max_command_rows(row_bytes) == num_rows
+
+
+def test_runs_double_up_to_a_bound() -> None:
+    """The first is small, so that the server begins early."""
+    commands = [BucketCommand(bucket, 10 * bucket, 10 * bucket + 10, 0) for bucket in range(20)]
+    assert [len(run) for run in runs_of(commands, 1, 20, 60)] == [2, 4, 6, 6, 2]
+    same = [BucketCommand(7, 0, 10, 0), BucketCommand(7, 10, 20, 1)]
+    assert [len(run) for run in runs_of(same, 1, 100, 100)] == [1, 1], "a transaction opens each bucket once"
+    apart = [BucketCommand(1, 0, 10, 0), BucketCommand(3, 20, 30, 0)]
+    assert [len(run) for run in runs_of(apart, 1, 100, 100)] == [1, 1]
 
 
 @pytest.mark.redis
