@@ -8,5 +8,6 @@ plot        SVG panels (matplotlib)
 child       a program in a process of its own, and what it leaves in a file
 machine     processor, versions, load, digest of the code
 fenced_store, job   what writes rows: a store and an engine with the fence of a job
-processor_use, shaped_link   CPU time of other jobs; a store server behind a 1 Gbit/s link
+processor_use, thread_times   CPU time of other jobs; of our threads and processes by part
+shaped_link   a store server behind a 1 Gbit/s link
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MAX_OTHER_CORES", "ProcessorUse", "process_tree"]
+__all__ = ["MAX_OTHER_CORES", "ProcessorUse", "process_tree", "tree_s"]
 
 #: Cores used by other jobs above which a run counts as disturbed. The kernel's own threads use a few hundredths.
 MAX_OTHER_CORES = 0.15
@@ -27,6 +27,16 @@ def process_tree(pids: Sequence[int]) -> tuple[int, ...]:
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             found += process_tree([int(child) for child in _read(children).split()])
     return tuple(found)
+
+
+def tree_s(pids: Sequence[int]) -> float:
+    """User and system seconds of the processes and all their descendants, threads that have ended included."""
+    ticks = 0
+    for pid in process_tree(pids):
+        fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        if fields:  # gone between listing and reading
+            ticks += int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+    return ticks * _TICK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +56,13 @@ class ProcessorUse:
     @classmethod
     def now(cls, pids: Sequence[int]) -> ProcessorUse:
         """Read /proc; `pids` are the roots of our process trees."""
-        own_ticks = 0
-        for pid in process_tree(pids):
-            fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-            if fields:  # gone between listing and reading
-                own_ticks += int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+        own_s = tree_s(pids)
         user, nice, system, _idle, _iowait, irq, softirq = (
             int(word) for word in _read(Path("/proc/stat")).split("\n", 1)[0].split()[1:8]
         )
         return cls(
             at_s=time.perf_counter(),
-            own_s=own_ticks * _TICK_S,
+            own_s=own_s,
             all_s=(user + nice + system + irq + softirq) * _TICK_S,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["CONTENDERS", "Outcome", "Task", "Trait"]
@@ -51,6 +51,7 @@ class Outcome:
         rows_peak_bytes: of that, rows with their optimizer state.
         hit_rate: of the cache; None: there is no cache.
         own_cores, other_cores: cores used by the contender with its server, and by other jobs.
+        processor_ms: processor time of a step by part: threads of this process, and processes beside it.
     """
 
     setting: str
@@ -66,6 +67,7 @@ class Outcome:
     hit_rate: float | None
     own_cores: float
     other_cores: float
+    processor_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

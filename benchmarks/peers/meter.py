@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness.processor_use import ProcessorUse, process_tree
+from benchmarks.harness.thread_times import milliseconds, processor_ns
 from trainer.process import peak_rss_bytes
 
 __all__ = ["DRAIN_STEPS", "LOSS_STEPS", "WARMUP_STEPS", "Meter", "interface_bytes", "peak_bytes"]
@@ -28,6 +29,7 @@ LOSS_STEPS = 20
 class _Mark:
     moved_bytes: int
     processors: ProcessorUse
+    parts_ns: Mapping[str, int]
 
 
 class Meter:
@@ -36,12 +38,13 @@ class Meter:
     Args:
         num_steps: number of steps of the run.
         moved_bytes: reads a counter of bytes on the network.
-        pids: roots of the contender's process trees besides this process.
+        helpers: part -> root of the contender's process trees besides this process. `add_child` names those it starts.
     """
 
-    def __init__(self, num_steps: int, moved_bytes: Callable[[], int], pids: Sequence[int]) -> None:
+    def __init__(self, num_steps: int, moved_bytes: Callable[[], int], helpers: Mapping[str, int]) -> None:
         self._moved_bytes = moved_bytes
-        self._pids = [os.getpid(), *pids]
+        self._helpers = dict(helpers)
+        self._children: dict[str, int] = {}
         self._marked = (WARMUP_STEPS, num_steps - DRAIN_STEPS)
         self._ends_s: list[float] = []
         self._marks: list[_Mark] = []
@@ -51,8 +54,18 @@ class Meter:
         """Record the end of a step; returns its number, from 1."""
         self._ends_s.append(time.perf_counter())
         if len(self._ends_s) in self._marked:
-            self._marks.append(_Mark(moved_bytes=self._moved_bytes(), processors=ProcessorUse.now(self._pids)))
+            self._marks.append(
+                _Mark(
+                    moved_bytes=self._moved_bytes(),
+                    processors=ProcessorUse.now([os.getpid(), *self._helpers.values()]),
+                    parts_ns=processor_ns({**self._helpers, **self._children}),
+                )
+            )
         return len(self._ends_s)
+
+    def add_child(self, part: str, pid: int) -> None:
+        """Name a process that this one has started."""
+        self._children[part] = pid
 
     def note_helper(self, pid: int) -> None:
         """Record the peak memory of another process of this contender and its children."""
@@ -67,6 +80,11 @@ class Meter:
     def bytes_per_step(self) -> float:
         start, end = self._marks
         return (end.moved_bytes - start.moved_bytes) / (self._marked[1] - self._marked[0])
+
+    def processor_ms(self) -> dict[str, float]:
+        """Milliseconds of processor time a step, by part."""
+        start, end = self._marks
+        return milliseconds(start.parts_ns, end.parts_ns, self._marked[1] - self._marked[0])
 
     def cores(self) -> tuple[float, float]:
         """Average cores used by this contender, and by other jobs."""

@@ -48,6 +48,8 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
 
     with ExitStack() as stack:
         cacher = stack.enter_context(EmbeddedCacher(config))
+        assert cacher.pid is not None, "the cacher runs"
+        meter.add_child("cacher", cacher.pid)
         source = stack.enter_context(RemoteBatches(cacher.url, config))
         built = build_training_model(config, source.schema)
         _fill(fill_url, built.rows, config.store.namespace, sample)
@@ -55,7 +57,6 @@ def run_ours(config: Config, sample: Sample, meter: Meter, *, fill_url: str) -> 
         progress = engine.train(source.batches("train", built.spec), on_batch=on_batch).progress
         metrics = BinaryMetrics()
         engine.evaluate(source.batches("eval", built.eval_spec), metrics.add)
-        assert cacher.pid is not None, "the cacher runs"
         meter.note_helper(cacher.pid)
         return metrics.quality().auc, first_losses[0], progress.hit_rate
 

@@ -46,6 +46,7 @@ class Summary:
         loss: median over the first steps.
         hit_rate: of the cache; None: there is no cache.
         own_cores: cores it used.
+        processor_ms: medians of the processor time of a step by part.
     """
 
     contender: str
@@ -64,6 +65,7 @@ class Summary:
     loss: float
     hit_rate: float | None
     own_cores: float
+    processor_ms: Mapping[str, float]
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
@@ -100,8 +102,16 @@ def _summarise(runs: Sequence[Outcome], floors: Mapping[int, float]) -> Summary:
         loss=statistics.median(run.loss for run in runs),
         hit_rate=runs[0].hit_rate,
         own_cores=statistics.median(run.own_cores for run in runs),
+        processor_ms={
+            part: statistics.median(run.processor_ms.get(part, 0.0) for run in runs)
+            for part in dict.fromkeys(part for run in runs for part in run.processor_ms)
+        },
     )
 
+
+#: Processes beside the training process, and all parts, in the order of the report.
+_BESIDE = ("cacher", "server")
+_PARTS = ("compute", "data", "copy", "net-in", "net-out", "client", "gRPC and others", *_BESIDE)
 
 _HEADERS = ("contender", "samples/s", "step p50 ms", "p99 ms", "/ torchrec local (range)", "network MB/step")
 
@@ -132,6 +142,9 @@ def _section(name: str, summaries: Sequence[Summary]) -> Iterator[str]:
         f"{setting.lookahead}.\n"
     )
     yield table((*_HEADERS, "peak memory MB (rows)", "AUC", "cores", "runs"), map(_row, summaries))
+    if any(summary.processor_ms for summary in summaries):
+        yield "Milliseconds of processor time a step, by thread of the training process and by process:\n"
+        yield table(("contender", "training process", *_PARTS), map(_budget, summaries))
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
@@ -148,6 +161,12 @@ def _row(summary: Summary) -> tuple[str, ...]:
         f"{summary.own_cores:.2f}",
         f"{summary.runs}" + (f" ({summary.disturbed} disturbed)" if summary.disturbed else ""),
     )
+
+
+def _budget(summary: Summary) -> tuple[str, ...]:
+    parts = summary.processor_ms
+    own = sum(ms for part, ms in parts.items() if part not in _BESIDE)
+    return (summary.contender, f"{own:.2f}", *(f"{parts[part]:.2f}" if part in parts else "" for part in _PARTS))
 
 
 def _verdicts(name: str, summaries: Sequence[Summary]) -> Iterator[str]:

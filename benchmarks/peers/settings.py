@@ -98,6 +98,14 @@ SETTINGS: Mapping[str, Setting] = {
             top_mlp=(64,),
         ),
         Setting(
+            name="small",
+            what="as narrow, 64 examples a batch: what a step costs beside its work",
+            embedding_dim=16,
+            bottom_mlp=(64,),
+            top_mlp=(64,),
+            batch_size=64,
+        ),
+        Setting(
             name="criteo-2-threads",
             what="as criteo, two compute threads: they share the two cores with our cacher, lanes and server",
             embedding_dim=16,

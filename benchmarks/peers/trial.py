@@ -77,7 +77,7 @@ def run(task: Task) -> Outcome:
     meter = Meter(
         len(sample.train),
         lambda: interface_bytes(task.interface) // (2 if task.interface == "lo" else 1),
-        [task.server_pid] if trait.uses_store else [],
+        {"server": task.server_pid} if trait.uses_store else {},
     )
     if trait.uses_store:
         redis.Redis.from_url(task.fill_url).flushall()
@@ -104,6 +104,7 @@ def run(task: Task) -> Outcome:
         hit_rate=hit_rate if slots else None,
         own_cores=own_cores,
         other_cores=other_cores,
+        processor_ms=meter.processor_ms(),
     )
 
 
