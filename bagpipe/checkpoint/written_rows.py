@@ -68,6 +68,7 @@ class WrittenRows:
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         self._max_half = max_rows // 2
         self._newer: dict[int, _IdSet] = defaultdict(_IdSet)
+        self._num_newer = 0  # rows of the newer half; those written several times count once or more
         self._older: dict[int, _IdSet] = {}
         self._lock = threading.Lock()
 
@@ -77,15 +78,13 @@ class WrittenRows:
             return
         with self._lock:
             self._newer[table].add(ids)
+            self._num_newer += len(ids)
             if self._num_newer > self._max_half:
                 for rows in self._newer.values():
                     rows.sort()  # deduplicates rows written several times
+                self._num_newer = sum(rows.num_rows for rows in self._newer.values())
             if self._num_newer > self._max_half:
-                self._older, self._newer = self._newer, defaultdict(_IdSet)
-
-    @property
-    def _num_newer(self) -> int:
-        return sum(rows.num_rows for rows in self._newer.values())
+                self._older, self._newer, self._num_newer = self._newer, defaultdict(_IdSet), 0
 
     def contains(self, table: int, ids: Ids) -> NDArray[np.bool_]:
         """Whether each row is remembered as written, bool ``[len(ids)]``."""

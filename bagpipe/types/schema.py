@@ -8,6 +8,7 @@ Both are frozen records with a JSON form, so they can be compared, stored and se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -355,7 +356,7 @@ class RowSchema:
 
     def row_width(self, table: int) -> int:
         """Words in one row record of table number `table`."""
-        return self.row_type_of(table).record_words(self.tables[table].dim, self.optimizer_of(table))
+        return _record_words(self.tables[table].dim, self.dtype_of(table), self.optimizer_of(table))
 
     def row_bytes(self, table: int) -> int:
         """Bytes in one row record of table number `table`."""
@@ -383,3 +384,9 @@ class RowSchema:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, hex."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _record_words(dim: int, dtype: str, optimizer: str) -> int:
+    """Words in a record; asked for with every request of every batch."""
+    return ROW_TYPES[dtype].record_words(dim, optimizer)

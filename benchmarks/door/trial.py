@@ -129,7 +129,7 @@ def run(task: Task) -> Outcome:
     config = setting.config(data, cache_rows=int(setting.cache_share * sample.num_rows), url=task.url)
     redis.Redis.from_url(task.fill_url).flushall()
     num_steps = len(sample.train)
-    meter = Meter(num_steps, lambda: 0, [task.server_pid])
+    meter = Meter(num_steps, lambda: 0, {"server": task.server_pid})
     steps, losses = 0, []
 
     def on_step(loss: float | None) -> None:
