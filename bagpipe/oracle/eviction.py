@@ -18,6 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +65,7 @@ def idle_priority(scores: NDArray[np.int32]) -> NDArray[np.int32]:
     return priorities
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Entries of one priority from one push.
 
     Attributes:
@@ -130,11 +130,11 @@ class EvictionQueue:
         by_priority = np.argsort(keys, kind="stable")
         sorted_slots, priorities = slots.take(by_priority), priorities.take(by_priority)
         starts = [0, *(np.flatnonzero(priorities[1:] != priorities[:-1]) + 1).tolist()]
-        for start, stop, priority in zip(
-            starts, [*starts[1:], slots.shape[0]], priorities[starts].tolist(), strict=True
-        ):
+        ends = [*starts[1:], slots.shape[0]]
+        for start, stop, priority in zip(starts, ends, priorities.take(starts).tolist(), strict=True):
+            bucket = self._buckets.get(priority) or self._bucket(priority)
             # A copy: a view would keep the whole push in memory for a few entries.
-            self._bucket(priority).append(_Chunk(priority, self._num_pushes, sorted_slots[start:stop].copy()))
+            bucket.append(_Chunk(priority, self._num_pushes, sorted_slots[start:stop].copy()))
         self._num_entries += slots.shape[0]
         if self._num_entries > 4 * self._priority_of_slot.shape[0] + slots.shape[0]:
             self._sweep()

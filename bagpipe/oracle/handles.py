@@ -142,8 +142,8 @@ class DenseHandles:
         self._scores[handles[is_new]] = NO_SCORE
         return is_new, scores
 
-    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
-        """Remember the scores of evicted rows."""
+    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32], counts: Sequence[int]) -> None:
+        """Remember the scores of rows that ranks evict, so many by each."""
         self._scores[handles] = scores
 
 
@@ -228,9 +228,9 @@ class HashHandles:
             words, marks = words[lost], marks[lost]
         return first, scores
 
-    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32]) -> None:
-        """Remember the scores of evicted rows. Call it before `release`."""
-        self._ghosts.remember(self._pool.hashes.take(handles), scores)
+    def remember(self, handles: NDArray[np.int64], scores: NDArray[np.int32], counts: Sequence[int]) -> None:
+        """Remember the scores of rows that ranks evict, so many by each. Call it before `release`."""
+        self._ghosts.remember(self._pool.hashes.take(handles), scores, counts)
 
     def _first_cells(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The cell where the probing of each row begins."""

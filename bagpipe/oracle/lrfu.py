@@ -15,6 +15,8 @@ rounding depends on the machine's vector units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,13 +76,18 @@ class GhostScores:
         known: NDArray[np.int32] = np.where((words ^ hashes) >> np.uint64(32) == 0, scores, np.int32(NO_SCORE))
         return np.maximum(known, np.int32(NO_SCORE))
 
-    def remember(self, hashes: NDArray[np.uint64], scores: NDArray[np.int32]) -> None:
-        """Remember the scores of evicted rows with these hashes."""
-        cells = self._cells_of(hashes)
-        here = self._cells.take(cells).astype(np.uint32).view(np.int32)
-        higher = np.flatnonzero(scores >= here)
+    def remember(self, hashes: NDArray[np.uint64], scores: NDArray[np.int32], counts: Sequence[int]) -> None:
+        """Remember the scores of evicted rows with these hashes, in parts of so many rows, one after the other."""
+        all_cells = self._cells_of(hashes)
         words = (hashes >> np.uint64(32) << np.uint64(32)) | scores.astype(np.uint64)
-        self._cells[cells[higher]] = words[higher]
+        start = 0
+        for count in counts:
+            part = slice(start, start + count)
+            cells = all_cells[part]
+            here = self._cells.take(cells).astype(np.uint32).view(np.int32)
+            higher = np.flatnonzero(scores[part] >= here)
+            self._cells[cells.take(higher)] = words[part].take(higher)
+            start += count
 
     def _cells_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         return (hashes & np.uint64(self._cells.shape[0] - 1)).astype(np.int64)

@@ -51,18 +51,17 @@ def _most_used(uses: NDArray[np.unsignedinteger], load: NDArray[np.int64]) -> ND
     num_ranks = load.shape[0]
     is_most = uses == uses.max(axis=0)
     wanted = _last_true(is_most)
-    is_tied = is_most.sum(axis=0, dtype=np.uint16) > 1
+    is_tied = is_most.sum(axis=0, dtype=np.min_scalar_type(num_ranks)) > 1
     load = load + np.bincount(wanted[~is_tied], minlength=num_ranks)
     for part in np.array_split(np.flatnonzero(is_tied), _PARTS_PER_RANK * num_ranks):
         by_load = np.argsort(load, kind="stable")[::-1]
-        wanted[part] = by_load[_last_true(is_most[by_load].take(part, axis=1))]
+        wanted[part] = by_load[_last_true(is_most.take(part, axis=1)[by_load])]
         load = load + np.bincount(wanted[part], minlength=num_ranks)
     return wanted
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
     """uint16 ``[columns]``: the last row that is True."""
-    rows = np.zeros(flags.shape[1], dtype=np.uint16)
-    for row, is_true in enumerate(flags):
-        rows[is_true] = row
-    return rows
+    numbers = np.arange(flags.shape[0], dtype=np.min_scalar_type(flags.shape[0]))
+    last: NDArray[np.uint16] = np.max(flags * numbers[:, None], axis=0).astype(np.uint16)
+    return last

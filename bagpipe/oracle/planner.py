@@ -155,10 +155,7 @@ class Planner:
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
         fetch_new[missing], scores = self._handles.admit(handles.take(missing))
 
-        owners = tuple(
-            self._fill(rank, batch, slots, misses, fetch_new.take(misses))
-            for rank, misses in enumerate(misses_of_ranks)
-        )
+        owners = self._fill(batch, slots, misses_of_ranks, fetch_new)
         self._slot_state.next_use[slots] = next_use
         self._slot_state.lrfu_score[slots[missing]] = scores
         self._slot_state.lrfu_score[slots] = self._clock.use(self._slot_state.lrfu_score.take(slots))
@@ -199,51 +196,71 @@ class Planner:
 
     def _fill(
         self,
-        rank: int,
         batch: _WindowBatch,
         slots: NDArray[np.int64],
-        misses: NDArray[np.int64],
+        misses_of_ranks: tuple[NDArray[np.int64], ...],
         fetch_new: NDArray[np.bool_],
-    ) -> OwnerPlan:
-        """Make room at one rank and insert its missing rows. Writes their slots into `slots`."""
-        now, resident_set, base = batch.indexed.batch_index, self._resident_sets[rank], rank * self.spec.slots_per_rank
-        victims = resident_set.make_room(misses.shape[0], now, slots - base if base else slots)
-        evict, emptied = self._evict(victims.slots + base, now)
-        resident_set.release(emptied - base)
-        handles = batch.handles.take(misses)
-        fetch_slots = resident_set.take(misses.shape[0])
-        inserted = fetch_slots + base
-        self._slot_of_handle[handles] = inserted
-        self._slot_state.handle[inserted] = handles
-        slots[misses] = inserted
-        return OwnerPlan(
-            fetch=select_rows(batch.indexed.unique, misses),
-            fetch_slots=fetch_slots.astype(np.int32),
-            fetch_new=fetch_new,
-            evict=evict,
-            evict_slots=(emptied - base).astype(np.int32),
-            evict_after=victims.after,
-            evict_waiting=victims.num_waiting,
-            fetch_after=self._fetch_after(handles[~fetch_new], now),
-            num_slots=resident_set.num_slots_used,
-        )
+    ) -> tuple[OwnerPlan, ...]:
+        """Make room at every rank and insert its missing rows. Writes their slots into `slots`."""
+        now, each = batch.indexed.batch_index, self.spec.slots_per_rank
+        victims = [
+            resident_set.make_room(misses.shape[0], now, slots - rank * each if rank else slots)
+            for rank, (resident_set, misses) in enumerate(zip(self._resident_sets, misses_of_ranks, strict=True))
+        ]
+        evicted = self._evict([one.slots + rank * each for rank, one in enumerate(victims)], now)
+        owners = []
+        for rank, (resident_set, misses) in enumerate(zip(self._resident_sets, misses_of_ranks, strict=True)):
+            evict, emptied = evicted[rank]
+            resident_set.release(emptied)
+            handles = batch.handles.take(misses)
+            is_new = fetch_new.take(misses)
+            fetch_slots = resident_set.take(misses.shape[0])
+            inserted = fetch_slots + rank * each
+            self._slot_of_handle[handles] = inserted
+            self._slot_state.handle[inserted] = handles
+            slots[misses] = inserted
+            owners.append(
+                OwnerPlan(
+                    fetch=select_rows(batch.indexed.unique, misses),
+                    fetch_slots=fetch_slots.astype(np.int32),
+                    fetch_new=is_new,
+                    evict=evict,
+                    evict_slots=emptied.astype(np.int32),
+                    evict_after=victims[rank].after,
+                    evict_waiting=victims[rank].num_waiting,
+                    fetch_after=self._fetch_after(handles[~is_new], now),
+                    num_slots=resident_set.num_slots_used,
+                )
+            )
+        return tuple(owners)
 
-    def _evict(self, slots: NDArray[np.int64], now: int) -> tuple[RowList, NDArray[np.int64]]:
-        """Empty the slots. Returns their rows by table, and the slots in that order."""
+    def _evict(self, slots_of_ranks: list[NDArray[np.int64]], now: int) -> list[tuple[RowList, NDArray[np.int64]]]:
+        """Empty the slots. By rank: their rows by table, and the slots in that order, numbered within the rank."""
+        num_tables, world_size = len(self.spec.table_rows), self.spec.world_size
+        counts = [slots.shape[0] for slots in slots_of_ranks]
+        slots = np.concatenate(slots_of_ranks)
         handles = self._slot_state.handle.take(slots)
         tables, ids = self._handles.rows(handles)
-        by_table = np.argsort(tables, kind="stable")
-        handles, slots, ids = handles[by_table], slots[by_table], ids[by_table]
-        table_offsets = np.zeros(len(self.spec.table_rows) + 1, dtype=np.int64)
-        np.cumsum(np.bincount(tables, minlength=len(self.spec.table_rows)), out=table_offsets[1:])
+        groups = tables + np.repeat(np.arange(world_size) * num_tables, counts) if world_size > 1 else tables
+        # A stable sort of 16 bits is a radix sort.
+        order = np.argsort(groups.astype(np.uint16) if world_size * num_tables < 1 << 16 else groups, kind="stable")
+        handles, slots, ids = handles.take(order), slots.take(order), ids.take(order)
+        sizes = np.bincount(groups, minlength=world_size * num_tables).reshape(world_size, num_tables)
+        table_offsets = np.zeros((world_size, num_tables + 1), dtype=np.int64)
+        np.cumsum(sizes, axis=1, out=table_offsets[:, 1:])
 
         self._slot_state.handle[slots] = -1
         self._slot_of_handle[handles] = -1
         remembered = self._slot_state.next_use.take(slots) != NEVER
         self._evicted_at[handles[remembered]] = now
-        self._handles.remember(handles, self._slot_state.lrfu_score.take(slots))
+        self._handles.remember(handles, self._slot_state.lrfu_score.take(slots), counts)
         self._handles.release(handles[~remembered])
-        return RowList(table_offsets=table_offsets, ids=ids), slots
+        slots %= self.spec.slots_per_rank
+        ends = np.cumsum(counts).tolist()
+        return [
+            (RowList(table_offsets=offsets, ids=ids[start:stop]), slots[start:stop])
+            for offsets, start, stop in zip(table_offsets, [0, *ends[:-1]], ends, strict=True)
+        ]
 
     def _fetch_after(self, handles: NDArray[np.int64], now: int) -> int:
         """The latest eviction, by any rank, of any of these known rows.

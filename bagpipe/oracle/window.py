@@ -85,8 +85,9 @@ class NextUses:
         if self._count + handles.shape[0] > self._ring.shape[0]:
             self._grow_ring(self._count + handles.shape[0])
         previous = self._entry_of_handle.take(handles)
-        known = previous >= 0
-        known_entries = previous.take(np.flatnonzero(known))
+        is_known = previous >= 0
+        known = np.flatnonzero(is_known)
+        known_entries = previous.take(known)
         self._ring[known_entries] = batch_index
         tail = self._head + self._count
         if counts is not None:
@@ -100,7 +101,7 @@ class NextUses:
         entries &= np.int32(self._ring.shape[0] - 1)
         self._entry_of_handle[handles] = entries
         self._count += handles.shape[0]
-        return handles.take(np.flatnonzero(~known))
+        return handles.take(np.flatnonzero(~is_known))
 
     def leave(self, handles: NDArray[np.int64]) -> NDArray[np.int32]:
         """Remove the oldest batch, whose rows are `handles`. Returns the next use of each row, `NEVER` if none."""

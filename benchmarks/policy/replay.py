@@ -124,4 +124,5 @@ def _reveal(planner: Planner, log: Log) -> None:
     handles = planner._handles
     assert isinstance(handles, DenseHandles)
     planner._clock = _StandingClock(planner.spec.num_slots)
-    handles.remember(np.arange(log.num_rows), (TICKS * np.log2(uses)).astype(np.int32) + 1)
+    scores = (TICKS * np.log2(uses)).astype(np.int32) + 1
+    handles.remember(np.arange(log.num_rows), scores, [log.num_rows])

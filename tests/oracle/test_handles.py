@@ -122,7 +122,7 @@ def test_the_score_of_an_evicted_row_outlives_its_handle() -> None:
     for handles in (DenseHandles((9,)), HashHandles()):
         numbers = handles.lookup_or_add(batch)
         assert handles.admit(numbers)[1].max() <= NO_SCORE
-        handles.remember(numbers[:3], np.array([70, 80, 90], dtype=np.int32))
+        handles.remember(numbers[:3], np.array([70, 80, 90], dtype=np.int32), [2, 1])
         handles.release(numbers)
         is_new, scores = handles.admit(handles.lookup_or_add(batch))
         assert (is_new.any(), scores.tolist()) == (False, [70, 80, 90, NO_SCORE, NO_SCORE])

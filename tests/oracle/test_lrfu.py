@@ -55,8 +55,8 @@ def test_ghost_scores_are_found_by_hash_and_the_higher_stays() -> None:
     high = np.uint64(1) << np.uint64(40)
     one, other = np.array([2], dtype=np.uint64), np.array([np.uint64(2) + high])
     assert ghosts.recall(one).tolist() == [NO_SCORE]
-    ghosts.remember(one, scores_of(50))
-    ghosts.remember(other, scores_of(40))
+    ghosts.remember(one, scores_of(50), [1])
+    ghosts.remember(other, scores_of(40), [1])
     assert (ghosts.recall(one).tolist(), ghosts.recall(other).tolist()) == ([50], [NO_SCORE])
-    ghosts.remember(other, scores_of(60))
+    ghosts.remember(other, scores_of(60), [1])
     assert (ghosts.recall(one).tolist(), ghosts.recall(other).tolist()) == ([NO_SCORE], [60])
