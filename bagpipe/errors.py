@@ -56,6 +56,7 @@ class CapacityError(InputError):
         held_out: bool = False,
         pushed: bool = False,
         num_held: int = 0,
+        grows: bool = False,
     ) -> CapacityError:
         """The error of one batch.
 
@@ -69,19 +70,23 @@ class CapacityError(InputError):
             held_out: the batches are those of the held-out examples, which have numbers of their own.
             pushed: the program brings the batches itself, and its arguments take the place of configuration keys.
             num_held: further rows, of the batch before, that stay until its update (``pipeline.rows_delay``).
+            grows: the caches have grown to these slots, see `OracleSpec.grows`.
         """
         each = f" on each of {world_size} ranks, {num_slots} in all" if world_size > 1 else ""
         phase = "held-out " if held_out else ""
         cache_rows = "cache_rows" if pushed else "cache.rows"
+        size, key = f"{cache_rows} is", cache_rows
+        if grows:
+            size, key = f"{cache_rows} auto holds at most", "cache_max_rows" if pushed else "cache.max_rows"
         known = ""
         if last_batch is not None:
             known = f", the largest need up to batch {last_batch}"
             known += "" if pushed else " (`python -m bagpipe data replay` finds the whole log's)"
         held = f" and {num_held} more of the batch before (pipeline.rows_delay 1)" if num_held else ""
         return cls(
-            f"{phase}batch {batch_index} needs {num_unique} unique rows{held} but {cache_rows} is "
+            f"{phase}batch {batch_index} needs {num_unique} unique rows{held} but {size} "
             f"{num_slots // world_size}{each}: "
-            f"raise {cache_rows} to at least {-(-max(largest, num_unique + num_held) // world_size)}{known}, "
+            f"raise {key} to at least {-(-max(largest, num_unique + num_held) // world_size)}{known}, "
             f"or {'bring smaller batches' if pushed else 'lower data.batch_size'}"
         )
 

@@ -20,10 +20,11 @@ from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import check_spec
+from bagpipe.oracle.sizing import BYTES_PER_SLOT
 from bagpipe.oracle.window import RankCounts
 from bagpipe.types.batch import Batch
 from cacher.counters import Counters
-from cacher.requests import BYTES_PER_SLOT, MAX_RANKS, json_object
+from cacher.requests import MAX_RANKS, json_object
 
 __all__ = ["MAX_FEATURES", "CheckedIntake", "batch_bytes", "parse_spec", "planner_bytes"]
 
@@ -103,6 +104,8 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
             raise InputError(f"oracle spec: expected a feature and a table number, got {str(ref)[:80]}")
         feature = _number("feature", ref["feature"], 0, MAX_FEATURES - 1)
         features.append(FeatureRef(feature=feature, table=_number("table", ref["table"], 0, len(table_rows) - 1)))
+    if type(value["grows"]) is not bool:
+        raise InputError(f"oracle spec: expected grows to be true or false, got {str(value['grows'])[:80]}")
     for name in ("policy", "assign"):
         if not isinstance(value[name], str):
             raise InputError(f"oracle spec: expected {name} to be a text, got {str(value[name])[:80]}")
@@ -113,6 +116,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
         features=tuple(features),
         num_slots=_number("num_slots", value["num_slots"], 0, (1 << 31) - 1),
         lookahead=_number("lookahead", value["lookahead"], 1, _MAX_LOOKAHEAD),
+        grows=value["grows"],
         policy=value["policy"],
         world_size=world_size,
         assign=value["assign"],
@@ -122,9 +126,10 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
     check_spec(spec)
     needed = planner_bytes(spec)
     if needed > max_bytes:
+        remedy = ": lower cache.max_rows" if spec.grows else ""
         raise InputError(
             f"cache.rows = {spec.num_slots} on each of {spec.world_size} ranks, and tables of that size, may take the "
-            f"planner {_gib(needed)}, the cacher allows {_gib(max_bytes)} (--plan-gib)"
+            f"planner {_gib(needed)}, the cacher allows {_gib(max_bytes)} (--plan-gib){remedy}"
         )
     return spec
 

@@ -17,14 +17,14 @@ from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec, slots_of
+from bagpipe.oracle.planner import MAX_SLOTS
 from bagpipe.oracle.rank_batch import Phase
+from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES
 from bagpipe.types.schema import DataSchema
 
 __all__ = [
-    "BYTES_PER_SLOT",
     "MAX_CREDITS",
     "MAX_RANKS",
-    "MAX_SLOT_BYTES",
     "PhaseRequest",
     "check_hello",
     "check_name",
@@ -36,9 +36,6 @@ __all__ = [
 #: Larger requests are errors or attacks: these bound what the cacher allocates for a job.
 MAX_RANKS = 1024
 MAX_CREDITS = 1024
-#: Memory for the slots of all ranks that a planner can use, and for one slot: 22 B in arrays, 40 B queued.
-MAX_SLOT_BYTES = 32 << 30
-BYTES_PER_SLOT = 64
 #: Tables that read the same feature, such as those of FinalMLP's gates: each is planned like a feature of its own.
 MAX_TABLES_PER_FEATURE = 16
 _MAX_NAME_LENGTH = 200
@@ -101,13 +98,15 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
             f"expected first batch and watermark up to the next batch, "
             f"got {start.first_batch}, {start.watermark} and {start.next_batch}"
         )
-    slot_bytes = slots_of(settings["cache.rows"]) * world_size * BYTES_PER_SLOT
-    if slot_bytes > MAX_SLOT_BYTES:
-        raise InputError(
-            f"cache.rows = {settings['cache.rows']} on each of {world_size} ranks may take the planner "
-            f"{slot_bytes >> 30} GiB, at most {MAX_SLOT_BYTES >> 30} are allowed: lower cache.rows"
-        )
     value = json_object(start.spec, "oracle spec")
+    rows = _cache_rows(value.get("num_slots"), settings["cache.rows"])
+    slot_bytes = slots_of(rows) * world_size * BYTES_PER_SLOT
+    if slot_bytes > MAX_SLOT_BYTES:
+        key = "cache.max_rows" if settings["cache.rows"] == "auto" else "cache.rows"
+        raise InputError(
+            f"cache.rows = {rows} on each of {world_size} ranks may take the planner "
+            f"{slot_bytes >> 30} GiB, at most {MAX_SLOT_BYTES >> 30} are allowed: lower {key}"
+        )
     expected = _expected_spec(value, settings, schema, world_size)
     found = first_difference(expected, value)
     if found is not None:
@@ -156,7 +155,8 @@ def _expected_spec(
     return {
         "table_rows": [rows[table] for table in range(len(rows))],
         "features": refs,
-        "num_slots": settings["cache.rows"],
+        "num_slots": _cache_rows(value.get("num_slots"), settings["cache.rows"]),
+        "grows": settings["cache.rows"] == "auto",
         "lookahead": settings["oracle.lookahead"],
         "policy": settings["oracle.policy"],
         "world_size": world_size,
@@ -164,6 +164,15 @@ def _expected_spec(
         "example_shares": _example_shares(value.get("example_shares"), world_size),
         "rows_delay": _rows_delay(value.get("rows_delay")),
     }
+
+
+def _cache_rows(value: object, setting: int | str) -> int:
+    """The cacher decides the rows of a cache, except the bound of one that grows: it is of the trainer's memory."""
+    if setting != "auto":
+        return int(setting)
+    if type(value) is not int or not 1 <= value <= MAX_SLOTS:
+        raise InputError(f"oracle spec: expected num_slots from 1 to {MAX_SLOTS}, got {str(value)[:80]}")
+    return value
 
 
 def _example_shares(value: object, world_size: int) -> list[int]:

@@ -23,13 +23,13 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES
 from bagpipe.errors import InputError
+from bagpipe.oracle.sizing import MAX_SLOT_BYTES
 from cacher.admission import Admission
 from cacher.calls import Calls
 from cacher.counters import Counters, Totals
 from cacher.jobs import Jobs
 from cacher.plan_service import PlanService
 from cacher.planning import PlannedData
-from cacher.requests import MAX_SLOT_BYTES
 from cacher.run import RunStatistics
 from cacher.security import Access, SecretInterceptor, check_access, server_credentials
 from cacher.service import TrainService

@@ -7,6 +7,7 @@ after training: metrics (AUC, NE, …) ─> digests ─> result JSON
 cli, process       the program and its process            job, open_job        one job: run it, open its parts
 services           cacher and store                       assembly             model, cache, dense part, engine
 inputs, dense, optimizers, stages, shards, devices, settings, model_check: from configuration to objects, and checks
+cache_size         rows of a cache: given, or of memory and tables
 metrics, groups, ranking, tasks, totals, result           AUC and others by label, sums over ranks, the JSON
 orders, recompute  orders that ranks chose: written, and repeated; the micro-batches that are recomputed
 evaluation, held_out, early_stop  scores during training  export, export_source  a checkpoint for serving

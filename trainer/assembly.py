@@ -48,6 +48,7 @@ from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
+from trainer.cache_size import cache_rows_of
 from trainer.dense import budget_of, dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
@@ -131,7 +132,8 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
     spec = OracleSpec(
         table_rows=tuple(table.rows for table in converted.row_tables),
         features=converted.features,
-        num_slots=config.cache.rows,
+        num_slots=cache_rows_of(config, converted, data, rows, world_size),
+        grows=config.cache.rows == "auto",
         lookahead=config.oracle.lookahead,
         policy=config.oracle.policy,
         world_size=world_size,
@@ -153,6 +155,7 @@ def build_cache(built: BuiltModel) -> RowCache:
         prefetch_depth=config.cache.prefetch_depth,
         kernels=select_kernels(built.rows, device, config.run.kernels),
         batches_begun=1 + config.pipeline.rows_delay,
+        grows=built.spec.grows,
     )
     built.converted.bind(cache)
     return cache

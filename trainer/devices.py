@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bagpipe.cache.auto_rows import free_on_cuda
 from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.cache.slots import record_bytes
 from bagpipe.errors import InputError
@@ -146,13 +147,14 @@ def memory_need(schema: RowSchema, num_rows: int, batch: BatchSize, *, num_cache
     )
 
 
-def check_memory(need: MemoryNeed, free: int | None, device: str) -> None:
+def check_memory(need: MemoryNeed, free: int | None, device: str, *, key: str = "cache.rows") -> None:
     """Check that a job fits in device memory.
 
     Args:
         need: memory that the job allocates.
         free: free bytes of the device; None: unknown or unlimited.
         device: name of the device.
+        key: that sets the rows.
 
     Raises:
         InputError: the job does not fit. The message names the bytes needed and free, and the rows that would fit.
@@ -160,21 +162,15 @@ def check_memory(need: MemoryNeed, free: int | None, device: str) -> None:
     if free is None or need.num_bytes <= free:
         return
     fitting = cache_rows_in(max(0, free - need.other_bytes) // (need.row_bytes * need.num_caches))
-    rows = f"with cache.rows = {0 if need.is_direct else need.num_rows}"
-    remedy = f"lower cache.rows to at most {fitting}" if fitting and not need.is_direct else "lower data.batch_size"
+    rows = f"with {key} = {0 if need.is_direct else need.num_rows}"
+    remedy = f"lower {key} to at most {fitting}" if fitting and not need.is_direct else "lower data.batch_size"
     raise InputError(
         f"{rows} the job needs {need.num_bytes} bytes on {device}, {need.num_slots} slots of {need.row_bytes} bytes "
         f"and an estimated {need.other_bytes} bytes for batches and the dense part, and {free} bytes are free: {remedy}"
     )
 
 
-def _free_on_cuda(device: torch.device) -> int:
-    free, _ = torch.cuda.mem_get_info(device)
-    # torch reuses the freed memory in its allocator first.
-    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-_FREE_BYTES: Mapping[str, Callable[[torch.device], int]] = {"cuda": _free_on_cuda}
+_FREE_BYTES: Mapping[str, Callable[[torch.device], int]] = {"cuda": free_on_cuda}
 
 
 def free_bytes(device: str) -> int | None:

@@ -20,6 +20,7 @@ from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError, JobError
 from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
+from bagpipe.oracle.plan import cache_rows_in
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import sort_lanes
 from bagpipe.schedule.lowering.recompute import AUTO
@@ -198,7 +199,14 @@ def _finish(
     reporter.phase("computing digests")
     digest = engine.dense.digest()
     samples_before = checkpoints.carried().get("samples", 0)
-    totals = totals_of(trained, seconds=seconds, dense_digest=digest, samples_before=samples_before)
+    spec, slots = job.built.spec, engine.cache.num_slots_used
+    totals = totals_of(
+        trained,
+        seconds=seconds,
+        dense_digest=digest,
+        samples_before=samples_before,
+        cache_rows=cache_rows_in(slots) if spec.grows else spec.num_slots,
+    )
     result, test_error = _result(job, ranks, totals, trained, evaluation, reporter)
     unwritten = _write(result, result_path, config) if result_path and ranks.is_first else None
     unrecorded = _record_orders(job, ranks)
@@ -313,6 +321,7 @@ def _result(
         rows_fetched=totals.rows_fetched,
         rows_written=totals.rows_written,
         evictions_waiting=totals.evictions_waiting,
+        cache_rows=totals.cache_rows,
         hit_rate=totals.hit_rate,
         exposed_embedding_s=totals.exposed_s,
         step_s_p50=totals.step_s_p50,

@@ -32,7 +32,8 @@ from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from trainer.assembly import BuiltModel, build_dense, build_parts, build_training_model, engine_settings
-from trainer.devices import BatchSize, activation_bytes, check_memory, free_bytes, memory_need
+from trainer.cache_size import batch_size_of, num_caches_of
+from trainer.devices import check_memory, free_bytes, memory_need
 from trainer.evaluation import EvaluationRecord, Evaluator
 from trainer.groups import feature_number
 from trainer.held_out import HeldOutBatches
@@ -125,6 +126,9 @@ def open_trainer_job(
     metric_key(config.eval.metric, tasks)
     reporter.phase("building the model")
     built = build_training_model(config, source.schema, ranks.world_size)
+    if built.spec.grows:
+        fewest = min(ranks.gather(built.spec.num_slots))
+        built = dataclasses.replace(built, spec=dataclasses.replace(built.spec, num_slots=fewest))
     _check_memory(built, ranks.world_size)
     if ranks.rank:
         # The models are equal now. Dropout masks must differ between ranks.
@@ -182,6 +186,7 @@ def job_of(
         rows=built.rows,
         device=torch.device(config.run.device),
         num_slots=built.spec.slots_per_rank,
+        grows=built.spec.grows,
         kernels=config.run.kernels,
         engine=engine_settings(config),
         store=dataclasses.replace(config.store, url=store_url),
@@ -242,14 +247,8 @@ def _keep_orders(dense: DensePart, stack: ExitStack) -> None:
 
 def _check_memory(built: BuiltModel, world_size: int) -> None:
     """Check that the cache fits in device memory beside the model."""
-    config, parameters = built.config, [*built.converted.model.parameters()]
-    num_examples = -(-config.data.batch_size // world_size)
-    batch = BatchSize(
-        num_ids=num_examples * len(built.data.features),
-        read_ahead=config.cache.read_ahead,
-        dense_bytes=sum(parameter.nbytes for parameter in parameters),
-        activation_bytes=activation_bytes(parameters, num_examples),
-    )
-    device = config.run.device
-    num_caches = 2 if config.eval.every else 1
-    check_memory(memory_need(built.rows, config.cache.rows, batch, num_caches=num_caches), free_bytes(device), device)
+    config, rows = built.config, built.spec.num_slots
+    batch = batch_size_of(config, built.converted, built.data, world_size)
+    need = memory_need(built.rows, rows, batch, num_caches=num_caches_of(config))
+    key = "cache.max_rows" if built.spec.grows else "cache.rows"
+    check_memory(need, free_bytes(config.run.device), config.run.device, key=key)

@@ -32,6 +32,8 @@ class Result:
         rows_fetched: rows asked of the store. rows_written: rows written to it.
         evictions_waiting: rows that left the cache right after the batch that used them, so that the next forward
             waited for its update. In direct mode every row does.
+        cache_rows: rows per rank for which the cache had slots; with `cache.rows` auto those that the fullest has grown
+            to, spare ones counted as far as they were used. 0: direct mode.
         hit_rate: share of unique rows that were in the cache at the start of their batch.
         exposed_embedding_s: time the compute lane waited for rows.
         step_s_p50: median time between the ends of consecutive batches.
@@ -73,6 +75,7 @@ class Result:
     rows_fetched: int
     rows_written: int
     evictions_waiting: int
+    cache_rows: int
     hit_rate: float
     exposed_embedding_s: float
     step_s_p50: float | None

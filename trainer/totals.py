@@ -23,6 +23,7 @@ class RankTotals:
     Attributes:
         samples_before: the part of `samples` trained before this process started.
         loss_sum: sum of the training loss over examples.
+        cache_rows: of the fullest rank.
         rows_inserted: unique rows that were not in the cache. rows_found: those of them that the store had.
     """
 
@@ -40,6 +41,7 @@ class RankTotals:
     rows_fetched: int
     rows_written: int
     evictions_waiting: int
+    cache_rows: int
     exposed_s: float
     step_s_p50: float | None
     dense_digest: str
@@ -57,7 +59,9 @@ class RankTotals:
         return 1.0 - self.rows_inserted / self.rows_unique if self.rows_unique else 0.0
 
 
-def totals_of(trained: RunResult, *, seconds: float, dense_digest: str, samples_before: int = 0) -> RankTotals:
+def totals_of(
+    trained: RunResult, *, seconds: float, dense_digest: str, samples_before: int = 0, cache_rows: int = 0
+) -> RankTotals:
     """Totals of this rank after training. Waits for the device."""
     progress, report = trained.progress, trained.report
     return RankTotals(
@@ -75,6 +79,7 @@ def totals_of(trained: RunResult, *, seconds: float, dense_digest: str, samples_
         rows_fetched=progress.rows_fetched,
         rows_written=progress.rows_written,
         evictions_waiting=progress.evictions_waiting,
+        cache_rows=cache_rows,
         exposed_s=progress.exposed_s,
         step_s_p50=report.steps.quantile_s(0.5) if report.steps.count else None,
         dense_digest=dense_digest,
@@ -113,6 +118,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         rows_fetched=sum(rank.rows_fetched for rank in ranks),
         rows_written=sum(rank.rows_written for rank in ranks),
         evictions_waiting=sum(rank.evictions_waiting for rank in ranks),
+        cache_rows=max(rank.cache_rows for rank in ranks),
         exposed_s=max(rank.exposed_s for rank in ranks),
         step_s_p50=max(p50s) if p50s else None,
         dense_digest=first.dense_digest,

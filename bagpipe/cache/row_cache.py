@@ -59,6 +59,7 @@ class RowCache:
         prefetch_depth: maximal number of batches in flight between fetch and insert.
         kernels: kernels for the schema and the device; default: the choice of `select_kernels`.
         batches_begun: most batches begun and not ended: 2 if a lookup precedes the update of the batch before.
+        grows: slots are made when plans use them, up to `num_slots`; on a host they take memory only then.
 
     Attributes:
         streams: streams of the device.
@@ -67,6 +68,7 @@ class RowCache:
         earlier: weights that the first batch of a run reads instead of those in the slots, if it is behind them.
         dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
         kernels: kernels that compute on the rows.
+        num_slots_used: most slots that the plans have used so far.
         current: the batch being computed, which embedding modules read.
         snapshot: copy-on-write snapshots for checkpoints.
     """
@@ -81,14 +83,16 @@ class RowCache:
         prefetch_depth: int = 4,
         kernels: Kernels | None = None,
         batches_begun: int = 1,
+        grows: bool = False,
     ) -> None:
         self.schema = schema
         self.device = torch.device(device)
         self.streams: Streams = open_streams(str(device)) if streams is None else streams
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
-        self.slots = SlotTable(num_slots)
+        self.slots = SlotTable(0 if grows else num_slots, num_slots)
         self.history = RowHistory(schema, self.device)
         self.earlier = EarlierRows(schema, self.slots)
+        self.num_slots_used = 0
         self.current: ActiveBatch | None = None
         self._begun: deque[ActiveBatch] = deque(maxlen=batches_begun)  # and not ended; of an evaluation, the latest
         self._fixed = num_slots > 0
@@ -153,10 +157,15 @@ class RowCache:
         Raises:
             JobError: the cache has a fixed, smaller number of slots.
         """
+        self.num_slots_used = max(self.num_slots_used, num_slots)
         if num_slots <= len(self.slots):
             return
         if self._fixed:
-            raise JobError(f"the plan uses {num_slots} slots, the cache has {len(self.slots)}")
+            if num_slots > len(self._slab):
+                raise JobError(f"the plan uses {num_slots} slots, the cache has {len(self._slab)}")
+            with self.snapshot.lock:
+                self.slots.grow(num_slots)
+            return
         # A quarter more: batch sizes vary, and each growth copies the slab.
         num_slots += num_slots // 4
         self._slab.grow(num_slots)

@@ -6,11 +6,14 @@
     slot ──Slab.records(dtype)──> [weights | optimizer state | unused]        narrow records use a prefix
 
 Threads: one lane claims slots, another marks them dirty, a third releases them. They write distinct elements of shared
-arrays, because a plan uses a slot for one purpose at a time, so no lock is needed. `grow` and `clear` require idle
-lanes.
+arrays, because a plan uses a slot for one purpose at a time, so no lock is needed. `clear`, and `grow` above the
+capacity, require idle lanes.
 """
 
 from __future__ import annotations
+
+import mmap
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,16 +63,24 @@ class SlotTable:
         stored_checks: uint64 ``[num_slots]``, check word of the stored row when it was fetched or last written; zero if
             there was none.
         pending, named: bool ``[num_slots]``, the snapshot has yet to copy the row; has yet to note its table and id.
+
+    Args:
+        num_slots: number of slots.
+        capacity: up to so many slots `grow` can be called while lanes use other slots.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.slot_table = np.full(num_slots, FREE, dtype=np.int32)
-        self.slot_id = np.zeros(num_slots, dtype=np.int64)
-        self.dirty = np.zeros(num_slots, dtype=np.bool_)
-        self.changed = np.zeros(num_slots, dtype=np.bool_)
-        self.stored_checks = np.zeros(num_slots, dtype=np.uint64)
-        self.pending = np.zeros(num_slots, dtype=np.bool_)
-        self.named = np.zeros(num_slots, dtype=np.bool_)
+    def __init__(self, num_slots: int, capacity: int = 0) -> None:
+        size, zeros = max(num_slots, capacity), _pages if capacity > num_slots else np.zeros
+        self._arrays: dict[str, NDArray[Any]] = {
+            "slot_table": zeros(size, np.int32),
+            "slot_id": zeros(size, np.int64),
+            "dirty": zeros(size, np.bool_),
+            "changed": zeros(size, np.bool_),
+            "stored_checks": zeros(size, np.uint64),
+            "pending": zeros(size, np.bool_),
+            "named": zeros(size, np.bool_),
+        }
+        self._show(0, num_slots)
 
     def __len__(self) -> int:
         return len(self.slot_table)
@@ -84,15 +95,25 @@ class SlotTable:
 
     def grow(self, num_slots: int) -> None:
         """Make room for at least `num_slots` slots. Rows stay in their slots."""
-        more = num_slots - len(self)
-        if more > 0:
-            self.slot_table = np.concatenate([self.slot_table, np.full(more, FREE, dtype=np.int32)])
-            self.slot_id = np.concatenate([self.slot_id, np.zeros(more, dtype=np.int64)])
-            self.dirty = np.concatenate([self.dirty, np.zeros(more, dtype=np.bool_)])
-            self.changed = np.concatenate([self.changed, np.zeros(more, dtype=np.bool_)])
-            self.stored_checks = np.concatenate([self.stored_checks, np.zeros(more, dtype=np.uint64)])
-            self.pending = np.concatenate([self.pending, np.zeros(more, dtype=np.bool_)])
-            self.named = np.concatenate([self.named, np.zeros(more, dtype=np.bool_)])
+        before = len(self)
+        if num_slots <= before:
+            return
+        if num_slots > len(self._arrays["slot_table"]):
+            more = num_slots - len(self._arrays["slot_table"])
+            self._arrays = {name: np.pad(array, (0, more)) for name, array in self._arrays.items()}
+        self._show(before, num_slots)
+
+    def _show(self, before: int, num_slots: int) -> None:
+        """Make the slots from `before` to `num_slots` free ones. The arrays of lanes that hold them stay valid."""
+        self._arrays["slot_table"][before:num_slots] = FREE
+        parts = {name: array[:num_slots] for name, array in self._arrays.items()}
+        self.slot_id: NDArray[np.int64] = parts["slot_id"]
+        self.dirty: NDArray[np.bool_] = parts["dirty"]
+        self.changed: NDArray[np.bool_] = parts["changed"]
+        self.stored_checks: NDArray[np.uint64] = parts["stored_checks"]
+        self.pending: NDArray[np.bool_] = parts["pending"]
+        self.named: NDArray[np.bool_] = parts["named"]
+        self.slot_table: NDArray[np.int32] = parts["slot_table"]
 
     def claim(self, rows: RowList, slots: Slots, checks: NDArray[np.uint64] | None = None) -> None:
         """Put rows into free slots, clean.
@@ -171,6 +192,13 @@ class SlotTable:
     def _describe(self, slot: int) -> str:
         table = int(self.slot_table[slot])
         return "nothing" if table == FREE else f"table {table} id {int(self.slot_id[slot])}"
+
+
+def _pages(size: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """Zeros that take memory when they are touched, whatever malloc keeps."""
+    dtype_bytes = np.dtype(dtype).itemsize
+    pages = mmap.mmap(-1, max(1, size * dtype_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype, count=size)
 
 
 def record_bytes(row_bytes: int) -> int:

@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from bagpipe.config.ranges import NumberText, Range, one_of
+from bagpipe.config.ranges import IntOrAuto, NumberText, Range, one_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 
@@ -148,6 +148,10 @@ def _to_int(value: object) -> int | None:
         return None
 
 
+def _to_int_or_auto(value: object) -> int | str | None:
+    return "auto" if value == "auto" else _to_int(value)
+
+
 def _to_float(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -205,6 +209,7 @@ def _to_strings(value: object) -> tuple[str, ...] | None:
 #: By type of a configuration field: its name in messages, and the conversion of a str or TOML value (None: impossible).
 CONVERTERS: Mapping[Any, tuple[str, Callable[[object], object | None]]] = {
     int: ("an integer", _to_int),
+    IntOrAuto: ("an integer or auto", _to_int_or_auto),
     float: ("a finite number", _to_float),
     bool: ("true or false", _to_bool),
     str: ("a string", _to_str),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 __all__ = [
     "ABOVE_0",
@@ -15,9 +15,11 @@ __all__ = [
     "POWER_OF_TWO",
     "WEIGHTS",
     "WIDTHS",
+    "IntOrAuto",
     "NumberText",
     "Range",
     "at_least",
+    "at_least_or_auto",
     "each_of",
     "matching",
     "one_of",
@@ -26,6 +28,9 @@ __all__ = [
 
 #: Numbers as text, or a word in their place; in a file also a number or a list.
 NumberText = NewType("NumberText", str)
+
+#: An integer, or the word auto.
+IntOrAuto = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,10 @@ class Range:
 
 def at_least(minimum: int) -> Range:
     return Range(f"at least {minimum}", lambda value: value >= minimum)
+
+
+def at_least_or_auto(minimum: int) -> Range:
+    return Range(f"at least {minimum}, or auto", lambda value: value == "auto" or value >= minimum)
 
 
 def one_of(*choices: str) -> Range:

@@ -133,6 +133,12 @@ def _unit_problem(config: Config) -> str | None:
     return f"{config.eval.unit} needs eval.every, the epochs between evaluations, got 0"
 
 
+def _max_rows_problem(config: Config) -> str | None:
+    if not config.cache.max_rows or config.cache.rows == "auto":
+        return None
+    return f"{config.cache.max_rows} needs cache.rows auto, got {config.cache.rows}"
+
+
 def _patience_problem(config: Config) -> str | None:
     if not config.eval.patience or config.eval.every:
         return None
@@ -224,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     Rule("eval.every", _held_out_problem),
     Rule("eval.unit", _unit_problem),
     Rule("eval.metric", _group_problem),
+    Rule("cache.max_rows", _max_rows_problem),
     Rule("eval.patience", _patience_problem),
     Rule("eval.keep_best", _best_problem),
     *(Rule(path, problem) for path, problem in MODEL_PROBLEMS.items()),

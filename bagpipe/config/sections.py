@@ -13,7 +13,7 @@ from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
 from bagpipe.config.pipeline_section import PipelineConfig
-from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, Range, at_least, each_of, matching
+from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, IntOrAuto, Range, at_least, at_least_or_auto, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 
 __all__ = [
@@ -130,7 +130,9 @@ class CacheConfig:
 
     Attributes:
         rows: rows per rank, in slots of which a sixth more hold rows that are about to leave; 0 is direct mode: fetch a
-            batch's rows, train, write all back.
+            batch's rows, train, write all back; auto: as many as the window needs, growing with it up to max_rows.
+        max_rows: most rows per rank with rows auto; 0: those of half of the memory that is free at the start, at most
+            all rows of the tables.
         prefetch_depth: batches fetched from the store ahead of the one being trained.
         dtype: dtype of the rows' weights in the cache and the store; run: the same as run.dtype, or a table's own by
             its data_type in a model.factory. float16 and bfloat16 halve the weights, keep optimizer state in float32,
@@ -139,7 +141,8 @@ class CacheConfig:
             that keep the mean; nearest: loses updates too small to change a weight.
     """
 
-    rows: Annotated[int, at_least(0)] = 100_000
+    rows: Annotated[IntOrAuto, at_least_or_auto(0)] = 100_000
+    max_rows: Annotated[int, at_least(0)] = 0
     prefetch_depth: Annotated[int, at_least(1)] = 4
     dtype: Literal["run"] | RowDtype = "run"
     rounding: Rounding = "stochastic"

@@ -162,13 +162,14 @@ class CachedBags(nn.Module):
         self.dims = tuple(column.dim for column in columns)
         self._lookup = CachedLookup(number=0, feature_names=names, layout=self.layout, columns=columns)
 
-    def spec(self, *, num_slots: int, lookahead: int) -> OracleSpec:
+    def spec(self, *, num_slots: int, lookahead: int, grows: bool = False) -> OracleSpec:
         """The oracle's specification for one rank."""
         return OracleSpec(
             table_rows=tuple(table.rows for table in self.row_tables),
             features=self.features,
             num_slots=num_slots,
             lookahead=lookahead,
+            grows=grows,
         )
 
     def bind(self, cache: RowCache) -> None:

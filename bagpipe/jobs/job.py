@@ -70,6 +70,7 @@ class Job:
         rows: schema of its rows.
         device: of the model.
         num_slots: slots of this rank's cache; 0: direct mode.
+        grows: the cache begins with fewer slots, see `OracleSpec.grows`.
         kernels: of the cache, see `bagpipe.kernels.select`.
         engine: numbers of the engine.
         store: the store; its URL is not empty.
@@ -93,6 +94,7 @@ class Job:
     rows: RowSchema
     device: torch.device
     num_slots: int
+    grows: bool = False
     kernels: str = "auto"
     engine: EngineSettings
     store: StoreConfig
@@ -118,4 +120,5 @@ class Job:
             prefetch_depth=self.engine.prefetch_depth,
             kernels=select_kernels(self.rows, self.device, self.kernels),
             batches_begun=1 + self.engine.rows_delay,
+            grows=self.grows,
         )

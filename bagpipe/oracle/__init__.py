@@ -11,6 +11,6 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
             └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier (tests)
                                                                      └──> rank_batch.RankBatch: one rank's part
 
-capacity: the error of a batch that does not fit.
+capacity: the error of a batch that does not fit. sizing: the bound of a cache that grows.
 versions: how often each row has been updated, for checks of fetched rows.
 """

@@ -45,4 +45,5 @@ def capacity_error(
         held_out=held_out,
         pushed=pushed,
         num_held=num_held,
+        grows=spec.grows,
     )

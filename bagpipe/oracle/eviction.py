@@ -107,6 +107,15 @@ class EvictionQueue:
         self._num_pushes = 0
         self._now = _NOT_QUEUED
 
+    def grow(self, num_slots: int) -> None:
+        """Make room for at least `num_slots` slots. Queued slots stay queued."""
+        more = num_slots - self._priority_of_slot.shape[0]
+        if more > 0:
+            more += num_slots // 4 if self._priority_of_slot.shape[0] else 0  # so that few growths copy
+            self._priority_of_slot = np.pad(self._priority_of_slot, (0, more), constant_values=_NOT_QUEUED)
+            self._push_of_slot = np.pad(self._push_of_slot, (0, more), constant_values=_NOT_PUSHED)
+            self._is_marked = np.pad(self._is_marked, (0, more))
+
     @property
     def num_entries(self) -> int:
         """Entries held, stale ones included: at most 4 per slot plus one batch."""

@@ -47,12 +47,20 @@ class LrfuClock:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._num_uses = 0
+        self._num_uses = 0  # since the latest growth
+        self._ticks = 0  # at the latest growth
+
+    def grow(self, num_slots: int) -> None:
+        """The caches hold so many rows from now on, at least as many as before. The time so far stays."""
+        if num_slots > self._num_slots:
+            self._ticks, self._num_uses, self._num_slots = self._time(), 0, num_slots
+
+    def _time(self) -> int:
+        return self._ticks + self._num_uses * TICKS // (HALF_LIFE_CACHES * max(self._num_slots, 1))
 
     def use(self, scores: NDArray[np.int32]) -> NDArray[np.int32]:
         """The new scores, int32, of rows with these scores after a batch uses them."""
-        ticks = self._num_uses * TICKS // (HALF_LIFE_CACHES * self._num_slots)
-        now = np.int32(min(_FIRST + ticks, _LAST))
+        now = np.int32(min(_FIRST + self._time(), _LAST))
         self._num_uses += scores.shape[0]
         gained: NDArray[np.int32] = _GAIN.take(scores - (now - np.int32(_PAST)), mode="clip")
         gained += now

@@ -66,6 +66,7 @@ class OracleSpec:
         table_rows: per table number: ids lie in ``[0, rows)``, or None for any 64-bit id.
         features: occurrence segments, sorted by table number. A feature can appear under several tables.
         num_slots: cache rows per rank; 0 is direct mode (no cache). Rows that leave are in `spare_slots` beside them.
+        grows: the planner begins with fewer cache rows and adds those that the window needs, up to `num_slots`.
         lookahead: batches in the window, the one being planned included; at least 1.
         policy: name of an eviction policy.
         world_size: number of ranks.
@@ -80,6 +81,7 @@ class OracleSpec:
     features: tuple[FeatureRef, ...]
     num_slots: int
     lookahead: int
+    grows: bool = False
     policy: str = "belady-window"
     world_size: int = 1
     assign: str = "contiguous"

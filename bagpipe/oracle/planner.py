@@ -35,6 +35,8 @@ __all__ = ["Planner", "check_spec", "make_planner", "plan_batches", "plans_of"]
 
 #: Slots of all ranks together: slot numbers are int32.
 MAX_SLOTS = (1 << 31) - 1
+#: A cache that grows has room for at least so many batches as large as the largest one so far.
+GROWN_BATCHES = 4
 #: Ranks: rank numbers are uint16 on the wire.
 MAX_RANKS = (1 << 16) - 1
 
@@ -63,7 +65,8 @@ class Planner:
         # By slot.
         num_slots = spec.slots_per_rank * spec.world_size
         self._slot_state = SlotState.empty(num_slots)
-        self._clock = LrfuClock(spec.num_slots * spec.world_size)
+        self._clock = LrfuClock(0 if spec.grows else spec.num_slots * spec.world_size)
+        self._largest = 0  # unique rows of a batch pushed so far
         self._latest_rows: RowList | None = None  # of the batch pushed last
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
@@ -100,6 +103,7 @@ class Planner:
         num_held = self._num_held(indexed)
         if num_unique + num_held > num_slots:
             raise self._no_room(batch, num_unique, num_held)
+        self._largest = max(self._largest, num_unique)
         handles = self._handles.lookup_or_add(indexed.unique)
         self._latest_rows = indexed.unique
         if self._handles.num_handles > self._slot_of_handle.shape[0]:
@@ -123,9 +127,10 @@ class Planner:
         return len(self._latest_rows) - int(np.count_nonzero(places_among(self._latest_rows, indexed.unique) >= 0))
 
     def _no_room(self, batch: Batch, num_unique: int, num_held: int) -> CapacityError:
-        num_slots, world_size = self.spec.num_slots * self.spec.world_size, self.spec.world_size
+        spec, world_size = self.spec, self.spec.world_size
+        size, grows = spec.num_slots * world_size, spec.grows
         return CapacityError.of_batch(
-            batch.index, num_unique, num_slots=num_slots, world_size=world_size, num_held=num_held
+            batch.index, num_unique, num_slots=size, world_size=world_size, num_held=num_held, grows=grows
         )
 
     def pass_over(self, batch: Batch) -> None:
@@ -150,6 +155,8 @@ class Planner:
         indexed, handles, now = batch.indexed, batch.handles, batch.indexed.batch_index
         slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
+        if self.spec.grows:
+            self._reserve()
         misses_of_ranks = self._place(batch, slots, missing)
         next_use = self._next_uses.leave(handles)
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
@@ -160,6 +167,13 @@ class Planner:
         self._slot_state.lrfu_score[slots[missing]] = scores
         self._slot_state.lrfu_score[slots] = self._clock.use(self._slot_state.lrfu_score.take(slots))
         return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
+
+    def _reserve(self) -> None:
+        """Let the caches grow to the rows of a few batches."""
+        rows = -(-GROWN_BATCHES * self._largest // self.spec.world_size)
+        for resident_set in self._resident_sets:
+            resident_set.grow(rows)
+        self._clock.grow(sum(resident_set.num_rows for resident_set in self._resident_sets))
 
     def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""
@@ -320,6 +334,8 @@ def check_spec(spec: OracleSpec) -> None:
     if not 1 <= spec.world_size <= MAX_RANKS:
         raise InputError(f"the world size must be from 1 to {MAX_RANKS}, got {spec.world_size}")
     check_shares(spec)
+    if spec.grows and not spec.num_slots:
+        raise InputError("cache.rows auto must be able to hold at least 1 row, got 0")
     if spec.num_slots < 0:
         raise InputError(f"cache.rows must be at least 0, got {spec.num_slots}")
     if spec.rows_delay not in (0, 1):

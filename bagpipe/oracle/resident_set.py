@@ -12,6 +12,9 @@ leave than there are spare slots, all are evicted at once, and the insert waits.
 With *rows_delay* 1 the batch before is still under way when rows leave: its rows are *held*, and the previous batch is
 the one before it.
 
+A cache that *grows* adds rows instead of evicting ones that the window uses, or more rows of the previous batch than
+there are spare slots: after that, victims are idle rows that wait for nothing. Its slots keep their numbers.
+
 Most rows of a batch are needed again soon and are never evicted, so only rows whose next use lies beyond a *horizon*
 are queued. If those do not suffice, all slots are queued once and the horizon halves. The victims are the same.
 """
@@ -24,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.eviction import NEVER, POLICIES, EvictionQueue, idle_priority
+from bagpipe.oracle.eviction import NEVER, NEVER_PRIORITY, POLICIES, EvictionQueue, idle_priority
 from bagpipe.oracle.lrfu import NO_SCORE
-from bagpipe.oracle.plan import NO_BATCH, OracleSpec, spare_slots
+from bagpipe.oracle.plan import NO_BATCH, OracleSpec, slots_of, spare_slots
 
 __all__ = ["ResidentSet", "SlotState", "Victims"]
 
@@ -47,11 +50,14 @@ class SlotState:
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotState:
-        return cls(
-            np.full(num_slots, -1, dtype=np.int64),
-            np.full(num_slots, NEVER, dtype=np.int32),
-            np.full(num_slots, NO_SCORE, dtype=np.int32),
-        )
+        """State of slots that do not exist yet: it takes memory when a `ResidentSet` fills it."""
+        return cls(np.empty(num_slots, np.int64), np.empty(num_slots, np.int32), np.empty(num_slots, np.int32))
+
+    def fill(self, start: int, stop: int) -> None:
+        """Make slots `start` to `stop` free ones."""
+        self.handle[start:stop] = -1
+        self.next_use[start:stop] = NEVER
+        self.lrfu_score[start:stop] = NO_SCORE
 
     def part(self, start: int, stop: int) -> SlotState:
         """A view of slots `start` to `stop`."""
@@ -85,27 +91,48 @@ class ResidentSet:
 
     Args:
         state: the rank's slots. The planner updates `next_use` and `lrfu_score`.
+
+    Attributes:
+        num_rows: cache rows that have slots. At most `OracleSpec.num_slots`, and less only while the cache grows.
+        num_slots_used: as `OwnerPlan.num_slots`.
     """
 
     def __init__(self, spec: OracleSpec, state: SlotState) -> None:
         self._state = state
         self._policy = POLICIES[spec.policy]
-        self._queue = EvictionQueue(spec.slots_per_rank)
+        self._queue = EvictionQueue(0)
         self._horizon = spec.lookahead * 7 // 8
-        self._spare_slots = spare_slots(spec.num_slots)
-        self._free = np.arange(spec.slots_per_rank - 1, -1, -1, dtype=np.int32)
-        self._num_free = spec.slots_per_rank
+        self._most_rows = spec.num_slots
+        self._num_slots = self._num_free = self._spare_slots = 0
+        self._free = np.empty(spec.slots_per_rank, dtype=np.int32)
         self._leaving = np.empty(0, dtype=np.int64)
         self._rows_delay = spec.rows_delay
         nothing = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
         # Of the latest batches, oldest first: the previous one, then those whose rows are held.
         self._latest = deque([nothing] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
-        self.num_slots_used = 0
+        self.num_rows = self.num_slots_used = 0
+        if not spec.grows:
+            self.grow(spec.num_slots)
 
     @property
     def num_resident(self) -> int:
         """Rows in the cache."""
-        return self._free.shape[0] - self._num_free
+        return self._num_slots - self._num_free
+
+    def grow(self, num_rows: int) -> int:
+        """Make slots for `num_rows` cache rows, at most for those of the spec. Returns the rows added."""
+        more = min(num_rows, self._most_rows) - self.num_rows
+        if more <= 0:
+            return 0
+        first, self.num_rows = self._num_slots, self.num_rows + more
+        self._num_slots, self._spare_slots = slots_of(self.num_rows), spare_slots(self.num_rows)
+        added = self._num_slots - first
+        self._state.fill(first, self._num_slots)
+        self._queue.grow(self._num_slots)
+        # The free slot that is taken next is the last one.
+        self._free[self._num_free : self._num_free + added] = np.arange(self._num_slots - 1, first - 1, -1)
+        self._num_free += added
+        return more
 
     def num_held(self, used: NDArray[np.int64]) -> int:
         """Slots whose rows may not leave yet, beside those that the next planned batch uses.
@@ -135,6 +162,10 @@ class ResidentSet:
         room = self._num_free + left.shape[0] - self._spare_slots
         short = count - room - sum(part.shape[0] for part in victims)
         previous = self._enqueue_previous(now, beyond=now + self._horizon)
+        if short > 0 and self.num_rows < self._most_rows:
+            victims.append(self._queue.pop(short, min_priority=NEVER_PRIORITY))
+            short -= victims[-1].shape[0]
+            short -= self.grow(self.num_rows + short)
         if short > 0:
             victims.append(self._queue.pop(short, min_priority=now + self._horizon))
             short -= victims[-1].shape[0]
@@ -145,6 +176,11 @@ class ResidentSet:
         chosen = np.concatenate([left, *victims])
         is_late = self._queue.are_among(chosen, previous)
         num_late = int(np.count_nonzero(is_late))
+        if num_late > self._spare_slots:
+            spared = np.flatnonzero(is_late)[: self.grow(self.num_rows + num_late - self._spare_slots)]
+            self._enqueue(chosen.take(spared))
+            chosen, is_late = np.delete(chosen, spared), np.delete(is_late, spared)
+            num_late -= spared.shape[0]
         waits = num_late > self._spare_slots
         self._leaving = chosen[is_late & (not waits)]
         evicted = chosen[~is_late | waits]
@@ -188,17 +224,21 @@ class ResidentSet:
             slots = slots[~self._queue.are_among(slots, held)]
         # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
         next_use = self._state.next_use.take(slots)
+        self._enqueue(slots[next_use != now])
+        return slots
+
+    def _enqueue(self, slots: NDArray[np.int64]) -> None:
+        """Queue rows by their next uses, idle ones by their scores."""
+        next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
         self._queue.push(idle, idle_priority(self._state.lrfu_score.take(idle)))
-        later = ~is_idle & (next_use != now)
-        self._queue.push(slots[later], next_use[later])
-        return slots
+        self._queue.push(slots[~is_idle], next_use[~is_idle])
 
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
         """Queue every resident row except the spared ones. Idle rows are queued already."""
         self._horizon //= 2
-        others = self._state.handle >= 0
+        others = self._state.handle[: self._num_slots] >= 0
         others[spared] = False
         slots = np.flatnonzero(others)
         slots = slots[~self._queue.is_queued(slots)]

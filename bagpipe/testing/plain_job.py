@@ -50,6 +50,7 @@ class PlainSettings:
         schema: data schema.
         device: torch device name.
         cache_rows: cache size per rank; 0: direct mode.
+        grows: the cache grows up to `cache_rows`, see `OracleSpec.grows`.
         lookahead, prefetch_depth, read_ahead: numbers of batches.
         dim: embedding dimension of tables that name none.
         bottom_mlp, top_mlp: layer widths of the model.
@@ -64,6 +65,7 @@ class PlainSettings:
     schema: DataSchema
     device: str = "cpu"
     cache_rows: int = 0
+    grows: bool = False
     lookahead: int = 8
     prefetch_depth: int = 4
     read_ahead: int = 8
@@ -137,13 +139,14 @@ class PlainJob:
             seed=settings.seed,
         )
         self.rows = replace(rows, rounding="stochastic") if rows.has_half_rows else rows
-        self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead)
+        self.spec = bags.spec(num_slots=settings.cache_rows, lookahead=settings.lookahead, grows=settings.grows)
         self.cache = RowCache(
             self.rows,
             self.spec.slots_per_rank,
             device,
             prefetch_depth=settings.prefetch_depth,
             kernels=select_kernels(self.rows, device, settings.kernels),
+            grows=settings.grows,
         )
         bags.bind(self.cache)
         self.store = make_store(self.rows)

@@ -22,6 +22,7 @@ _Class = TypeVar("_Class", bound=type)
 
 #: Configuration key -> argument, or words where there is none.
 ARGUMENTS: Mapping[str, str] = {
+    "cache.max_rows": "cache_max_rows",
     "cache.rows": "cache_rows",
     "cacher.assign": "the assignment of examples",
     "cacher.secret_file": "secret_file of the cacher",

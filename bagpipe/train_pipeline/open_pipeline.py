@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagpipe.cache.auto_rows import auto_rows
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.dense.parallel.replicated import DenseParallel
@@ -26,7 +27,7 @@ from bagpipe.jobs.ranks import Ranks, check_same, open_ranks
 from bagpipe.jobs.session import JobSession
 from bagpipe.lookahead.interface import BatchPlanner
 from bagpipe.lookahead.select import select_planner
-from bagpipe.oracle.plan import OracleSpec, slots_of
+from bagpipe.oracle.plan import OracleSpec
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
@@ -92,8 +93,9 @@ def open_pipeline(
         _check_devices(ranks, model.device)
         scale = None if model.scaler is None else dataclasses.asdict(model.scaler.read())
         check_same(ranks, {**model.facts, **options.shared(), "grad_scaler": scale}, "models or options")
-        job = open_job(_job(model, options, batches, initial, _store_url(options, ranks, stack), parts), ranks, stack)
-        spec = _spec(model, options, ranks.world_size)
+        spec = _spec(model, options, ranks)
+        url = _store_url(options, ranks, stack)
+        job = open_job(_job(model, options, batches, initial, spec, url, parts), ranks, stack)
         planner = stack.enter_context(
             select_planner(
                 spec,
@@ -110,6 +112,7 @@ def _job(
     options: Options,
     batches: UserBatches,
     initial: InitialRows,
+    spec: OracleSpec,
     store_url: str,
     parts: tuple[LoopPart, ...],
 ) -> Job:
@@ -120,7 +123,8 @@ def _job(
         bind=model.converted.bind,
         rows=model.rows,
         device=model.device,
-        num_slots=slots_of(options.cache_rows),
+        num_slots=spec.slots_per_rank,
+        grows=spec.grows,
         engine=EngineSettings(prefetch_depth=options.prefetch_depth, read_ahead=options.read_ahead),
         store=StoreConfig(
             url=store_url,
@@ -176,15 +180,24 @@ def _dense_maker(model: ModelParts, options: Options, parts: tuple[LoopPart, ...
     return make
 
 
-def _spec(model: ModelParts, options: Options, world_size: int) -> OracleSpec:
-    """The specification of the plans."""
+def _spec(model: ModelParts, options: Options, ranks: Ranks) -> OracleSpec:
+    """The specification of the plans. Collective."""
+    table_rows = tuple(table.rows for table in model.converted.row_tables)
+    if options.cache_rows == "auto":
+        own = auto_rows(
+            model.rows, model.device, table_rows, world_size=ranks.world_size, max_rows=options.cache_max_rows
+        )
+        num_slots: int = min(ranks.gather(own))
+    else:
+        num_slots = options.cache_rows
     return OracleSpec(
-        table_rows=tuple(table.rows for table in model.converted.row_tables),
+        table_rows=table_rows,
         features=model.converted.features,
-        num_slots=options.cache_rows,
+        num_slots=num_slots,
+        grows=options.cache_rows == "auto",
         lookahead=options.lookahead,
-        world_size=world_size,
-        assign="own" if world_size > 1 else "contiguous",
+        world_size=ranks.world_size,
+        assign="own" if ranks.world_size > 1 else "contiguous",
     )
 
 

@@ -27,7 +27,8 @@ class Options:
     namespace: str
     existing: Literal["refuse", "rows-only", "reset"]
     lookahead: int
-    cache_rows: int
+    cache_rows: int | Literal["auto"]
+    cache_max_rows: int
     prefetch_depth: int
     planner: PlannerChoice
     uneven: Literal["stop", "join"]
@@ -53,6 +54,7 @@ class Options:
         for name, least in (
             ("lookahead", 1),
             ("cache_rows", 0),
+            ("cache_max_rows", 0),
             ("prefetch_depth", 1),
             ("accumulate", 1),
             ("checkpoint_every", 0),
@@ -60,8 +62,13 @@ class Options:
             ("seed", 0),
         ):
             value = getattr(self, name)
+            if name == "cache_rows" and value == "auto":
+                continue
             if type(value) is not int or value < least:
-                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+                word = ", or auto" if name == "cache_rows" else ""
+                raise InputError(f"{name} must be an integer of at least {least}{word}, got {value!r}")
+        if self.cache_max_rows and self.cache_rows != "auto":
+            raise InputError(f"cache_max_rows {self.cache_max_rows} needs cache_rows auto, got {self.cache_rows}")
         for name in ("timeout_s", "peer_timeout_s"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not value > 0:

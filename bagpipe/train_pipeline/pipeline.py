@@ -47,9 +47,8 @@ class TrainPipeline(RowLoading):
     """Trains a model with torchrec embedding collections, whose rows live in a remote store and a cache.
 
     The class takes the place of torchrec's train pipelines: ``out = pipeline.progress(iterator)`` trains one batch and
-    returns what the model returned beside the loss. Results are bit-identical for every `cache_rows`, `lookahead`,
-    store and planner. Resources are opened by the first call that needs them; `close`, or leaving the ``with`` block,
-    releases them.
+    returns what the model returned beside the loss. Results are bit-identical for every cache, lookahead, store and
+    planner. Resources are opened by the first call that needs them; `close`, or leaving ``with``, releases them.
 
     Args:
         model: called as ``model(batch)``, returns ``(loss, outputs)``; the loss is a scalar, or a vector to be summed.
@@ -62,7 +61,8 @@ class TrainPipeline(RowLoading):
         namespace: prefix of all keys in the store.
         existing: rows of an earlier job in the namespace: refuse, train them on (rows-only), or delete them (reset).
         lookahead: batches that the planner sees; as many are read ahead of the iterator, and held.
-        cache_rows: rows in the cache of each rank. 0: no cache, every batch reads and writes all its rows.
+        cache_rows: rows in the cache of each rank. 0: no cache; auto: as many as the window needs.
+        cache_max_rows: most rows with auto; 0: as many as half of the free memory holds.
         prefetch_depth: batches whose rows are fetched ahead.
         planner: ``process``, of its own; ``inline``, for debugging; or a cacher: its address, or a `bagpipe.Cacher`.
         uneven: if the iterator of a rank ends early, all ranks stop there, or that rank joins with empty batches.
@@ -105,7 +105,8 @@ class TrainPipeline(RowLoading):
         namespace: str = "bagpipe",
         existing: Literal["refuse", "rows-only", "reset"] = "refuse",
         lookahead: int = 64,
-        cache_rows: int = 100_000,
+        cache_rows: int | Literal["auto"] = 100_000,
+        cache_max_rows: int = 0,
         prefetch_depth: int = 4,
         planner: Literal["process", "inline"] | str | Cacher = "process",
         uneven: Literal["stop", "join"] = "stop",
@@ -140,6 +141,7 @@ class TrainPipeline(RowLoading):
             existing=existing,
             lookahead=lookahead,
             cache_rows=cache_rows,
+            cache_max_rows=cache_max_rows,
             prefetch_depth=prefetch_depth,
             planner=planner,
             uneven=uneven,
@@ -347,9 +349,7 @@ class TrainPipeline(RowLoading):
         return self.step
 
     def track(self, name: str, tracked: Any) -> None:
-        """Keep the state of an object, such as a learning-rate scheduler, in checkpoints.
-
-        After a resume the object gets its state back at once.
+        """Keep the state of an object, such as a learning-rate scheduler, in checkpoints. A resume gives it back.
 
         Args:
             name: its name in checkpoints.

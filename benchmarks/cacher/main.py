@@ -87,7 +87,7 @@ class Cell:
         return OracleSpec(
             table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
             features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
-            num_slots=config.cache.rows,
+            num_slots=int(config.cache.rows),
             lookahead=config.oracle.lookahead,
             policy=config.oracle.policy,
             world_size=self.ranks,

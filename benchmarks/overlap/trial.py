@@ -154,7 +154,7 @@ def _trial(config: Config, recorder: _Recorder, first: int, last: int) -> Trial:
     own_cores, other_cores = end.processors.cores_since(start.processors)
     unique = per_step(lambda mark: mark.progress.rows_unique)
     return Trial(
-        cache_rows=config.cache.rows,
+        cache_rows=int(config.cache.rows),
         lookahead=config.oracle.lookahead,
         step_s=tuple(np.diff(recorder.ends_s[first - 1 : last]).round(6).tolist()),
         exposed_s=per_step(lambda mark: mark.progress.exposed_s),

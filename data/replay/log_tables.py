@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config, Policy
+from bagpipe.errors import InputError
 from bagpipe.optim import OTHERS, shared_optimizer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
@@ -95,7 +96,13 @@ class LogTables:
         return len(self.rows.tables)
 
     def spec(self, config: Config, world_size: int = 1) -> OracleSpec:
-        """The trainer's oracle request: window, policy and cache are those of the configuration."""
+        """The trainer's oracle request: window, policy and cache are those of the configuration.
+
+        Raises:
+            InputError: `cache.rows` is auto.
+        """
+        if config.cache.rows == "auto":
+            raise InputError("cache.rows auto is for training: a replay needs sizes, such as --cache_rows 10000,100000")
         return OracleSpec(
             table_rows=tuple(table.rows for table in self.rows.tables),
             features=self.features,

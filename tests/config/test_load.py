@@ -63,7 +63,7 @@ def test_extra_options_come_beside_the_configuration():
         (["--zzz"], "unknown option --zzz (--help lists them)"),
         (["train.tsv"], "expected flags such as --data.path FILE, got 'train.tsv'"),
         (["--data.path"], "argument --data.path: expected one argument (--help lists the options)"),
-        (["--cache.rows", "1.5"], "--cache.rows must be an integer, got '1.5'"),
+        (["--cache.rows", "1.5"], "--cache.rows must be an integer or auto, got '1.5'"),
         (["--data.shuffle", "yes"], "--data.shuffle must be true or false, got 'yes'"),
         (["--oracle.lookahead", "0"], "--oracle.lookahead must be at least 1, got 0"),
         (["--data.format", "parquet"], "--data.format parquet needs data.path, a file or folder, got none"),

@@ -96,7 +96,7 @@ def test_every_number_has_a_range():
         ("data.bad_rows", "ignore", "data.bad_rows must be one of stop, skip, got 'ignore'"),
         ("oracle.lookahead", 0, "oracle.lookahead must be at least 1, got 0"),
         ("oracle.policy", "lru", "oracle.policy must be one of belady-window, drop-unused, got 'lru'"),
-        ("cache.rows", -1, "cache.rows must be at least 0, got -1"),
+        ("cache.rows", -1, "cache.rows must be at least 0, or auto, got -1"),
         ("cache.prefetch_depth", 0, "cache.prefetch_depth must be at least 1, got 0"),
         ("cache.dtype", "fp8", "cache.dtype must be one of run, float32, float64, float16, bfloat16, got 'fp8'"),
         ("cache.dtype", "float64", "cache.dtype float64 needs run.dtype float64, got float32"),

@@ -63,10 +63,12 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         batches = [with_rank_examples(draw, batch, world_size) for batch in batches]
     share = st.lists(st.integers(0, 3), min_size=world_size, max_size=world_size).filter(any)
     shares = draw(st.just([]) | share) if assign == "contiguous" else []
+    num_slots = draw(st.sampled_from([0, max(per_rank, 1), per_rank + 1, per_rank + 3, 2 * per_rank + 2, 200]))
     spec = OracleSpec(
         table_rows=(None if wide else 41,) * num_tables,
         features=tuple(refs),
-        num_slots=draw(st.sampled_from([0, max(per_rank, 1), per_rank + 1, per_rank + 3, 2 * per_rank + 2, 200])),
+        num_slots=num_slots,
+        grows=bool(num_slots) and draw(st.booleans()),
         lookahead=draw(st.sampled_from([1, 2, 3, 8, 64])),
         policy=draw(st.sampled_from(["belady-window", "drop-unused"])),
         world_size=world_size,

@@ -126,7 +126,7 @@ def test_balanced_and_blind_to_cache_and_lookahead(trace: tuple[OracleSpec, list
     shares = spec.example_shares if assign == "contiguous" else ()
     spec = dataclasses.replace(spec, assign=assign, example_shares=shares)
     others = [
-        dataclasses.replace(spec, num_slots=0),
+        dataclasses.replace(spec, num_slots=0, grows=False),
         dataclasses.replace(spec, num_slots=500, lookahead=2, policy="drop-unused"),
         dataclasses.replace(spec, num_slots=300, lookahead=9),
     ]

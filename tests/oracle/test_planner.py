@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from bagpipe.errors import CapacityError, InputError
-from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, CachePlan, FeatureRef, OracleSpec, OwnerPlan
+from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, CachePlan, FeatureRef, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
@@ -44,6 +44,46 @@ def plans_of(ids: str, spec: OracleSpec) -> list[str]:
 def test_every_plan_of_every_trace_is_valid(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     assert verify(plan_batches(batches, spec), spec).num_batches == len(batches)
+
+
+@given(traces())
+def test_a_cache_grows_before_rows_leave_that_the_window_uses(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    spec, batches = trace
+    spec = dataclasses.replace(spec, num_slots=max(spec.num_slots, 1), grows=True)
+    rows = [Planner(spec).num_unique(batch) for batch in batches]
+    spec = dataclasses.replace(spec, num_slots=max([spec.num_slots, *(2 * count for count in rows)]))
+    plans = [plan for _, plan in plan_batches(batches, spec)]
+    assert verify(zip(batches, plans, strict=True), spec).num_batches == len(batches)
+    for rank in range(spec.world_size):
+        used = [plan.owners[rank].num_slots for plan in plans]
+        assert used == sorted(used)
+        assert max(used, default=0) <= spec.slots_per_rank
+    # Up to its bound nothing waits, and no row comes back that the window could see when it left.
+    left: dict[tuple[int, int], int] = {}
+    for number, plan in enumerate(plans):
+        for owner in plan.owners:
+            if owner.num_slots + SPARE_PART >= spec.slots_per_rank:
+                return
+            assert not owner.evict_waiting
+            for table, i in rows_of(owner.fetch):
+                assert left.get((table, i), number - spec.lookahead) + spec.lookahead <= number
+            left |= dict.fromkeys(rows_of(owner.evict), number)
+
+
+def rows_of(rows: RowList) -> list[tuple[int, int]]:
+    tables = np.repeat(np.arange(len(rows.table_offsets) - 1), np.diff(rows.table_offsets))
+    return list(zip(tables.tolist(), rows.ids.tolist(), strict=True))
+
+
+def test_a_growing_cache_has_room_for_four_batches_then_for_the_window() -> None:
+    """Rows that the window does not use leave once there are more than four batches; those that it uses stay."""
+    spec = dataclasses.replace(spec_of(num_slots=1_000, lookahead=2), grows=True)
+    assert plans_of("abcdef", spec) == ["+a", "+b", "+c", "+d", "-a+e", "-b+f"]
+    spec = dataclasses.replace(spec, lookahead=64)
+    assert plans_of("abcdefabcdef", spec)[6:] == ["", "", "", "", "", ""]
+    assert plans_of("abcdefabcdef", dataclasses.replace(spec, num_slots=3)) == plans_of(
+        "abcdefabcdef", dataclasses.replace(spec, num_slots=3, grows=False)
+    )
 
 
 def as_bytes(plan: CachePlan) -> bytes:

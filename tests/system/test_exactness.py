@@ -35,7 +35,7 @@ DTYPES = {
 #: Settings that must not change a bit ...
 FREE_AXES = {
     "lookahead": (1, 8, 64),
-    "cache": ("smallest", "a few more", "all rows"),
+    "cache": ("smallest", "auto, a few more", "all rows"),
     "store": ("memory", "server", "servers", "cluster"),
     "transport": ("in-process", "in-process", "process"),  # starting a process takes a second: drawn less often
     "prefetch_depth": (1, 4),
@@ -96,10 +96,11 @@ def stores(redis_servers: tuple[str, ...], redis_cluster: ClusterNodes) -> dict[
 def check(row: Row, clicks: MakeConfig, reference: Reference, stores: dict[str, str]) -> None:
     direct, smallest = reference.of(row)
     num_rows = sum(len(ids) for ids, _ in direct.rows.values())
-    cache_rows = {"smallest": smallest, "a few more": smallest + 9, "all rows": num_rows}[str(row["cache"])]
+    cache_rows = {"smallest": smallest, "auto, a few more": "auto", "all rows": num_rows}[str(row["cache"])]
     config = change(
         job_config(clicks, row),
         cache__rows=cache_rows,
+        cache__max_rows=smallest + 9 if cache_rows == "auto" else 0,
         cache__prefetch_depth=row["prefetch_depth"],
         oracle__lookahead=row["lookahead"],
         oracle__policy=row["policy"],

@@ -37,7 +37,7 @@ AXES = {
     "world_size": (2, 4),
     "assign": ("contiguous", "locality"),
     "lookahead": (1, 8, 64),
-    "cache": ("smallest", "a few more", "all rows"),
+    "cache": ("smallest", "auto, a few more", "auto"),
     "store": ("server", "servers"),
     "transport": ("embedded", "daemon"),
     "prefetch_depth": (1, 4),
@@ -126,7 +126,8 @@ def test_every_pair_of_settings(
     smallest = -(-largest_batch(config) // world_size)
     config = change(
         config,
-        cache__rows={"smallest": smallest, "a few more": smallest + 5, "all rows": 2000}[row["cache"]],
+        cache__rows=smallest if row["cache"] == "smallest" else "auto",
+        cache__max_rows=smallest + 5 if row["cache"] == "auto, a few more" else 0,
         cache__prefetch_depth=row["prefetch_depth"],
         oracle__lookahead=row["lookahead"],
         cacher__assign=row["assign"],
@@ -138,6 +139,8 @@ def test_every_pair_of_settings(
     else:
         results = run_to_the_end(config, world_size)
     assert digests_of(results) == references.of(world_size, row["assign"])
+    if row["cache"] != "auto":
+        assert results[0]["cache_rows"] <= smallest + 5
 
 
 def assert_equal_numbers(alone: JobOutcome, config: Config, together: list[dict[str, Any]]) -> None:

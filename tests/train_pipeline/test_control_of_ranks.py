@@ -95,7 +95,7 @@ def one_accumulating_rank(membership: Membership, num_of_ranks: Any, settings: d
 @pytest.mark.parametrize(
     ("num_of_ranks", "settings"),
     [
-        ((8, 7), {"cache_rows": 120}),  # batches by rank: the last steps have 2 and 1
+        ((8, 7), {"cache_rows": "auto"}),  # batches by rank: the last steps have 2 and 1
         ((8, 7), {"cache_rows": 0}),
         ((8, 3), {"uneven": "join"}),
     ],

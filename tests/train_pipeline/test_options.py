@@ -15,8 +15,9 @@ from tests.train_pipeline.small import pipeline
     ("more", "text"),
     [
         ({"lookahead": 0}, "lookahead must be an integer of at least 1, got 0"),
-        ({"cache_rows": -1}, "cache_rows must be an integer of at least 0, got -1"),
-        ({"cache_rows": 1.5}, "cache_rows must be an integer of at least 0, got 1.5"),
+        ({"cache_rows": -1}, "cache_rows must be an integer of at least 0, or auto, got -1"),
+        ({"cache_rows": 1.5}, "cache_rows must be an integer of at least 0, or auto, got 1.5"),
+        ({"cache_max_rows": 9}, "cache_max_rows 9 needs cache_rows auto, got "),
         ({"planner": "thread"}, "planner must be process, inline, unix:PATH, HOST:PORT, .* got 'thread'"),
         ({"planner": None}, "planner must be process, inline, unix:PATH, HOST:PORT, .* got 'None'"),
         ({"planner": "http://host:1"}, "planner must be process, inline, unix:PATH, .* got 'http://host:1'"),

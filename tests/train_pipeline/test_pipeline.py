@@ -51,7 +51,10 @@ def test_training_equals_a_plain_loop() -> None:
     torch.testing.assert_close(ours["over.weight"], plain.over.weight.detach(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("more", [{"cache_rows": 70}, {"lookahead": 1}, {"prefetch_depth": 1}, {"planner": "process"}])
+@pytest.mark.parametrize(
+    "more",
+    [{"cache_rows": "auto", "cache_max_rows": 70}, {"lookahead": 1}, {"prefetch_depth": 1}, {"planner": "process"}],
+)
 def test_results_depend_on_no_setting_of_the_cache(more: dict[str, Any]) -> None:
     direct, direct_losses = _trained(cache_rows=0)
     state, losses = _trained(**more)

@@ -9,7 +9,7 @@ from trainer.result import Result
 RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, metrics_left_out={"ne": "why"},
     tasks={}, logloss=0.6, calibration=1.25, gauc=None, gauc_groups=None, gauc_groups_left_out=None,
-    rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, evictions_waiting=2, hit_rate=0.5,
+    rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, evictions_waiting=2, cache_rows=5, hit_rate=0.5,
     exposed_embedding_s=0.1, step_s_p50=None, dense_digest="d", embedding_digest="e", peak_rss_bytes=1,
     skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,

@@ -11,11 +11,11 @@ from trainer.totals import RankTotals, combine
 FIRST = RankTotals(
     steps=3, samples=16, samples_before=4, skipped_batches=1, loss_scale=64, checkpoint_stall_s=0.1, seconds=1.5,
     loss_sum=8.0, rows_unique=90, rows_inserted=30, rows_found=20, rows_fetched=10, rows_written=60,
-    evictions_waiting=2, exposed_s=0.1, step_s_p50=0.02, dense_digest="d", peak_rss_bytes=100,
+    evictions_waiting=2, cache_rows=5, exposed_s=0.1, step_s_p50=0.02, dense_digest="d", peak_rss_bytes=100,
 )  # fmt: skip
 SECOND = dataclasses.replace(
     FIRST, samples=8, samples_before=2, checkpoint_stall_s=0.2, seconds=1.25, loss_sum=1.0, rows_unique=10,
-    rows_inserted=5, rows_found=5, rows_fetched=4, rows_written=7, evictions_waiting=3, exposed_s=0.3,
+    rows_inserted=5, rows_found=5, rows_fetched=4, rows_written=7, evictions_waiting=3, cache_rows=7, exposed_s=0.3,
     step_s_p50=None, peak_rss_bytes=300,
 )  # fmt: skip
 
@@ -25,7 +25,8 @@ def test_counts_add_up_and_the_slowest_rank_sets_the_time() -> None:
     assert job == RankTotals(
         steps=3, samples=24, samples_before=6, skipped_batches=1, loss_scale=64, checkpoint_stall_s=0.2, seconds=1.5,
         loss_sum=9.0, rows_unique=100, rows_inserted=35, rows_found=25, rows_fetched=14,
-        rows_written=67, evictions_waiting=5, exposed_s=0.3, step_s_p50=0.02, dense_digest="d", peak_rss_bytes=300,
+        rows_written=67, evictions_waiting=5, cache_rows=7,
+        exposed_s=0.3, step_s_p50=0.02, dense_digest="d", peak_rss_bytes=300,
     )  # fmt: skip
     assert job.loss == 9.0 / 24
     assert job.hit_rate == pytest.approx(0.65)

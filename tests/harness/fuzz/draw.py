@@ -66,6 +66,11 @@ class Twin:
     again: bool = False
     traces: bool = False
 
+    @property
+    def grows(self) -> bool:
+        """Whether its cache grows up to its rows: half of those that are neither the smallest nor the largest."""
+        return self.share is not None and 0.0 < self.share < 1.0 and int(self.share * 1_000_000) % 2 == 1
+
 
 #: The reference.
 DIRECT = Twin(name="direct", settings=(("data.workers", "0"), ("oracle.lookahead", "1")))
@@ -134,7 +139,8 @@ def settings_of(draw: Draw, twin: Twin, places: Places) -> dict[str, str]:
         settings = {path: value for path, value in settings.items() if not path.startswith("checkpoint.")}
     else:
         settings["checkpoint.dir"] = f"{places.folder}/checkpoints"
-    settings["cache.rows"] = str(places.cache_rows)
+    settings["cache.rows"] = "auto" if twin.grows else str(places.cache_rows)
+    settings["cache.max_rows"] = str(places.cache_rows) if twin.grows else "0"
     settings["store.url"] = places.store_urls.get(twin.store, "")
     settings["store.namespace"] = places.namespace
     settings["cacher.url"] = places.cacher_url if twin.cacher == "daemon" else ""

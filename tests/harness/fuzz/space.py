@@ -38,7 +38,8 @@ def _choices(hint: object) -> tuple[str, ...]:
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     if typing.get_origin(hint) is typing.Union:
-        return tuple(choice for part in typing.get_args(hint) for choice in _choices(part))
+        parts = [_choices(part) for part in typing.get_args(hint)]
+        return tuple(choice for part in parts for choice in part) if all(parts) else ()
     return ()
 
 
@@ -197,6 +198,7 @@ TWIN: Mapping[str, Values] = {
 SET = frozenset(
     {
         "data.path", "data.format", "data.schema", "data.limit", "model.name", "model.factory", "cache.rows",
+        "cache.max_rows",
         "store.url", "store.namespace", "cacher.url", "checkpoint.dir", "checkpoint.resume", "run.dir", "run.trace",
         "run.peer_timeout_s", "eval.group", "optim.rows_by_table", "optim.rows_lr_by_table", "model.loss_weights",
     }
