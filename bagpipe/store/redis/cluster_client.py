@@ -234,7 +234,7 @@ class ClusterClient(Generic[G]):
     def _frames(self, node: NodeCommands, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
         commands = iter(node.commands)
         for position, part in groupby(node.commands, key=lambda command: command.group):
-            for frame in codec.frames(groups[position], (command.command for command in part)):
+            for frame in codec.frames(groups[position], [command.command for command in part]):
                 requests = []
                 for request in frame:
                     if next(commands).is_asking:

@@ -10,7 +10,7 @@ decoded by `bagpipe.store.redis.row_replies`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.row_checksum import CHECK_BYTES, check_words
 
 __all__ = [
+    "CommandHeaders",
     "ErrorReply",
     "FieldEncoder",
     "RowEncoder",
@@ -37,6 +38,8 @@ Voids = NDArray[np.void]
 
 _CRLF = b"\r\n"
 _OK = b"+OK\r\n"
+#: Numbers of rows whose headers `CommandHeaders` keeps.
+_KEPT_STARTS = 256
 #: Longest accepted reply to an HSET.
 _HSET_REPLY_BYTES = 24
 #: Longest accepted error line; servers truncate theirs far earlier.
@@ -67,6 +70,27 @@ def hmget_header(key: bytes, num_rows: int) -> bytes:
 def hset_header(key: bytes, num_rows: int) -> bytes:
     """Header of an HSET of `num_rows` rows."""
     return b"*%d\r\n$4\r\nHSET\r\n$%d\r\n%b\r\n" % (2 * num_rows + 2, len(key), key)
+
+
+class CommandHeaders:
+    """Headers of commands on the buckets' keys. Those of one bucket differ by their number of rows only.
+
+    Args:
+        keys: key of each bucket.
+        encode: `hmget_header` or `hset_header`.
+    """
+
+    def __init__(self, keys: Sequence[bytes], encode: Callable[[bytes, int], bytes]) -> None:
+        self._ends = [encode(key, 0).partition(_CRLF)[2] for key in keys]
+        self._starts = [encode(b"", number).partition(_CRLF)[0] + _CRLF for number in range(_KEPT_STARTS)]
+        self._encode = encode
+        self._keys = keys
+
+    def of(self, bucket: int, num_rows: int) -> bytes:
+        """Header of a command of `num_rows` rows on a bucket."""
+        if num_rows < _KEPT_STARTS:
+            return self._starts[num_rows] + self._ends[bucket]
+        return self._encode(self._keys[bucket], num_rows)
 
 
 class FieldEncoder:

@@ -7,7 +7,7 @@ each run of equal buckets ──> one command, or several if its reply would be 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,18 +87,20 @@ class Router:
         positions = np.arange(self.num_buckets)
         return RoutedRows(tables=none.astype(np.uint32), ids=none, order=positions, stops=(positions + 1).tolist())
 
-    def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> Iterator[BucketCommand]:
-        """Commands for one server in sending order, of at most `max_rows` rows each. `rows`: routed by this router.
-
-        Lazy, so that the first command is sent before the last is created.
-        """
+    def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> list[BucketCommand]:
+        """Commands for one server in sending order, of at most `max_rows` rows each. `rows`: routed by this router."""
         first, last = self._firsts[server], self._firsts[server + 1]
         start = rows.stops[first - 1] if first else 0
-        for position in range(first, last):
-            bucket, stop = self._buckets[position], rows.stops[position]
-            for part, begin in enumerate(range(start, stop, max_rows)):
-                yield BucketCommand(bucket, begin, min(begin + max_rows, stop), part)
+        commands: list[BucketCommand] = []
+        new, append = tuple.__new__, commands.append  # half the time of `BucketCommand(...)`
+        for bucket, stop in zip(self._buckets[first:last], rows.stops[first:last], strict=True):
+            if stop - start > max_rows:
+                for part, begin in enumerate(range(start, stop, max_rows)):
+                    append(BucketCommand(bucket, begin, min(begin + max_rows, stop), part))
+            elif stop > start:
+                append(new(BucketCommand, (bucket, start, stop, 0)))
             start = stop
+        return commands
 
     def num_commands(self, rows: RoutedRows, *, max_rows: int) -> NDArray[np.int64]:
         """Number of `commands` of each bucket, int64 ``[num_buckets]``."""

@@ -1,6 +1,6 @@
 """`WriteCodec`: routed rows to frames of HSET requests for one link. `Codec`: what every codec does.
 
-    commands ──runs of 32 to 256 KiB──> encode a run at once ──> a frame of requests
+    commands ──runs of 32 to 512 KiB──> encode a run at once ──> a frame of requests
 
 A frame is encoded only after the previous one was sent, into the same scratch array, while the server works.
 Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_write`. Rows are read by
@@ -9,10 +9,10 @@ Fenced writers send their runs as transactions of `bagpipe.store.redis.fenced_wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from bagpipe.store.fencing.writer_logs import LogEntries
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
 from bagpipe.store.redis.request_pipeline import Frame, Request
-from bagpipe.store.redis.resp_rows import RowEncoder, decode_hsets, hset_header
+from bagpipe.store.redis.resp_rows import CommandHeaders, RowEncoder, decode_hsets, hset_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.util.failpoints import hit
 
@@ -34,20 +34,18 @@ __all__ = [
     "WriteGroup",
     "max_command_rows",
     "runs_of",
-    "slice_of",
 ]
 
 #: Bytes of rows per command. Bounds the reply, the receive buffer and the server's time per command.
 _COMMAND_BYTES = 64 << 10
-#: Bytes encoded first: few, so that the server begins early. Each later run takes twice as many, up to a bound that
-#: stays in a core's cache: the calls of numpy for a run cost as much as copying 100 rows.
+#: Bytes encoded first: few, so that the server begins early. Each later run takes twice as many, up to a bound: the
+#: calls of numpy for a run cost as much as copying 100 rows.
 _FIRST_BYTES = 32 << 10
-_RUN_BYTES = 256 << 10
-#: The bound for transactions, which a server holds until they are complete.
-_TRANSACTION_BYTES = 128 << 10
+_RUN_BYTES = 512 << 10
 #: Keeps a request within its limit of 256 pieces.
 _MAX_REQUEST_COMMANDS = 100
 _HSET_REPLY_BYTES = 24
+_SHORT_BYTES = 2 << 10
 #: Log rotations per frame.
 _ROTATIONS = 256
 
@@ -68,12 +66,13 @@ class Group(Protocol):
 
 
 G = TypeVar("G", bound=Group, contravariant=True)
+Piece: TypeAlias = bytes | memoryview
 
 
 class Codec(Protocol[G]):
     """Encodes the requests of one link. Its scratch arrays hold one frame."""
 
-    def frames(self, group: G, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
+    def frames(self, group: G, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         """Requests for `commands` of a group, in order."""
         ...
 
@@ -123,10 +122,12 @@ class WriteCodec:
     def __init__(self, keys: Sequence[bytes], *, max_request_commands: int = _MAX_REQUEST_COMMANDS) -> None:
         self._keys = keys
         self._open_keys = [open_key(key) for key in keys]
+        self._headers = CommandHeaders(keys, hset_header)
+        self._open_headers = CommandHeaders(self._open_keys, hset_header)
         self._max_request_commands = max_request_commands
         self._encoders: dict[int, RowEncoder] = {}
 
-    def frames(self, group: WriteGroup | LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
+    def frames(self, group: WriteGroup | LogRotation, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         """See `Codec.frames`. One request per transaction if the group is fenced, else one for several commands."""
         if isinstance(group, LogRotation):
             return self._rotations(group, commands)
@@ -134,25 +135,24 @@ class WriteCodec:
             return self._plain(group, commands)
         return self._guarded(group, group.entries, commands)
 
-    def _plain(self, group: WriteGroup, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
+    def _plain(self, group: WriteGroup, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_request_commands
         for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _RUN_BYTES):
             _, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):
-                pieces: list[memoryview] = []
-                counts: list[int] = []
-                for command, body in zip(run[start : start + at_once], bodies[start : start + at_once], strict=True):
-                    counts.append(command.stop - command.start)
-                    pieces += (memoryview(hset_header(self._keys[command.bucket], counts[-1])), body)
+                commands_of, pieces = run[start : start + at_once], list[Piece]()
+                for (bucket, first, stop, _), body in zip(commands_of, bodies[start : start + at_once], strict=True):
+                    pieces += (self._headers.of(bucket, stop - first), body)
+                counts = [stop - first for _, first, stop, _ in commands_of]
                 accept = partial(decode_hsets, counts=counts)
-                requests.append(Request(pieces, _HSET_REPLY_BYTES * len(counts), accept))
+                requests.append(Request(_joined(pieces), _HSET_REPLY_BYTES * len(counts), accept))
             yield requests
             hit("mid-write-back")
 
-    def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
+    def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_request_commands
-        for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _TRANSACTION_BYTES):
+        for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _RUN_BYTES):
             fields, bodies = self._encode(group, encoder, run)
             requests = []
             for start in range(0, len(run), at_once):
@@ -175,13 +175,13 @@ class WriteCodec:
             for bucket, start, stop, part in run
         )
         transaction = Transaction(token=entries.token, commands=commands)
-        pieces = [memoryview(transaction.head(fields))]
-        for guarded, body in zip(transaction.commands, bodies, strict=True):
-            pieces += (memoryview(hset_header(guarded.open, guarded.num_rows)), body)
-        pieces.append(memoryview(transaction.tail()))
-        return Request(pieces, transaction.max_reply_bytes, transaction.accept)
+        pieces: list[Piece] = [transaction.head(fields)]
+        for (bucket, start, stop, _), body in zip(run, bodies, strict=True):
+            pieces += (self._open_headers.of(bucket, stop - start), body)
+        pieces.append(transaction.tail())
+        return Request(_joined(pieces), transaction.max_reply_bytes, transaction.accept)
 
-    def _rotations(self, group: LogRotation, commands: Iterable[BucketCommand]) -> Iterator[Frame]:
+    def _rotations(self, group: LogRotation, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         for run in runs_of(commands, 1, _ROTATIONS, _ROTATIONS):
             requests = []
             for bucket, *_ in run:
@@ -215,7 +215,8 @@ class WriteCodec:
         checks = np.empty(len(order), np.uint64)
         data = encoder.encode(tables, ids, group.rows.take(order), checks).data
         group.checks[order] = checks
-        bodies = [slice_of(data, command, first_row, encoder.record_bytes) for command in run]
+        size = encoder.record_bytes
+        bodies = [data[(start - first_row) * size : (stop - first_row) * size] for _, start, stop, _ in run]
         if group.entries is None:
             return [], bodies
         fields = np.empty(len(order), FIELD_DTYPE)
@@ -226,9 +227,16 @@ class WriteCodec:
         ], bodies
 
 
+def _joined(pieces: Sequence[Piece]) -> Sequence[memoryview]:
+    """The pieces of one request; as one piece if they are short: a piece costs as much as copying `_SHORT_BYTES`."""
+    if sum(map(len, pieces)) < _SHORT_BYTES * len(pieces):
+        return (memoryview(b"".join(pieces)),)
+    return [memoryview(piece) for piece in pieces]
+
+
 def runs_of(
-    commands: Iterable[BucketCommand], record_bytes: int, first_bytes: int, most_bytes: int
-) -> Iterator[list[BucketCommand]]:
+    commands: Sequence[BucketCommand], record_bytes: int, first_bytes: int, most_bytes: int
+) -> Iterator[Sequence[BucketCommand]]:
     """Group consecutive commands into runs, of at least one command each.
 
     A run has one command per bucket, because a transaction opens each bucket once.
@@ -239,19 +247,16 @@ def runs_of(
         first_bytes: approximate size of the first run. Each later run is twice as large.
         most_bytes: approximate size of the largest.
     """
-    size = first_bytes
-    run: list[BucketCommand] = []
-    for command in commands:
-        if run and (command.start != run[-1].stop or command.bucket == run[-1].bucket):
-            yield run
-            run = []
-        run.append(command)
-        if (command.stop - run[0].start) * record_bytes >= size:
-            yield run
-            run, size = [], min(2 * size, most_bytes)
-    if run:
-        yield run
-
-
-def slice_of(data: memoryview, command: BucketCommand, first_row: int, record_bytes: int) -> memoryview:
-    return data[(command.start - first_row) * record_bytes : (command.stop - first_row) * record_bytes]
+    size, first, first_row, last_row, last_bucket = first_bytes, 0, -1, -1, -1
+    for number, (bucket, start, stop, _) in enumerate(commands):
+        if number > first and (start != last_row or bucket == last_bucket):
+            yield commands[first:number]
+            first = number
+        if number == first:
+            first_row = start
+        last_row, last_bucket = stop, bucket
+        if (stop - first_row) * record_bytes >= size:
+            yield commands[first : number + 1]
+            first, size = number + 1, min(2 * size, most_bytes)
+    if first < len(commands):
+        yield commands[first:]

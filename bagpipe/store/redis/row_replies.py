@@ -24,8 +24,8 @@ __all__ = ["Part", "RowFormat", "RowReplies"]
 _MISSING = b"$-1\r\n"
 _CRLF = b"\r\n"
 _CRLF_WORD = int.from_bytes(_CRLF, "little")
-#: The first two bytes of a marker, as a little-endian word, and the other three.
-_MARKER_WORD = int.from_bytes(_MISSING[:2], "little")
+#: What follows a marker's first byte, as a little-endian word.
+_MARKER_END = int.from_bytes(_MISSING[1:], "little")
 _WORD_BYTES = 8
 _FULL = (1 << 64) - 1
 
@@ -278,18 +278,12 @@ def _ends_line(buffer: Bytes, end: int) -> bool:
 
 def _find_markers(buffer: Bytes, start: int, end: int) -> NDArray[np.int64]:
     """Offsets of all `$-1 CR LF` in ``buffer[start:end]``, ascending."""
-    length = max(end - len(_MISSING) + 1 - start, 0)
-    # Words of two bytes at even and at odd distances from `start`.
-    positions = [
-        np.flatnonzero(np.ndarray(((length - odd + 1) // 2,), "<u2", buffer, start + odd) == _MARKER_WORD) * 2 + odd
-        for odd in (0, 1)
-        if length > odd
-    ]
-    found = np.concatenate(positions) + start if positions else np.empty(0, np.int64)
-    for offset in range(2, len(_MISSING)):
-        found = found[buffer[found + offset] == _MISSING[offset]]
-    found.sort()
-    return found
+    last = max(end - len(_MISSING) + 2, start + 1)
+    dashes: NDArray[np.int64] = np.flatnonzero(buffer[start + 1 : last] == _MISSING[1]) + (start + 1)
+    words: NDArray[np.uint32] = _overlapping(buffer, np.dtype("<u4"))
+    markers: NDArray[np.int64] = dashes[words[dashes] == _MARKER_END] - 1
+    starts: NDArray[np.int64] = markers[buffer[markers] == _MISSING[0]]
+    return starts
 
 
 def _masked_word(text: bytes) -> tuple[np.uint64, np.uint64]:
