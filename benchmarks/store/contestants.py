@@ -6,6 +6,7 @@ import contextlib
 import socket
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,8 +26,9 @@ from bagpipe.store.row_checksum import value_dtype
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.rounds import medians, time_rounds
 from benchmarks.store.plain_writer import PlainWriter
+from benchmarks.store.tfra import TfraPeer
 
-__all__ = ["Workload", "measure"]
+__all__ = ["TFRA", "Requests", "Workload", "measure"]
 
 #: Operation (read, write) -> contestant -> call.
 Contestants = dict[str, dict[str, Callable[[], Any]]]
@@ -35,7 +37,10 @@ NAMESPACE = "bench"
 FENCED_NAMESPACE = "bench-fenced"
 #: Rounds between two checkpoints of the fenced writer.
 CHECKPOINT_ROUNDS = 20
+#: Name of tensorflow-recommenders-addons among the contestants.
+TFRA = "tfra"
 WARMUP_ROUNDS = 3
+#: Of a read: table number and ids.
 Requests = list[tuple[int, NDArray[np.int64]]]
 
 
@@ -154,11 +159,13 @@ def redis_py_calls(client: redis.Redis, work: Workload) -> dict[str, dict[str, C
     }
 
 
-def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    url: str, work: Workload, repeats: int, tfra_python: Path | None = None
+) -> dict[str, dict[str, list[float]]]:
     """Seconds of every round of every contestant, per operation.
 
     The order changes every round: a contestant that follows one that touched the same rows finds them in the server's
-    processor caches.
+    processor caches. `tfra_python`: the interpreter of `TfraPeer`, which then takes part.
     """
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(
@@ -185,14 +192,26 @@ def measure(url: str, work: Workload, repeats: int) -> dict[str, dict[str, list[
             "ours": lambda: store.read_many(work.reads),
             "replay": replay(raw, work.encoded_read(), work.read_reply_bytes(), buffer),
         }
+        peer = None
+        if tfra_python is not None:
+            tables, ids = (np.concatenate(parts) for parts in zip(*map(_rows_of, work.reads), strict=True))
+            peer = stack.enter_context(TfraPeer(tfra_python, url, tables=tables, ids=ids, rows=work.rows))
+            contestants["write"][TFRA], contestants["read"][TFRA] = peer.write, peer.read
         contestants["write"]["ours"]()
         results = store.read_many(work.reads)
         assert all(result.found.all() for result in results)
         assert (np.concatenate([result.rows for result in results]) == work.rows).all()
-        return _rounds(contestants, repeats, writer)
+        return _rounds(contestants, repeats, writer, peer)
 
 
-def _rounds(contestants: Contestants, repeats: int, writer: FencedWriter) -> dict[str, dict[str, list[float]]]:
+def _rows_of(request: tuple[int, NDArray[np.int64]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    table, ids = request
+    return np.full(len(ids), table, np.uint32), ids
+
+
+def _rounds(
+    contestants: Contestants, repeats: int, writer: FencedWriter, peer: TfraPeer | None
+) -> dict[str, dict[str, list[float]]]:
     """Every round times all writes in a new order, then all reads; logs are removed every 20 rounds."""
     seconds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in of} for kind, of in contestants.items()}
     for number in range(-WARMUP_ROUNDS, repeats):
@@ -201,7 +220,7 @@ def _rounds(contestants: Contestants, repeats: int, writer: FencedWriter) -> dic
         for kind, calls in contestants.items():
             for name, taken_s in time_rounds(calls, 1, shuffle_seed=number).items():
                 if number >= 0:
-                    seconds[kind][name] += taken_s
+                    seconds[kind][name] += taken_s if peer is None or name != TFRA else [peer.seconds]
     return seconds
 
 

@@ -8,6 +8,8 @@ Every round times each of these once, in a new order, on one server (a private e
     fenced    the same write by a writer with a fencing token, as in a job: guarded, logged, written once
     plain     the same write without fence and checksums: HSETs of the rows only, by the same client
     replay    the bytes that `ours` sends, encoded in advance, on a raw socket; replies are read and dropped
+    tfra      with --tfra PYTHON: RedisTable of tensorflow-recommenders-addons (C++), which that python has; it needs
+              --url redis://HOST:PORT, because its client has no unix sockets
     redis-py  MGET/MSET on keys, HMGET/HSET on one hash, HMGET/HSET per bucket in a pipeline; arguments prepared in
               advance, replies left as lists of bytes; parser: hiredis. Only the fastest of a first pass takes part
 
@@ -29,11 +31,12 @@ from typing import Any
 
 import redis
 
+from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
 from benchmarks.harness.report import table
 from benchmarks.harness.rounds import medians
-from benchmarks.store.contestants import Workload, measure
+from benchmarks.store.contestants import TFRA, Workload, measure
 
 
 def summarise(seconds: Mapping[str, Sequence[float]], num_rows: int) -> dict[str, Any]:
@@ -47,6 +50,8 @@ def summarise(seconds: Mapping[str, Sequence[float]], num_rows: int) -> dict[str
         "ours_over_redis_py": round(times_s[best] / times_s["ours"], 3),
         "best_redis_py": best,
     }
+    if TFRA in times_s:
+        summary["ours_over_tfra"] = round(times_s[TFRA] / times_s["ours"], 3)
     if "fenced" in times_s:
         for name in ("ours", "plain"):
             summary[f"fenced_over_{name}"] = round(times_s["fenced"] / times_s[name], 3)
@@ -83,6 +88,8 @@ def _version(url: str) -> str:
 
 def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
     """One part per server and setting. It is named after both, so they are published side by side."""
+    if options.tfra and not options.url.startswith("redis://"):
+        raise InputError(f"--tfra needs --url redis://HOST:PORT, got {options.url!r}")
     with _server(options) as url:
         server = _version(url)
     name = (
@@ -96,7 +103,7 @@ def _measure(options: argparse.Namespace, server: str, part: Part) -> None:
         num_rows=options.rows, row_bytes=options.row_bytes, num_tables=options.tables, num_buckets=options.buckets
     )
     with _server(options, pin=options.pin) as url:
-        seconds = measure(url, work, options.repeats)
+        seconds = measure(url, work, options.repeats, options.tfra)
     setting = {name: getattr(options, name) for name in ("rows", "row_bytes", "tables", "buckets", "repeats")}
     part.keep(
         {
@@ -116,25 +123,31 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buckets", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--server", type=Path, help="binary of the embedded server; default: found on PATH")
+    parser.add_argument("--tfra", type=Path, metavar="PYTHON", help="with tensorflow-recommenders-addons: takes part")
     parser.add_argument("--pin", action="store_true", help="one CPU for the embedded server, another for the client")
 
 
 def _tables(values: Values) -> str:
-    headers = ("server", "setting", "operation", "redis-py's best", "replay", "plain", "ours", "fenced")
+    headers = ("server", "setting", "operation", "redis-py's best", "replay", "tfra", "plain", "ours", "fenced")
     rows = [
         _row(found, operation)
         for part in values["parts"].values()
         if (found := part.get("found"))
         for operation in ("write", "read")
     ]
-    return table((*headers, "fenced / plain", "ours / replay", "ours / redis-py"), rows)
+    return table((*headers, "fenced / plain", "ours / replay", "ours / redis-py", "ours / tfra"), rows)
+
+
+_RATIOS = ("fenced_over_plain", "ours_over_replay", "ours_over_redis_py", "ours_over_tfra")
 
 
 def _row(found: Mapping[str, Any], operation: str) -> tuple[object, ...]:
     result = found["results"][operation]
     setting = f"{found['rows']:,} x {found['row_bytes']} B, tables {found['tables']}, buckets {found['buckets']}"
-    times = (result["median_ms"].get(name) for name in (result["best_redis_py"], "replay", "plain", "ours", "fenced"))
-    ratios = (result.get(name) for name in ("fenced_over_plain", "ours_over_replay", "ours_over_redis_py"))
+    times = (
+        result["median_ms"].get(name) for name in (result["best_redis_py"], "replay", TFRA, "plain", "ours", "fenced")
+    )
+    ratios = (result.get(name) for name in _RATIOS)
     return (
         found["server"],
         setting + ("" if found["pinned"] else ", not pinned"),
