@@ -43,9 +43,9 @@ def check_words(tables: NDArray[np.uint32], ids: NDArray[np.int64], rows: NDArra
     Args:
         tables: table numbers ``[n]``, or broadcastable to it.
         ids: ids ``[n]``.
-        rows: ``[n]``, contiguous, one void element of a multiple of 4 bytes each.
+        rows: ``[n]``, at any distance from each other, one void element of a multiple of 4 bytes each.
     """
-    words = rows.view(_WORD).reshape(len(rows), rows.itemsize // _WORD.itemsize)
+    words = rows[:, None].view(_WORD)
     sums: NDArray[np.uint64] = np.einsum("ij,j->i", words, _multipliers(_FIRST_WORD, words.shape[1]), dtype=np.uint64)
     sums += ids.view(np.uint64) * _ID
     sums += tables * _TABLE

@@ -38,7 +38,7 @@ from benchmarks.store.contestants import Requests, Workload
 #: Pass -> its functions: owner and attribute.
 PASSES: Mapping[str, list[tuple[Any, str]]] = {
     "validate, route": [(store, "check_write"), (row_reader, "check_read"), (ServerListClient, "route")],
-    "check words": [(resp_rows, "check_words"), (row_reader, "check_words")],
+    "check words": [(resp_rows, "check_words"), (read_codec, "check_words")],
     "gather, encode": [
         (row_codecs.WriteCodec, "_encode"),
         (resp_rows.RowEncoder, "encode"),

@@ -21,8 +21,10 @@ __all__ = ["Bytes", "Link", "LinkLost", "Pace"]
 
 Bytes = NDArray[np.uint8]
 
-#: Free space kept at the end of a receive buffer: four times a server's usual write (64 KiB).
-_RECEIVE_BYTES = 256 << 10
+#: Free space kept at the end of a receive buffer: twice a server's usual write (64 KiB).
+_RECEIVE_BYTES = 128 << 10
+#: Length of a receive buffer at first.
+_BUFFER_BYTES = 512 << 10
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 #: Bytes of joined pieces per SSLSocket.send: eight full TLS records of 16 KiB.
@@ -81,7 +83,7 @@ class Link:
         self._sock = sock
         self._close = close
         self._broken: str | None = None
-        self._memory = memoryview(bytearray(2 * _RECEIVE_BYTES))
+        self._memory = memoryview(bytearray(_BUFFER_BYTES))
         self.buffer: Bytes = np.frombuffer(self._memory, np.uint8)
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """`ReadCodec`: rows to read as frames of HMGET requests for one link, and their replies back into request order.
 
     commands ──runs of 256 KiB──> encode a run at once ──> requests of about 128 KiB of replies, one frame per run
-    replies of a run ──RowReplies──> parts ──> rows[order], checks[order]
+    replies of a run ──RowReplies──> parts ──> rows[order], checks[order], compared while more arrive
 
 Cost per command outweighs cost per row in small batches, so a run is encoded and decoded as a whole whatever the number
 of its commands. The server still gets small requests.
@@ -10,7 +10,7 @@ of its commands. The server still gets small requests.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from bagpipe.store.redis.resp_rows import CommandHeaders, FieldEncoder, hmget_he
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.store.redis.row_codecs import runs_of
 from bagpipe.store.redis.row_replies import Part, RowFormat, RowReplies
-from bagpipe.store.row_checksum import value_dtype
+from bagpipe.store.row_checksum import check_words, value_dtype
 
 __all__ = ["ReadCodec", "ReadGroup", "fill_group"]
 
@@ -40,12 +40,14 @@ class ReadGroup:
         rows: void ``[n]``, filled in request order; untouched where a row is missing.
         checks: uint64 ``[n]``, stored check words.
         found: bool ``[n]``, initially True; set to False where a row is missing.
+        damaged: positions of rows that do not match their check words, in arrays intp ``[any]``.
     """
 
     routed: RoutedRows
     rows: NDArray[np.void]
     checks: NDArray[np.uint64]
     found: NDArray[np.bool_]
+    damaged: list[NDArray[np.intp]] = field(default_factory=list)
 
 
 class ReadCodec:
@@ -142,9 +144,14 @@ class _RunReader:
 
 
 def fill_group(group: ReadGroup, order: NDArray[np.intp], part: Part) -> None:
-    """Store some decoded rows. `order`: their positions in the group."""
+    """Store some decoded rows and compare their check words. `order`: their positions in the group."""
     if part.found is not None:
         group.found[order] = part.found
         order = order[part.found]
-    group.rows[order] = part.records["row"]
-    group.checks[order] = part.records["check"]
+    records = part.records
+    group.rows[order] = records["row"]
+    group.checks[order] = records["check"]
+    routed = group.routed
+    wrong = check_words(routed.tables.take(order), routed.ids.take(order), records["row"]) != records["check"]
+    if wrong.any():
+        group.damaged.append(order[wrong])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import lt, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -90,17 +92,17 @@ class Router:
     def commands(self, rows: RoutedRows, server: int, *, max_rows: int) -> list[BucketCommand]:
         """Commands for one server in sending order, of at most `max_rows` rows each. `rows`: routed by this router."""
         first, last = self._firsts[server], self._firsts[server + 1]
-        start = rows.stops[first - 1] if first else 0
-        commands: list[BucketCommand] = []
-        new, append = tuple.__new__, commands.append  # half the time of `BucketCommand(...)`
-        for bucket, stop in zip(self._buckets[first:last], rows.stops[first:last], strict=True):
-            if stop - start > max_rows:
-                for part, begin in enumerate(range(start, stop, max_rows)):
-                    append(BucketCommand(bucket, begin, min(begin + max_rows, stop), part))
-            elif stop > start:
-                append(new(BucketCommand, (bucket, start, stop, 0)))
-            start = stop
-        return commands
+        stops = rows.stops[first:last]
+        starts = [rows.stops[first - 1] if first else 0, *stops[:-1]]
+        # Half the time of calling `BucketCommand`, which a batch does once per bucket.
+        wholes = map(tuple.__new__, repeat(BucketCommand), zip(self._buckets[first:last], starts, stops, repeat(0)))
+        if all(map(lt, starts, stops)) and max(map(sub, stops, starts), default=0) <= max_rows:
+            return list(wholes)
+        return [
+            BucketCommand(bucket, begin, min(begin + max_rows, stop), part)
+            for bucket, start, stop, _ in wholes
+            for part, begin in enumerate(range(start, stop, max_rows))
+        ]
 
     def num_commands(self, rows: RoutedRows, *, max_rows: int) -> NDArray[np.int64]:
         """Number of `commands` of each bucket, int64 ``[num_buckets]``."""

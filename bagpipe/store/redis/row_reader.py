@@ -1,7 +1,7 @@
 """`RowReader`: reads rows of a namespace, and can do nothing else.
 
 requests ─ group by row width ─ route ─> HMGET per bucket, all servers at once ─> rows in request order
-                                          then every row's check word is compared
+                                          every row's check word is compared as it arrives
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bagpipe.store.redis.cluster_client import ClusterClient
 from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
 from bagpipe.store.redis.servers import Server
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
-from bagpipe.store.row_checksum import as_voids, check_words
+from bagpipe.store.row_checksum import as_voids
 from bagpipe.store.validation import check_read, row_dtype
 from bagpipe.types.schema import RowSchema
 
@@ -90,17 +90,16 @@ class RowReader:
         return results
 
     def _check_rows(self, group: ReadGroup) -> None:
-        """Raise CorruptRowError if a row does not match its check word."""
-        routed = group.routed
-        wrong = (check_words(routed.tables, routed.ids, group.rows) != group.checks) & group.found
-        if not wrong.any():
+        """Raise CorruptRowError if a row did not match its check word."""
+        if not group.damaged:
             return
-        first = int(wrong.argmax())
+        routed, wrong = group.routed, np.unique(np.concatenate(group.damaged))
+        first = int(wrong[0])
         table, row_id = routed.tables[first], routed.ids[first]
         bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], self._num_buckets)[0])
         raise CorruptRowError(
             f"{self._client.endpoint(bucket)}: table {self._schema.tables[table].name!r} id {row_id} (bucket {bucket}) "
-            f"came back damaged, with {np.count_nonzero(wrong) - 1} others: its check word does not match"
+            f"came back damaged, with {len(wrong) - 1} others: its check word does not match"
         )
 
 

@@ -143,10 +143,10 @@ class RowReplies:
             self._records = _overlapping(buffer, np.dtype(f"V{self._format.record_bytes}"))
             self._anywhere = _overlapping(buffer, np.dtype("<u8"))
         part = None if self._some_missing else self._all_found(start, end)
-        if part is None and not self._is_begun(buffer, start, end):
-            part = self._by_markers(buffer, start, end)
         if part is None:
-            part = self._by_records(buffer, start, end)
+            if self._is_begun(buffer, start, end):
+                return None
+            part = self._by_markers(buffer, start, end) or self._by_records(buffer, start, end)
         if part is not None:
             self._some_missing = part.found is not None
             self.row = part.stop

@@ -14,6 +14,7 @@ from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
 from bagpipe.store.redis.request_pipeline import Accepted
 from bagpipe.store.redis.routing import Router, servers_of_buckets
 from bagpipe.store.redis.row_codecs import max_command_rows
+from bagpipe.store.row_checksum import check_words
 from tests.store.redis.test_row_replies import encode_replies
 
 NUM_BUCKETS, ROW_BYTES = 8, 256
@@ -26,7 +27,8 @@ def test_replies_in_any_pieces_fill_the_group(one_by_one: bool, found: list[bool
     router = Router(servers_of_buckets(NUM_BUCKETS, 1))
     routed = router.route([(3, ids)])
     rows = np.random.default_rng(0).random((len(ids), ROW_BYTES // 4), np.float32).view(f"V{ROW_BYTES}").ravel()
-    checks = np.arange(len(ids), dtype=np.uint64)
+    checks = check_words(np.array([3], np.uint32), ids, rows)
+    checks[::5] += np.uint64(1)
     group = ReadGroup(
         routed=routed,
         rows=np.empty_like(rows),
@@ -59,3 +61,4 @@ def test_replies_in_any_pieces_fill_the_group(one_by_one: bool, found: list[bool
     assert (group.found == there).all()
     assert (group.rows[there] == rows[there]).all()
     assert (group.checks[there] == checks[there]).all()
+    assert sorted(at for part in group.damaged for at in part.tolist()) == (np.flatnonzero(there[::5]) * 5).tolist()
