@@ -246,8 +246,12 @@ class HashHandles:
         wanted = hashes | _IN_USE
         cells = self._first_cells(hashes)
         words = self._cells.take(cells)
-        rows = np.flatnonzero((words ^ wanted) <= _LOWER)
-        self._match(found, rows, words.take(rows), tables, hashes)
+        # The first cell of most rows is theirs, so nothing is selected. An empty one seems to be of handle 0.
+        handles = (words & _LOWER).view(np.int64)
+        is_same = self._pool.hashes.take(handles) == hashes
+        is_same &= self._pool.tables.take(handles) == tables
+        is_same &= words > _DELETED
+        np.copyto(found, handles, where=is_same)
         active = np.flatnonzero((found < 0) & (words != _EMPTY))
         cells = cells.take(active) + 1
         while active.size:

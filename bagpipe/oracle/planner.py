@@ -157,12 +157,13 @@ class Planner:
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
             self._reserve()
-        misses_of_ranks = self._place(batch, slots, missing)
+        used = self._by_rank(slots.take(np.flatnonzero(slots >= 0)))
+        misses_of_ranks = self._place(batch, missing, used)
         next_use = self._next_uses.leave(handles)
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
         fetch_new[missing], scores = self._handles.admit(handles.take(missing))
 
-        owners = self._fill(batch, slots, misses_of_ranks, fetch_new)
+        owners = self._fill(batch, slots, used, misses_of_ranks, fetch_new)
         self._slot_state.next_use[slots] = next_use
         self._slot_state.lrfu_score[slots[missing]] = scores
         self._slot_state.lrfu_score[slots] = self._clock.use(self._slot_state.lrfu_score.take(slots))
@@ -182,28 +183,30 @@ class Planner:
     def _expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
         self._slot_state.next_use[slots] = batch_index
-        if len(self._resident_sets) == 1:
-            self._resident_sets[0].expect(slots, batch_index)
-            return
-        owners = slots // self.spec.slots_per_rank
-        for rank, resident_set in enumerate(self._resident_sets):
-            resident_set.expect(slots[owners == rank] - rank * self.spec.slots_per_rank, batch_index)
+        for resident_set, own in zip(self._resident_sets, self._by_rank(slots), strict=True):
+            resident_set.expect(own, batch_index)
+
+    def _by_rank(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """By rank, its slots among these, in their order and numbered within the rank."""
+        if self.spec.world_size == 1:
+            return (slots,)
+        owners = (slots // self.spec.slots_per_rank).astype(np.uint16)
+        local = slots - owners * np.int64(self.spec.slots_per_rank)
+        return tuple(local.take(positions) for positions in positions_by_rank(owners, self.spec.world_size))
 
     def _place(
-        self, batch: _WindowBatch, slots: NDArray[np.int64], missing: NDArray[np.int64]
+        self, batch: _WindowBatch, missing: NDArray[np.int64], used: tuple[NDArray[np.int64], ...]
     ) -> tuple[NDArray[np.int64], ...]:
-        """By rank: the missing rows it will own, as ascending positions among the unique rows."""
+        """By rank: the missing rows it will own, ascending positions among the unique rows. `used`: see `_by_rank`."""
         world_size = self.spec.world_size
         if world_size == 1:
             return (missing,)
         words = self._next_uses.later_counts(batch.handles, missing)
         words += self._count_uses(batch.indexed).take(missing, axis=0)
-        hits = np.bincount(slots[slots >= 0] // self.spec.slots_per_rank, minlength=world_size)
         load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
-        room = self.spec.num_slots - hits
+        room = self.spec.num_slots - np.array([own.shape[0] for own in used])
         if self.spec.rows_delay:
-            of_ranks = slots - np.arange(world_size)[:, None] * self.spec.slots_per_rank
-            room -= [one.num_held(used) for one, used in zip(self._resident_sets, of_ranks, strict=True)]
+            room -= [resident_set.num_held(own) for resident_set, own in zip(self._resident_sets, used, strict=True)]
         room = np.maximum(room, 0)  # rows that were leaving can be used again
         owners = place_rows(self._rank_counts.unpack(words), load, room)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
@@ -212,14 +215,15 @@ class Planner:
         self,
         batch: _WindowBatch,
         slots: NDArray[np.int64],
+        used: tuple[NDArray[np.int64], ...],
         misses_of_ranks: tuple[NDArray[np.int64], ...],
         fetch_new: NDArray[np.bool_],
     ) -> tuple[OwnerPlan, ...]:
         """Make room at every rank and insert its missing rows. Writes their slots into `slots`."""
         now, each = batch.indexed.batch_index, self.spec.slots_per_rank
         victims = [
-            resident_set.make_room(misses.shape[0], now, slots - rank * each if rank else slots)
-            for rank, (resident_set, misses) in enumerate(zip(self._resident_sets, misses_of_ranks, strict=True))
+            resident_set.make_room(misses.shape[0], now, own)
+            for resident_set, misses, own in zip(self._resident_sets, misses_of_ranks, used, strict=True)
         ]
         evicted = self._evict([one.slots + rank * each for rank, one in enumerate(victims)], now)
         owners = []
@@ -229,10 +233,8 @@ class Planner:
             handles = batch.handles.take(misses)
             is_new = fetch_new.take(misses)
             fetch_slots = resident_set.take(misses.shape[0])
-            inserted = fetch_slots + rank * each
-            self._slot_of_handle[handles] = inserted
+            slots[misses] = self._slot_of_handle[handles] = inserted = fetch_slots + rank * each
             self._slot_state.handle[inserted] = handles
-            slots[misses] = inserted
             owners.append(
                 OwnerPlan(
                     fetch=select_rows(batch.indexed.unique, misses),

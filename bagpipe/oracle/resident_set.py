@@ -141,7 +141,7 @@ class ResidentSet:
             used: as in `make_room`.
         """
         held = self._held()
-        return int(held.shape[0] - np.count_nonzero(self._queue.are_among(self._own(used), held)))
+        return int(held.shape[0] - np.count_nonzero(self._queue.are_among(used, held)))
 
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
@@ -153,11 +153,10 @@ class ResidentSet:
 
         Args:
             count: rows that enter the cache for batch `now`.
-            used: slots that batch `now` uses. Slots of other ranks (below 0 or too large) are ignored.
+            used: the rank's slots that batch `now` uses.
         """
         self._queue.advance(now)
-        mine = self._own(used)
-        left = self._leaving[~self._queue.are_among(self._leaving, mine)]
+        left = self._leaving[~self._queue.are_among(self._leaving, used)]
         victims = [self._queue.pop_idle()] if self._policy.drop_idle else []
         room = self._num_free + left.shape[0] - self._spare_slots
         short = count - room - sum(part.shape[0] for part in victims)
@@ -171,7 +170,7 @@ class ResidentSet:
             short -= victims[-1].shape[0]
         if short > 0:
             previous = self._latest[0].slots
-            self._enqueue_all_but(np.concatenate([mine, self._held(), left, *victims]))
+            self._enqueue_all_but(np.concatenate([used, self._held(), left, *victims]))
             victims.append(self._queue.pop(short))
         chosen = np.concatenate([left, *victims])
         is_late = self._queue.are_among(chosen, previous)
@@ -206,10 +205,6 @@ class ResidentSet:
     def use(self, slots: NDArray[np.int64], next_use: NDArray[np.int32]) -> None:
         """The batch just planned uses these slots; `next_use` follows it."""
         self._latest.append(_Uses(slots, next_use))
-
-    def _own(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the used slots that are slots of this rank."""
-        return used[(used >= 0) & (used < self._free.shape[0])]
 
     def _held(self) -> NDArray[np.int64]:
         """The slots that may not be emptied, beside those of the batch being planned."""

@@ -64,5 +64,5 @@ def test_rows_of_this_batch_stay_and_evictions_from_the_previous_wait_for_its_up
     state.handle[before] = 9
     state.next_use[before] = 7
     resident_set.use(np.array([first, *before]), np.array([2, 7], dtype=np.int32))
-    victims = resident_set.make_room(1, 2, np.array([-4, first, second, 8]))
+    victims = resident_set.make_room(1, 2, np.array([first, second]))
     assert (victims.slots.tolist(), victims.after, victims.num_waiting) == (before.tolist(), 1, 1)
