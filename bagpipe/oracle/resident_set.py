@@ -177,7 +177,7 @@ class ResidentSet:
         num_late = int(np.count_nonzero(is_late))
         if num_late > self._spare_slots:
             spared = np.flatnonzero(is_late)[: self.grow(self.num_rows + num_late - self._spare_slots)]
-            self._enqueue(chosen.take(spared))
+            self._enqueue(chosen.take(spared), now)
             chosen, is_late = np.delete(chosen, spared), np.delete(is_late, spared)
             num_late -= spared.shape[0]
         waits = num_late > self._spare_slots
@@ -218,17 +218,17 @@ class ResidentSet:
         if held.shape[0]:
             slots = slots[~self._queue.are_among(slots, held)]
         # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
-        next_use = self._state.next_use.take(slots)
-        self._enqueue(slots[next_use != now])
+        self._enqueue(slots, now)
         return slots
 
-    def _enqueue(self, slots: NDArray[np.int64]) -> None:
-        """Queue rows by their next uses, idle ones by their scores."""
+    def _enqueue(self, slots: NDArray[np.int64], now: int) -> None:
+        """Queue rows by their next uses, idle ones by their scores; those that batch `now` uses are left out."""
         next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
         self._queue.push(idle, idle_priority(self._state.lrfu_score.take(idle)))
-        self._queue.push(slots[~is_idle], next_use[~is_idle])
+        later = ~is_idle & (next_use != now)
+        self._queue.push(slots[later], next_use[later])
 
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
         """Queue every resident row except the spared ones. Idle rows are queued already."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config, Policy
-from bagpipe.errors import InputError
 from bagpipe.optim import OTHERS, shared_optimizer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
@@ -96,17 +95,14 @@ class LogTables:
         return len(self.rows.tables)
 
     def spec(self, config: Config, world_size: int = 1) -> OracleSpec:
-        """The trainer's oracle request: window, policy and cache are those of the configuration.
+        """The trainer's oracle request: window, policy and cache are those of the configuration (auto: none).
 
-        Raises:
-            InputError: `cache.rows` is auto.
+        A replay plans for given sizes (`at_setting`).
         """
-        if config.cache.rows == "auto":
-            raise InputError("cache.rows auto is for training: a replay needs sizes, such as --cache_rows 10000,100000")
         return OracleSpec(
             table_rows=tuple(table.rows for table in self.rows.tables),
             features=self.features,
-            num_slots=config.cache.rows,
+            num_slots=0 if config.cache.rows == "auto" else config.cache.rows,
             lookahead=config.oracle.lookahead,
             policy=config.oracle.policy,
             world_size=world_size,

@@ -155,6 +155,7 @@ def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -
         "oracle.policy": setting.policy,
         "oracle.lookahead": setting.lookahead,
         "cache.rows": setting.cache_rows,
+        "cache.max_rows": 0,
         "store.namespace": f"{config.store.namespace}.trial-{os.urandom(4).hex()}",
         "checkpoint.dir": "",
         "checkpoint.every": CheckpointConfig.every,

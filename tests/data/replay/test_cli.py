@@ -41,7 +41,9 @@ def test_table_json_and_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_smallest_cache_of_the_whole_log_is_printed(tmp_path: Path, world_size: int) -> None:
-    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--world_size", world_size)
+    config = tmp_path / "job.toml"
+    config.write_text('[cache]\nrows = "auto"\nmax_rows = 7\n')  # the sweep's sizes count
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--world_size", world_size, "--config", config)
     _, text = run_replay(*flags)
     match = re.search(r"largest batch of 60 examples: (\d+) unique rows, so cache.rows at least (\d+)", text)
     assert match is not None
