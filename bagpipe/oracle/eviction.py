@@ -173,6 +173,11 @@ class EvictionQueue:
             count -= slots.shape[0]
         return np.concatenate(popped) if popped else np.empty(0, dtype=np.int64)
 
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Make slots not evictable; those that are not queued stay so."""
+        self._priority_of_slot[slots] = _NOT_QUEUED
+        self._push_of_slot[slots] = _NOT_PUSHED
+
     def pop_idle(self) -> NDArray[np.int64]:
         """All slots of idle rows; they are no longer queued."""
         return self.pop(self._priority_of_slot.shape[0], min_priority=NEVER_PRIORITY)

@@ -6,8 +6,9 @@
 
 Rows of the previous batch change until that batch's update: evicting one makes the insert wait for the update. Most
 victims are such rows: used once, never again in sight. They are *leaving*: chosen as ever, but evicted with the next
-batch's victims, and the insert takes spare slots meanwhile. If that batch uses one, it stays. Only if more rows would
-leave than there are spare slots, all are evicted at once, and the insert waits.
+batch's victims, and the insert takes spare slots meanwhile. If that batch uses one, it stays. If more rows would leave
+than there are spare slots, rows that neither batch uses make room for the rest, which costs reads of those needed
+again. Only if there are too few of them, all leaving rows are evicted at once, and the insert waits.
 
 With *rows_delay* 1 the batch before is still under way when rows leave: its rows are *held*, and the previous batch is
 the one before it.
@@ -172,7 +173,24 @@ class ResidentSet:
             previous = self._latest[0].slots
             self._enqueue_all_but(np.concatenate([used, self._held(), left, *victims]))
             victims.append(self._queue.pop(short))
-        chosen = np.concatenate([left, *victims])
+        return self._victims(np.concatenate([left, *victims]), previous, count, now, mine)
+
+    def _victims(
+        self,
+        chosen: NDArray[np.int64],
+        previous: NDArray[np.int64],
+        count: int,
+        now: int,
+        mine: NDArray[np.int64],
+    ) -> Victims:
+        """Those of the chosen slots that are emptied now; the others are leaving.
+
+        Args:
+            chosen: slots whose rows leave.
+            previous: slots of the previous batch's rows among which there may be chosen ones.
+            count, now: as in `make_room`.
+            mine: slots that batch `now` uses.
+        """
         is_late = self._queue.are_among(chosen, previous)
         num_late = int(np.count_nonzero(is_late))
         if num_late > self._spare_slots:
@@ -180,7 +198,13 @@ class ResidentSet:
             self._enqueue(chosen.take(spared), now)
             chosen, is_late = np.delete(chosen, spared), np.delete(is_late, spared)
             num_late -= spared.shape[0]
-        waits = num_late > self._spare_slots
+        waits = False
+        if num_late > self._spare_slots:
+            short = count - self._num_free - (chosen.shape[0] - num_late)
+            earlier = self._take_earlier(short, np.concatenate([mine, self._held(), self._latest[0].slots, chosen]))
+            waits = earlier.shape[0] < short
+            chosen = np.concatenate([chosen, earlier])
+            is_late = np.concatenate([is_late, np.zeros(earlier.shape[0], dtype=np.bool_)])
         self._leaving = chosen[is_late & (not waits)]
         evicted = chosen[~is_late | waits]
         if not evicted.shape[0]:
@@ -229,6 +253,19 @@ class ResidentSet:
         self._queue.push(idle, idle_priority(self._state.lrfu_score.take(idle)))
         later = ~is_idle & (next_use != now)
         self._queue.push(slots[later], next_use[later])
+
+    def _take_earlier(self, count: int, spared: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The `count` slots, but for the spared ones, whose rows are needed last; none if there are fewer."""
+        others = self._state.handle[: self._num_slots] >= 0
+        others[spared] = False
+        slots = np.flatnonzero(others)
+        if count <= 0 or slots.shape[0] < count:
+            return slots[:0]
+        next_use = self._state.next_use.take(slots)
+        priority = np.where(next_use == NEVER, idle_priority(self._state.lrfu_score.take(slots)), next_use)
+        slots = slots.take(np.argsort(-priority, kind="stable")[:count])
+        self._queue.remove(slots)
+        return slots
 
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
         """Queue every resident row except the spared ones. Idle rows are queued already."""

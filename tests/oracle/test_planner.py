@@ -130,9 +130,16 @@ def test_a_leaving_row_that_is_used_stays() -> None:
     assert (len(owner.evict), len(owner.fetch)) == (0, 0), "d is leaving instead"
 
 
-def test_without_a_spare_slot_an_insert_waits_for_the_update() -> None:
+def test_without_a_spare_slot_an_earlier_row_leaves_instead() -> None:
+    """c is needed last, but was used last: of a and b, neither of which d's batch uses, b is needed last."""
     plans = [plan.owners[0] for _, plan in plan_batches(one_id_a_batch("abcdabc"), spec_of(num_slots=3, lookahead=64))]
-    assert ([chr(i) for i in plans[3].evict.ids], plans[3].evict_after) == (["c"], 2)
+    assert ([chr(i) for i in plans[3].evict.ids], plans[3].evict_after, plans[3].evict_waiting) == (["b"], 1, 0)
+
+
+def test_without_an_earlier_row_an_insert_waits_for_the_update() -> None:
+    batches = [make_batch(index, [[[ord(letter) for letter in ids]]]) for index, ids in enumerate(["abc", "ade"])]
+    plans = [plan.owners[0] for _, plan in plan_batches(batches, spec_of(num_slots=3, lookahead=64))]
+    assert ([chr(i) for i in plans[1].evict.ids], plans[1].evict_after, plans[1].evict_waiting) == (["b", "c"], 0, 2)
 
 
 def test_a_rank_whose_leaving_rows_are_all_used_takes_no_further_ones() -> None:
@@ -166,9 +173,11 @@ def test_idle_rows_leave_by_recency_and_frequent_ones_later() -> None:
 
 @pytest.mark.parametrize("table_rows", [None, 1 << 10])
 def test_a_returning_row_keeps_its_score(table_rows: int | None) -> None:
-    spec = dataclasses.replace(spec_of(num_slots=2, lookahead=1), table_rows=(table_rows,))
-    # With four earlier uses, a outlasts b, which was used five times but longer ago.
-    assert plans_of("aaaabbbbbcaad", spec)[9:] == ["-a+c", "-c+a", "", "-b+d"]
+    spec = dataclasses.replace(spec_of(num_slots=3, lookahead=1), table_rows=(table_rows,))
+    # With four earlier uses, a outlasts b, which was used five times but longer ago. The row p is always the latest.
+    plans = plans_of("p".join("aaaabbbbbcaad"), spec)
+    assert plans[18::2] == ["-a+c", "-c+a", "", "-b+d"]
+    assert not any(plans[3::2])
 
 
 def test_new_rows_are_marked_once() -> None:
