@@ -26,6 +26,8 @@ from trainer.process import configure_process
 
 def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
     check_privileges()
+    if options.trace is not None:
+        options.trace.mkdir(parents=True, exist_ok=True)
     return {name: partial(_measure, options, name) for name in options.workloads}
 
 
