@@ -207,8 +207,7 @@ class RowTransfer:
             for table, result in results.items()
             if span.first_table <= table < span.end_table
         ]
-        host, rows = upload.block(len(slots), self._widths[span.first_table], self._dtypes[span.first_table])
-        np.concatenate(parts, out=host_words(host))
+        rows = upload.rows(parts, self._dtypes[span.first_table])
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
     def copy_out(self, rows: RowList, slots: Slots, replaced: NDArray[np.uint64] | None = None) -> CopiedRows:

@@ -11,7 +11,7 @@ batch is done, so that the allocator can reuse the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,11 +24,17 @@ from torch import Tensor
 from bagpipe.cache.slots import row_tables
 from bagpipe.cache.staging import Area, Scratch, StagingRing, aligned_bytes, empty_view
 from bagpipe.kernels.interface import RowNames
+from bagpipe.kernels.row_format import host_words
 from bagpipe.kernels.segment_sum import Chunks, HostLongRows, HostSegmentSum, Int32, LongRows, SegmentSum
 from bagpipe.oracle.plan import RowList
 from bagpipe.pipeline.stream import Streams
+from bagpipe.store.interface import Rows
 
 __all__ = ["DirectUploads", "SlotRows", "StagedUploader", "StagedUploads", "Uploader", "Uploads", "open_uploads"]
+
+
+#: Copies of fewer bytes cost less than to find out whether they are needed.
+_MIN_JOINED_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +82,22 @@ class Uploader:
         """A copy of the array in the dtype of vectors, aligned like torch's own allocations."""
         return torch.from_numpy(array).to(self._device, self._dtype, non_blocking=True, copy=True)
 
-    def block(self, num_rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rows(self, parts: Sequence[Rows], dtype: torch.dtype) -> Tensor:
+        """Stored records, ``[num_rows, width]`` in all, as one tensor of `dtype` that is valid until the next batch.
+
+        Args:
+            parts: in order, at least one. On a CPU the tensor shares the memory of parts that lie one after the other.
+            dtype: of the weights; records are words of its width.
+        """
+        whole = _joined(parts) if sum(part.nbytes for part in parts) >= _MIN_JOINED_BYTES else None
+        return self._copied(parts, dtype) if whole is None else torch.from_numpy(whole).view(dtype)
+
+    def _copied(self, parts: Sequence[Rows], dtype: torch.dtype) -> Tensor:
+        host, rows = self._block(sum(map(len, parts)), parts[0].shape[1], dtype)
+        np.concatenate(parts, out=host_words(host))
+        return rows
+
+    def _block(self, num_rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Two tensors ``[num_rows, width]``: a host buffer to fill in the block, and its copy on the device.
 
         Both are valid until the next batch.
@@ -121,6 +142,21 @@ class Uploader:
         return SlotRows(rows=rows, slots=slots, slot_index=self.tensor(slots, torch.int64), names=names)
 
 
+def _joined(parts: Sequence[Rows]) -> Rows | None:
+    """The array whose consecutive rows the parts are; None: they are apart, or copies."""
+    parts = [part for part in parts if len(part)]  # the address of an empty one means nothing
+    base, end = parts[0].base, parts[0].ctypes.data
+    if base is None or base.ndim != 2 or base.dtype != parts[0].dtype or not base.flags.carray:
+        return None
+    for part in parts:
+        if part.base is not base or part.ctypes.data != end:
+            return None
+        end += part.nbytes
+    first = (parts[0].ctypes.data - base.ctypes.data) // base.strides[0]
+    whole: Rows = base[first : first + sum(map(len, parts))]
+    return whole
+
+
 class StagedUploader(Uploader):
     """Packs the arrays of one batch into an area. If the area is too small, further blocks are copied separately.
 
@@ -157,7 +193,10 @@ class StagedUploader(Uploader):
     def numbers(self, array: NDArray[np.floating]) -> Tensor:
         return self.tensor(array, self._dtype)
 
-    def block(self, num_rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rows(self, parts: Sequence[Rows], dtype: torch.dtype) -> Tensor:
+        return self._copied(parts, dtype)
+
+    def _block(self, num_rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self._take((num_rows, width), dtype)
 
     def send(self) -> None:

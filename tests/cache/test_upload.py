@@ -135,10 +135,36 @@ def test_tensors_of_a_plan(make: Any) -> None:
 
 
 @pytest.mark.parametrize("uploads", [staged(), DirectUploads(Uploader(CPU, torch.float32))])
-def test_blocks_are_filled_on_the_host_and_read_on_the_device(uploads: Any) -> None:
-    for value in (1.0, 2.0):
-        with uploads.batch() as upload:
-            pairs = [upload.block(rows, 4, torch.float32) for rows in (3, 0, 70_000)]
-            for host, _ in pairs:
-                host.fill_(value)
-        assert [float(there.sum()) for _, there in pairs] == [12 * value, 0, 280_000 * value]
+@pytest.mark.parametrize("counts", [(3,), (2, 0, 5), (70_000, 1, 9)])
+def test_rows_of_parts_are_one_tensor(uploads: Any, counts: tuple[int, ...]) -> None:
+    """Parts of one array, or arrays of their own: the same tensor."""
+    whole = np.arange(4 * sum(counts), dtype=np.float32).reshape(-1, 4)
+    parts = np.split(whole, np.cumsum(counts)[:-1])
+    with uploads.batch() as upload:
+        found = [upload.rows(parts, torch.float32), upload.rows([part.copy() for part in parts], torch.float32)]
+    assert all(torch.equal(rows, torch.from_numpy(whole)) for rows in found)
+
+
+def test_consecutive_parts_are_not_copied() -> None:
+    whole = np.ones((9_000, 4), np.float32)
+    upload = Uploader(CPU, torch.float32)
+    shares = [
+        np.shares_memory(upload.rows(parts, torch.float32).numpy(), whole)
+        for parts in (
+            [whole[1_000:4_000], whole[4_000:4_000], whole[4_000:]],
+            [whole[4_000:], whole[:4_000]],
+            [whole[:4_000], whole[4_001:]],
+            [whole[:4_000], np.ones((5_000, 4), np.float32)],
+            [np.ones((9_000, 8), np.float32)[:, :4]],
+        )
+    ]
+    assert shares == [True, False, False, False, False]
+
+
+def test_words_of_half_rows_are_not_copied_either() -> None:
+    words = np.empty((1 << 14, 4), np.uint16)
+    words[:] = np.arange(1 << 16).reshape(-1, 4)
+    rows = Uploader(CPU, torch.float32).rows([words[:100], words[100:]], torch.bfloat16)
+    assert rows.dtype == torch.bfloat16
+    assert rows.view(torch.uint16).numpy().tobytes() == words.tobytes()
+    assert np.shares_memory(rows.view(torch.uint16).numpy(), words)
