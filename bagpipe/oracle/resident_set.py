@@ -173,7 +173,7 @@ class ResidentSet:
             previous = self._latest[0].slots
             self._enqueue_all_but(np.concatenate([used, self._held(), left, *victims]))
             victims.append(self._queue.pop(short))
-        return self._victims(np.concatenate([left, *victims]), previous, count, now, mine)
+        return self._victims(np.concatenate([left, *victims]), previous, count, now, used)
 
     def _victims(
         self,
@@ -181,15 +181,14 @@ class ResidentSet:
         previous: NDArray[np.int64],
         count: int,
         now: int,
-        mine: NDArray[np.int64],
+        used: NDArray[np.int64],
     ) -> Victims:
         """Those of the chosen slots that are emptied now; the others are leaving.
 
         Args:
             chosen: slots whose rows leave.
             previous: slots of the previous batch's rows among which there may be chosen ones.
-            count, now: as in `make_room`.
-            mine: slots that batch `now` uses.
+            count, now, used: as in `make_room`.
         """
         is_late = self._queue.are_among(chosen, previous)
         num_late = int(np.count_nonzero(is_late))
@@ -201,7 +200,7 @@ class ResidentSet:
         waits = False
         if num_late > self._spare_slots:
             short = count - self._num_free - (chosen.shape[0] - num_late)
-            earlier = self._take_earlier(short, np.concatenate([mine, self._held(), self._latest[0].slots, chosen]))
+            earlier = self._take_earlier(short, np.concatenate([used, self._held(), self._latest[0].slots, chosen]))
             waits = earlier.shape[0] < short
             chosen = np.concatenate([chosen, earlier])
             is_late = np.concatenate([is_late, np.zeros(earlier.shape[0], dtype=np.bool_)])
