@@ -38,7 +38,7 @@ _MAX_OCCURRENCES = (1 << 31) - 1
 #: Memory of a planner: in all, and for each row of tables that `dense_sizes` numbers.
 _BASE_BYTES, _BYTES_PER_ROW = 32 << 20, 16
 #: Memory of a batch in the window: in all, for each rank, for each table of each rank, for each occurrence.
-_BYTES_PER_BATCH, _BYTES_PER_RANK, _BYTES_PER_TABLE, _BYTES_PER_OCCURRENCE = 4096, 2048, 16, 128
+_BYTES_PER_BATCH, _BYTES_PER_RANK, _BYTES_PER_TABLE, _BYTES_PER_OCCURRENCE = 4096, 2048, 16, 144
 
 
 class CheckedIntake(Intake):
