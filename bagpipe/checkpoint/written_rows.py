@@ -19,8 +19,8 @@ __all__ = ["MAX_ROWS", "WrittenRows"]
 #: Maximum number of remembered rows: 128 MiB.
 MAX_ROWS = 1 << 24
 
-#: Batches of ids kept unsorted.
-_MAX_UNSORTED = 16
+#: Ids of a table kept unsorted, in any case; more of them while they are fewer than a quarter of those sorted.
+_MIN_UNSORTED = 1 << 14
 
 Ids = NDArray[np.int64]
 
@@ -31,23 +31,23 @@ class _IdSet:
     def __init__(self) -> None:
         self._runs: list[Ids] = []  # each sorted and distinct; descending sizes
         self._unsorted: list[Ids] = []
-        self.num_rows = 0
+        self._num_sorted = self.num_rows = 0
 
     def add(self, ids: Ids) -> None:
         self._unsorted.append(ids)
         self.num_rows += len(ids)
-        if len(self._unsorted) >= _MAX_UNSORTED:
+        if self.num_rows - self._num_sorted > max(_MIN_UNSORTED, self._num_sorted // 4):
             self.sort()
 
     def sort(self) -> None:
         """Sort and deduplicate the new ids, so that `num_rows` counts each row once per run."""
         if self._unsorted:
-            self._runs.append(np.unique(np.concatenate(self._unsorted)))
+            self._runs.append(_distinct(self._unsorted))
             self._unsorted = []
             while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
                 smaller = self._runs.pop()
-                self._runs[-1] = np.union1d(self._runs[-1], smaller)
-            self.num_rows = sum(map(len, self._runs))
+                self._runs[-1] = _distinct([self._runs[-1], smaller])
+            self._num_sorted = self.num_rows = sum(map(len, self._runs))
 
     def contains(self, ids: Ids) -> NDArray[np.bool_]:
         self.sort()
@@ -56,6 +56,15 @@ class _IdSet:
             positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
             found |= run[positions] == ids
         return found
+
+
+def _distinct(parts: list[Ids]) -> Ids:
+    """The ids, sorted, each once. A sort of integers is faster than `numpy.unique`, which hashes them first."""
+    ids = np.concatenate(parts)
+    ids.sort()
+    is_first = np.ones(len(ids), dtype=np.bool_)
+    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
+    return ids[is_first]
 
 
 class WrittenRows:
