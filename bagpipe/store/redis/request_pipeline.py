@@ -189,6 +189,8 @@ class RequestPipeline:
         if after is None:
             return False
         self._start, num_requests = after if isinstance(after, Accepted) else (after, 1)
+        if num_requests > len(self._expected):
+            raise StoreError(f"{self.link.endpoint}: answered {num_requests - len(self._expected)} requests in advance")
         for _ in range(num_requests):
             self._promised_bytes -= self._expected.popleft().max_reply_bytes
         return num_requests > 0

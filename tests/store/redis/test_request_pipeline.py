@@ -14,7 +14,7 @@ import pytest
 
 from bagpipe.errors import StoreError
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
-from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline, exchange
+from bagpipe.store.redis.request_pipeline import Accepted, Frame, Request, RequestPipeline, exchange
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 TIMEOUT_S = 20.0
@@ -98,6 +98,15 @@ def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], 
             exchange([ask(link, log)], TIMEOUT_S)
         with pytest.raises(StoreError, match="server-1: the connection was closed: server-1: "):
             exchange([ask(link, log)], TIMEOUT_S)
+        assert link.fileno() == -1
+
+
+def test_replies_to_requests_that_were_not_sent_are_an_error() -> None:
+    """One decoder of several replies can decode more than were asked for."""
+    with linked(answer(b"one\ntwo\n")) as link:
+        pipeline = RequestPipeline(link, iter([[Request((memoryview(b"?"),), 100, lambda *_: Accepted(8, 2))]]))
+        with pytest.raises(StoreError, match="server-1: answered 1 requests in advance"):
+            exchange([pipeline], TIMEOUT_S)
         assert link.fileno() == -1
 
 
