@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -233,8 +232,8 @@ class ClusterClient(Generic[G]):
 
     def _frames(self, node: NodeCommands, codec: Codec[G], groups: Sequence[G]) -> Iterator[Frame]:
         commands = iter(node.commands)
-        for position, part in groupby(node.commands, key=lambda command: command.group):
-            for frame in codec.frames(groups[position], [command.command for command in part]):
+        for run in _runs(node.commands):
+            for frame in codec.frames(groups[run[0].group], [command.command for command in run]):
                 requests = []
                 for request in frame:
                     if next(commands).is_asking:
@@ -355,3 +354,17 @@ class ClusterClient(Generic[G]):
             self._why_closed = why
         for address in list(self._nodes):
             self._drop(address, why)
+
+
+def _runs(commands: Sequence[PendingCommand]) -> Iterator[Sequence[PendingCommand]]:
+    """Consecutive commands of one group. One that follows ASKING is alone, because another reply precedes its own."""
+    first = 0
+    for number, command in enumerate(commands):
+        if number > first and (command.group != commands[first].group or command.is_asking):
+            yield commands[first:number]
+            first = number
+        if command.is_asking:
+            yield commands[number : number + 1]
+            first = number + 1
+    if first < len(commands):
+        yield commands[first:]

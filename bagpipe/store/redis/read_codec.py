@@ -9,6 +9,7 @@ of its commands. The server still gets small requests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.request_pipeline import Accepted, Frame, Request
-from bagpipe.store.redis.resp_rows import CommandHeaders, FieldEncoder, hmget_header
+from bagpipe.store.redis.resp_rows import CommandHeaders, ErrorReply, FieldEncoder, hmget_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.store.redis.row_codecs import runs_of
 from bagpipe.store.redis.row_replies import Part, RowFormat, RowReplies
@@ -39,8 +40,9 @@ class ReadGroup:
         routed: rows to request.
         rows: void ``[n]``, filled in request order; untouched where a row is missing.
         checks: uint64 ``[n]``, stored check words.
-        found: bool ``[n]``, initially True; set to False where a row is missing.
-        damaged: positions of rows that do not match their check words, in arrays intp ``[any]``.
+        found: bool ``[n]``, whether the row is in the store.
+        damaged: positions of rows that did not match their check words, in arrays intp ``[any]``. After a lost
+            connection a row is read again; `damaged_rows` has the last word.
     """
 
     routed: RoutedRows
@@ -55,7 +57,7 @@ class ReadCodec:
 
     Args:
         keys: key of each bucket.
-        one_by_one: requests of one command each, of which each can be answered by a redirection.
+        one_by_one: requests of one command each, of which each can be answered by an error line, such as a redirection.
     """
 
     def __init__(self, keys: Sequence[bytes], *, one_by_one: bool = False) -> None:
@@ -74,28 +76,24 @@ class ReadCodec:
             first_row = run[0].start
             order = group.routed.order[first_row : run[-1].stop]
             data = self._encoder.encode(group.routed.tables.take(order), group.routed.ids.take(order)).tobytes()
-            parts = [run[at : at + 1] for at in range(len(run))] if self._one_by_one else [run]
-            requests: list[Request] = []
-            for part in parts:
-                rows = slice(part[0].start - first_row, part[-1].stop - first_row)
-                reader = _RunReader(group, row_format, part, order[rows])
-                requests += self._requests(part, reader, data, first_row)
-            yield requests
+            reader = _RunReader(group, row_format, run, order, one_by_one=self._one_by_one)
+            yield self._requests(run, reader, data)
 
-    def _requests(
-        self, run: Sequence[BucketCommand], reader: _RunReader, data: bytes, first_row: int
-    ) -> Iterator[Request]:
-        """Requests of several commands each. `data`: encoded fields from row `first_row` on."""
-        size, header = self._encoder.record_bytes, self._headers.of
+    def _requests(self, run: Sequence[BucketCommand], reader: _RunReader, data: bytes) -> list[Request]:
+        """Requests of the run. `data`: its encoded fields."""
+        size, header, first_row = self._encoder.record_bytes, self._headers.of, run[0].start
         commands = [
             header(bucket, stop - start) + data[(start - first_row) * size : (stop - first_row) * size]
             for bucket, start, stop, _ in run
         ]
+        requests, accept = list[Request](), reader.accept
         first, promised_bytes = 0, 0
-        for last in reader.last_commands:
-            stop, end = last + 1, int(reader.reply_ends[last])
-            yield Request((memoryview(b"".join(commands[first:stop])),), end - promised_bytes, reader.accept)
+        for last, end in zip(reader.last_commands, reader.reply_ends, strict=True):
+            stop = last + 1
+            words = commands[last] if first == last else b"".join(commands[first:stop])
+            requests.append(Request((memoryview(words),), end - promised_bytes, accept))
             first, promised_bytes = stop, end
+        return requests
 
 
 class _RunReader:
@@ -106,10 +104,11 @@ class _RunReader:
         row_format: of its rows.
         run: consecutive commands.
         order: positions in the group of the run's rows, intp ``[rows of the run]``.
+        one_by_one: a request has one command.
 
     Attributes:
-        reply_ends: int64 ``[number of commands]``: bytes of the replies up to and including each if all rows are found.
         last_commands: number in the run of each request's last command.
+        reply_ends: bytes of the replies up to and including each request's, if all rows are found.
     """
 
     def __init__(
@@ -118,29 +117,45 @@ class _RunReader:
         row_format: RowFormat,
         run: Sequence[BucketCommand],
         order: NDArray[np.intp],
+        *,
+        one_by_one: bool,
     ) -> None:
         self._group = group
         self._replies = replies = RowReplies(row_format, np.array([stop - start for _, start, stop, _ in run]))
         self._order = order
         self._num_ended = 0
-        self.reply_ends = replies.ends
-        numbers = replies.ends // _REQUEST_BYTES
-        self.last_commands: list[int] = [*np.flatnonzero(numbers[1:] != numbers[:-1]).tolist(), len(run) - 1]
-        first_row = run[0].start
-        self._stops = [run[last].stop - first_row for last in self.last_commands]
+        numbers = np.arange(len(run)) if one_by_one else replies.ends // _REQUEST_BYTES
+        last = np.append(np.flatnonzero(numbers[1:] != numbers[:-1]), len(run) - 1)
+        self.last_commands: list[int] = last.tolist()
+        self.reply_ends: list[int] = replies.ends[last].tolist()
+        self._stops: list[int] = replies.stops[last].tolist()
 
     def accept(self, buffer: Bytes, start: int, end: int) -> Accepted | None:
-        """Decode what has arrived. See `bagpipe.store.redis.request_pipeline.Accept`."""
+        """Decode what has arrived. See `bagpipe.store.redis.request_pipeline.Accept`.
+
+        Raises:
+            ErrorReply: an error line in place of the reply at `start`. The next call continues after it.
+            StoreError: any other wrong reply.
+        """
         position, first = start, self._replies.row
-        while (part := self._replies.decode(buffer, position, end)) is not None:
-            fill_group(self._group, self._order[first : part.stop], part)
-            position, first = part.end, part.stop
-        if position == start:
-            return None
+        try:
+            while (part := self._replies.decode(buffer, position, end)) is not None:
+                fill_group(self._group, self._order[first : part.stop], part)
+                position, first = part.end, part.stop
+        except ErrorReply:
+            num_ended = self._count_ended()
+            if not num_ended:
+                self._replies.skip()
+                self._count_ended()  # by the error line
+                raise
+            return Accepted(position, num_ended)  # the next call meets the error line at its start
+        return None if position == start else Accepted(position, self._count_ended())
+
+    def _count_ended(self) -> int:
+        """Requests whose last rows were decoded since the last call."""
         before = self._num_ended
-        while self._num_ended < len(self._stops) and self._stops[self._num_ended] <= first:
-            self._num_ended += 1
-        return Accepted(position, self._num_ended - before)
+        self._num_ended = bisect_right(self._stops, self._replies.row, before)
+        return self._num_ended - before
 
 
 def fill_group(group: ReadGroup, order: NDArray[np.intp], part: Part) -> None:

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.redis.resp_rows import Bytes, refuse_reply
+from bagpipe.errors import StoreError
+from bagpipe.store.redis.resp_rows import Bytes, ErrorReply, refuse_reply
 
 __all__ = ["Part", "RowFormat", "RowReplies"]
 
 _MISSING = b"$-1\r\n"
 _CRLF = b"\r\n"
+_ERROR = ord("-")
 _CRLF_WORD = int.from_bytes(_CRLF, "little")
 #: What follows a marker's first byte, as a little-endian word.
 _MARKER_END = int.from_bytes(_MISSING[1:], "little")
@@ -96,6 +98,7 @@ class RowReplies:
     Attributes:
         num_rows: of all commands.
         row: rows decoded so far.
+        stops: int64 ``[number of commands]``: rows of the commands up to and including each.
         ends: int64 ``[number of commands]``: bytes of the replies up to and including each, if all rows are found.
     """
 
@@ -104,7 +107,7 @@ class RowReplies:
         self._format = row_format
         self._counts = counts
         self._words, self._masks, self._lengths = _array_headers(counts)
-        stops = counts.cumsum()
+        self.stops = stops = counts.cumsum()
         self.num_rows = int(stops[-1])
         self._firsts = stops - counts
         before = self._lengths.cumsum()
@@ -134,9 +137,13 @@ class RowReplies:
             end: offset after the bytes that have arrived.
 
         Raises:
-            StoreError: an error reply (with the server's text), or an unexpected reply.
+            ErrorReply: an error line in place of a command's reply. `skip` goes on after it.
+            StoreError: an unexpected reply, or an error line within one.
         """
         if self.done or start == end:
+            return None
+        if buffer[start] == _ERROR:
+            self._refuse(buffer, start, end, b"*")
             return None
         if self._memory is not buffer:
             self._memory = buffer
@@ -153,6 +160,25 @@ class RowReplies:
             self._command = int(self._firsts.searchsorted(part.stop))
             self._decoded_bytes = int(self._starts[part.stop - 1]) + self._format.record_bytes
         return part
+
+    def skip(self) -> None:
+        """Take the next command's rows for decoded, because an error line came in place of its reply."""
+        self.row = int(self.stops[self._command])
+        self._decoded_bytes = int(self.ends[self._command])
+        self._command += 1
+
+    def _refuse(self, buffer: Bytes, at: int, end: int, expected: bytes) -> None:
+        """Raise for the unexpected bytes at `at`, unless they are an incomplete error line. See `decode`."""
+        try:
+            refuse_reply(buffer, at, end, expected)
+        except ErrorReply as error:
+            if self._is_first():
+                raise
+            raise StoreError(f"{error}, within a reply") from None
+
+    def _is_first(self) -> bool:
+        """Whether the next row is the first of its command."""
+        return self._command < len(self._firsts) and bool(self._firsts[self._command] == self.row)
 
     def _all_found(self, start: int, end: int) -> Part | None:
         """The complete records; None if there is none, or if one is not a found row's."""
@@ -188,7 +214,7 @@ class RowReplies:
 
     def _item_header(self, here: bytes) -> int | None:
         """Bytes of the reply's header at the next row; None if it is not `here`."""
-        if self._command == len(self._firsts) or self._firsts[self._command] != self.row:
+        if not self._is_first():
             return 0
         header = b"*%d\r\n" % self._counts[self._command]
         return len(header) if here.startswith(header) else None
@@ -238,7 +264,7 @@ class RowReplies:
                 here = buffer[at : min(at + len(expected), end)].tobytes()
                 if here != expected:
                     if not found and not expected.startswith(here):
-                        refuse_reply(buffer, at, end, expected)
+                        self._refuse(buffer, at, end, expected)
                     break
                 at += len(expected)
             here = buffer[at : min(at + max(len(header), len(_MISSING)), end)].tobytes()
@@ -252,7 +278,7 @@ class RowReplies:
             else:
                 begun = here.startswith(header) and at + record_bytes > end
                 if not found and not begun and not _is_start(here, header) and not _is_start(here, _MISSING):
-                    refuse_reply(buffer, at, end, header)
+                    self._refuse(buffer, at, end, header)
                 break
             if command < len(self._firsts) and row == self._firsts[command]:
                 command += 1

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bagpipe.store.keys import bucket_key
+from bagpipe.store.redis.cluster_routing import Address, NodeCommands, PendingCommand
 from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
-from bagpipe.store.redis.request_pipeline import Accepted
-from bagpipe.store.redis.routing import Router, servers_of_buckets
+from bagpipe.store.redis.request_pipeline import Accept, Accepted, Request
+from bagpipe.store.redis.routing import BucketCommand, Router, servers_of_buckets
 from bagpipe.store.redis.row_codecs import max_command_rows
 from bagpipe.store.row_checksum import check_words
 from tests.store.redis.test_row_replies import encode_replies
@@ -20,45 +24,102 @@ from tests.store.redis.test_row_replies import encode_replies
 NUM_BUCKETS, ROW_BYTES = 8, 256
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
-@given(st.lists(st.booleans(), min_size=1, max_size=1000), st.lists(st.integers(1, 1 << 16), max_size=5))
-def test_replies_in_any_pieces_fill_the_group(one_by_one: bool, found: list[bool], sizes: list[int]) -> None:
-    there, ids = np.array(found), np.arange(len(found)) * 7919
-    router = Router(servers_of_buckets(NUM_BUCKETS, 1))
-    routed = router.route([(3, ids)])
-    rows = np.random.default_rng(0).random((len(ids), ROW_BYTES // 4), np.float32).view(f"V{ROW_BYTES}").ravel()
-    checks = check_words(np.array([3], np.uint32), ids, rows)
-    checks[::5] += np.uint64(1)
-    group = ReadGroup(
-        routed=routed,
-        rows=np.empty_like(rows),
-        checks=np.empty_like(checks),
-        found=np.ones(len(ids), np.bool_),
-    )
-    commands = list(router.commands(routed, 0, max_rows=max_command_rows(ROW_BYTES)))
-    codec = ReadCodec([bucket_key("job", bucket) for bucket in range(NUM_BUCKETS)], one_by_one=one_by_one)
-    requests = [request for frame in codec.frames(group, commands) for request in frame]
-    assert sum(b"".join(request.pieces).count(b"HMGET") for request in requests) == len(commands)
-    if one_by_one:
-        assert len(requests) == len(commands)
-    values = [rows[at].tobytes() + checks[at].tobytes() if there[at] else None for at in routed.order]
-    data = encode_replies([values[command.start : command.stop] for command in commands])
+class Job:
+    """Rows of table 3 to read from one server, every fifth with a wrong check word.
+
+    Args:
+        num_rows: rows.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.ids = np.arange(num_rows) * 7919
+        router = Router(servers_of_buckets(NUM_BUCKETS, 1))
+        self.routed = router.route([(3, self.ids)])
+        row_words = np.random.default_rng(0).random((num_rows, ROW_BYTES // 4), np.float32)
+        self.rows = row_words.view(f"V{ROW_BYTES}").ravel()
+        self.checks = check_words(np.array([3], np.uint32), self.ids, self.rows)
+        self.checks[::5] += np.uint64(1)
+        self.group = ReadGroup(
+            routed=self.routed,
+            rows=np.empty_like(self.rows),
+            checks=np.empty_like(self.checks),
+            found=np.ones(num_rows, np.bool_),
+        )
+        self.commands = list(router.commands(self.routed, 0, max_rows=max_command_rows(ROW_BYTES)))
+
+    def requests(self, commands: Sequence[BucketCommand], *, one_by_one: bool) -> list[Request]:
+        codec = ReadCodec([bucket_key("job", bucket) for bucket in range(NUM_BUCKETS)], one_by_one=one_by_one)
+        return [request for frame in codec.frames(self.group, commands) for request in frame]
+
+    def replies(self, commands: Sequence[BucketCommand], there: NDArray[np.bool_]) -> list[bytes]:
+        """Reply to each command if these rows are in the store."""
+        values = [
+            self.rows[at].tobytes() + self.checks[at].tobytes() if there[at] else None for at in self.routed.order
+        ]
+        return [encode_replies([values[command.start : command.stop]]) for command in commands]
+
+    def is_read(self, there: NDArray[np.bool_]) -> bool:
+        """Whether the group has these rows, and knows which are damaged."""
+        group = self.group
+        assert (group.found == there).all()
+        assert (group.rows[there] == self.rows[there]).all()
+        assert (group.checks[there] == self.checks[there]).all()
+        damaged = sorted(at for part in group.damaged for at in part.tolist())
+        return damaged == (np.flatnonzero(there[::5]) * 5).tolist()
+
+
+def receive(accepts: Sequence[Accept], data: bytes, sizes: Sequence[int]) -> tuple[int, int]:
+    """Accept `data` in pieces of these sizes, the rest in one piece. Returns the bytes and requests accepted."""
     buffer = np.frombuffer(data + b"\0" * 16, np.uint8)
-    longest = sum(request.max_reply_bytes for request in requests)
-    assert longest - len(data) == np.count_nonzero(~there) * (len(b"$264\r\n\r\n") + 264 - len(b"$-1\r\n"))
     position, num_ended = 0, 0
-    ends = np.minimum(np.cumsum([0, *sizes, len(data)]), len(data)).tolist()
-    for _, end in pairwise(ends):
-        while num_ended < len(requests):
-            accepted = requests[num_ended].accept(buffer, position, end)
+    for _, end in pairwise(np.minimum(np.cumsum([0, *sizes, len(data)]), len(data)).tolist()):
+        while num_ended < len(accepts):
+            accepted = accepts[num_ended](buffer, position, end)
             if accepted is None:
                 break
-            assert isinstance(accepted, Accepted)
-            position, num_ended = accepted.end, num_ended + accepted.num_requests
-            if not accepted.num_requests:
+            position, num_requests = accepted if isinstance(accepted, Accepted) else (accepted, 1)
+            num_ended += num_requests
+            if not num_requests:
                 break
-    assert (position, num_ended) == (len(data), len(requests))
-    assert (group.found == there).all()
-    assert (group.rows[there] == rows[there]).all()
-    assert (group.checks[there] == checks[there]).all()
-    assert sorted(at for part in group.damaged for at in part.tolist()) == (np.flatnonzero(there[::5]) * 5).tolist()
+    return position, num_ended
+
+
+SIZES = st.lists(st.integers(1, 1 << 16), max_size=5)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@given(st.lists(st.booleans(), min_size=1, max_size=1000), SIZES)
+def test_replies_in_any_pieces_fill_the_group(one_by_one: bool, found: list[bool], sizes: list[int]) -> None:
+    there, job = np.array(found), Job(len(found))
+    requests = job.requests(job.commands, one_by_one=one_by_one)
+    assert sum(b"".join(request.pieces).count(b"HMGET") for request in requests) == len(job.commands)
+    if one_by_one:
+        assert len(requests) == len(job.commands)
+    data = b"".join(job.replies(job.commands, there))
+    longest = sum(request.max_reply_bytes for request in requests)
+    assert longest - len(data) == np.count_nonzero(~there) * (len(b"$264\r\n\r\n") + 264 - len(b"$-1\r\n"))
+    assert receive([request.accept for request in requests], data, sizes) == (len(data), len(requests))
+    assert job.is_read(there)
+
+
+@given(st.lists(st.booleans(), min_size=30, max_size=300), st.sets(st.integers(0, NUM_BUCKETS - 1)), SIZES)
+def test_commands_answered_by_error_lines_are_sent_again(found: list[bool], moved: set[int], sizes: list[int]) -> None:
+    there, job, pending = np.array(found), Job(len(found)), [0]
+    served: list[int] = []
+    commands = job.commands
+    while pending:
+        node = NodeCommands(address=Address("here", 1), commands=[PendingCommand(0, command) for command in commands])
+        requests = job.requests(commands, one_by_one=True)
+        replies = [
+            b"-MOVED 7 there:2\r\n" if command.bucket in moved else reply
+            for command, reply in zip(commands, job.replies(commands, there), strict=True)
+        ]
+        data = b"".join(replies)
+        accepts = [partial(node.accept, request.accept) for request in requests]
+        assert receive(accepts, data, sizes) == (len(data), len(requests))
+        assert [command.command.bucket in moved for command in node.redirected] == [True] * len(node.redirected)
+        served += [command.bucket for command in commands if command.bucket not in moved]
+        commands = [command.command for command in node.unserved()]
+        pending, moved = [command.bucket for command in commands], set()
+    assert sorted(served) == sorted(command.bucket for command in job.commands)
+    assert job.is_read(there)

@@ -83,6 +83,7 @@ def decode(
                 found = [True] * (part.stop - len(rows)) if part.found is None else part.found.tolist()
                 for here in found:
                     rows.append((value := next(values))["row"].tobytes() + value["check"].tobytes() if here else None)
+                assert next(values, None) is None
                 position = part.end
         except StoreError:
             return rows, None
@@ -218,3 +219,14 @@ def test_an_error_line_may_arrive_in_parts_and_has_its_position() -> None:
     with pytest.raises(ErrorReply) as caught:
         replies.decode(buffer, part.end, len(data))
     assert (caught.value.line, caught.value.start, caught.value.end) == ("ERR no", part.end, len(data))
+
+
+def test_an_error_line_within_a_reply_is_no_answer_to_a_command() -> None:
+    """A cluster client would take it for a redirection."""
+    replies, data = RowReplies(RowFormat(value_dtype(4)), np.array([2])), b"*2\r\n$-1\r\n-MOVED 7 there:1\r\n"
+    buffer = np.frombuffer(data, np.uint8)
+    part = replies.decode(buffer, 0, len(data))
+    assert part is not None
+    with pytest.raises(StoreError, match="MOVED 7 there:1, within a reply") as caught:
+        replies.decode(buffer, part.end, len(data))
+    assert not isinstance(caught.value, ErrorReply)
