@@ -24,7 +24,7 @@ from bagpipe.store.redis.row_codecs import runs_of
 from bagpipe.store.redis.row_replies import Part, RowFormat, RowReplies
 from bagpipe.store.row_checksum import check_words, value_dtype
 
-__all__ = ["ReadCodec", "ReadGroup", "fill_group"]
+__all__ = ["ReadCodec", "ReadGroup", "damaged_rows", "fill_group"]
 
 #: Bytes of fields encoded at a time, and decoded as one run.
 _RUN_BYTES = 256 << 10
@@ -158,10 +158,20 @@ class _RunReader:
         return self._num_ended - before
 
 
+def damaged_rows(group: ReadGroup) -> NDArray[np.intp]:
+    """Positions of found rows that do not match their check words, intp ``[any]``, ascending."""
+    if not group.damaged:
+        return np.empty(0, np.intp)
+    some = np.unique(np.concatenate(group.damaged))
+    words = check_words(group.routed.tables[some], group.routed.ids[some], group.rows[some])
+    wrong: NDArray[np.intp] = some[(words != group.checks[some]) & group.found[some]]
+    return wrong
+
+
 def fill_group(group: ReadGroup, order: NDArray[np.intp], part: Part) -> None:
     """Store some decoded rows and compare their check words. `order`: their positions in the group."""
+    group.found[order] = True if part.found is None else part.found  # an earlier attempt can have missed it
     if part.found is not None:
-        group.found[order] = part.found
         order = order[part.found]
     records = part.records
     group.rows[order] = records["row"]

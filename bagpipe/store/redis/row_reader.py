@@ -17,7 +17,7 @@ from bagpipe.store.interface import ReadResult
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.cluster_client import ClusterClient
-from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
+from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup, damaged_rows
 from bagpipe.store.redis.servers import Server
 from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.row_checksum import as_voids
@@ -90,11 +90,11 @@ class RowReader:
         return results
 
     def _check_rows(self, group: ReadGroup) -> None:
-        """Raise CorruptRowError if a row did not match its check word."""
-        if not group.damaged:
+        """Raise CorruptRowError if a row does not match its check word."""
+        wrong = damaged_rows(group)
+        if not len(wrong):
             return
-        routed, wrong = group.routed, np.unique(np.concatenate(group.damaged))
-        first = int(wrong[0])
+        routed, first = group.routed, int(wrong[0])
         table, row_id = routed.tables[first], routed.ids[first]
         bucket = int(bucket_of(routed.tables[first : first + 1], routed.ids[first : first + 1], self._num_buckets)[0])
         raise CorruptRowError(

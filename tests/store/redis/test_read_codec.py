@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.keys import bucket_key
 from bagpipe.store.redis.cluster_routing import Address, NodeCommands, PendingCommand
-from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
+from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup, damaged_rows
 from bagpipe.store.redis.request_pipeline import Accept, Accepted, Request
 from bagpipe.store.redis.routing import BucketCommand, Router, servers_of_buckets
 from bagpipe.store.redis.row_codecs import max_command_rows
@@ -64,8 +64,7 @@ class Job:
         assert (group.found == there).all()
         assert (group.rows[there] == self.rows[there]).all()
         assert (group.checks[there] == self.checks[there]).all()
-        damaged = sorted(at for part in group.damaged for at in part.tolist())
-        return damaged == (np.flatnonzero(there[::5]) * 5).tolist()
+        return damaged_rows(group).tolist() == (np.flatnonzero(there[::5]) * 5).tolist()
 
 
 def receive(accepts: Sequence[Accept], data: bytes, sizes: Sequence[int]) -> tuple[int, int]:
@@ -123,3 +122,20 @@ def test_commands_answered_by_error_lines_are_sent_again(found: list[bool], move
         pending, moved = [command.bucket for command in commands], set()
     assert sorted(served) == sorted(command.bucket for command in job.commands)
     assert job.is_read(there)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_second_attempt_starts_anew(one_by_one: bool) -> None:
+    """The connection broke within a reply. Meanwhile rows were written, removed and replaced."""
+    job = Job(400)
+    first, second = np.arange(400) % 3 > 0, np.arange(400) >= 100
+    wrong, job.checks = job.checks, job.checks + np.uint64(7)
+    data = b"".join(job.replies(job.commands, first))
+    accepts = [request.accept for request in job.requests(job.commands, one_by_one=one_by_one)]
+    receive(accepts, data[: len(data) * 3 // 4], [])
+    assert len(damaged_rows(job.group)) > 100
+    job.checks = wrong
+    data = b"".join(job.replies(job.commands, second))
+    accepts = [request.accept for request in job.requests(job.commands, one_by_one=one_by_one)]
+    assert receive(accepts, data, []) == (len(data), len(accepts))
+    assert job.is_read(second)
