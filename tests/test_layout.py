@@ -59,7 +59,6 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/store/interface.py": "tests/store",
     "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
     "bagpipe/store/memory/ledger.py": "tests/store/test_conformance.py",
-    "bagpipe/store/redis/row_reader.py": "tests/store/test_conformance.py",
     "bagpipe/store/redis/ledger_scripts.py": "tests/store/redis/test_ledger.py",
     "bagpipe/store/memory/table.py": "tests/store/memory/test_store.py",
     **{

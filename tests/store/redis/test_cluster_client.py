@@ -110,30 +110,6 @@ def test_a_slot_that_moves_step_by_step(redis_cluster: ClusterNodes, namespace: 
         nodes.move(slot, target, source)
 
 
-def test_several_slots_that_move_at_once(redis_cluster: ClusterNodes, namespace: str) -> None:
-    """Replies of one node, between whose rows some commands are redirected; then ASKING before each of several."""
-    nodes, slots = redis_cluster, [key_slot(bucket_key(namespace, bucket)) for bucket in range(NUM_BUCKETS)]
-    source = nodes.owner_of(slots[0])
-    target = next(node for node in nodes.masters if node is not source)
-    moving = sorted({slot for slot in slots if nodes.owner_of(slot) is source})[::2]
-    with opened(nodes, namespace) as store:
-        store.write(0, IDS[:300], rows_of(0)[:300])
-        try:
-            for slot in moving:
-                nodes.begin_move(slot, source, target)
-                nodes.move_keys(slot, source, target)
-            result = store.read(0, IDS)
-            assert store.statistics().asked == len(moving)
-            assert result.found.tolist() == (IDS < 300).tolist()
-            assert (result.rows[:300] == rows_of(0)[:300]).all()
-            store.write(0, IDS, rows_of(1))
-            assert (store.read(0, IDS).rows == rows_of(1)).all()
-        finally:
-            for slot in moving:
-                nodes.end_move(slot, target)
-                nodes.move(slot, target, source)
-
-
 def test_resharding_while_rows_are_read_and_written(redis_cluster: ClusterNodes, namespace: str) -> None:
     """One thread writes versions and another reads while slots move: versions never go back, none is lost."""
     nodes, done = redis_cluster, threading.Event()
