@@ -143,18 +143,20 @@ class Uploader:
 
 
 def _joined(parts: Sequence[Rows]) -> Rows | None:
-    """The array whose consecutive rows the parts are; None: they are apart, or copies."""
+    """The array whose consecutive rows the parts are; None: they are apart, copies, or not whole rows."""
     parts = [part for part in parts if len(part)]  # the address of an empty one means nothing
-    base, end = parts[0].base, parts[0].ctypes.data
-    if base is None or base.ndim != 2 or base.dtype != parts[0].dtype or not base.flags.carray:
+    base, start = parts[0].base, parts[0].ctypes.data
+    if not isinstance(base, np.ndarray) or base.ndim != 2 or not base.flags.carray:
         return None
+    end = start
     for part in parts:
-        if part.base is not base or part.ctypes.data != end:
+        is_whole = part.base is base and part.dtype == base.dtype and part.shape[1] == base.shape[1]
+        if not is_whole or not part.flags.c_contiguous or part.ctypes.data != end:
             return None
         end += part.nbytes
-    first = (parts[0].ctypes.data - base.ctypes.data) // base.strides[0]
+    first, rest = divmod(start - base.ctypes.data, base.strides[0])
     whole: Rows = base[first : first + sum(map(len, parts))]
-    return whole
+    return None if rest else whole
 
 
 class StagedUploader(Uploader):
