@@ -34,7 +34,7 @@ class _IdSet:
         self._num_sorted = self.num_rows = 0
 
     def add(self, ids: Ids) -> None:
-        self._unsorted.append(ids)
+        self._unsorted.append(ids.copy())  # a view of a batch's ids would keep the whole batch in memory
         self.num_rows += len(ids)
         if self.num_rows - self._num_sorted > max(_MIN_UNSORTED, self._num_sorted // 4):
             self.sort()

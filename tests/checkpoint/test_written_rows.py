@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,3 +38,13 @@ def test_rows_written_again_take_no_more_room() -> None:
     for _ in range(1000):
         written.add(0, np.arange(40, dtype=np.int64))
     assert written.contains(1, np.arange(10, dtype=np.int64)).all()
+
+
+def test_a_batch_is_not_kept_for_the_ids_of_one_table() -> None:
+    """The ids of a write are a view of its batch's memory, which is much more."""
+    written, batch = WrittenRows(), np.arange(1000, dtype=np.int64)
+    written.add(0, batch[:3])
+    kept = weakref.ref(batch)
+    del batch
+    assert kept() is None
+    assert written.contains(0, np.arange(5, dtype=np.int64)).tolist() == [True, True, True, False, False]
