@@ -6,6 +6,7 @@ ShardedParameters   each rank has a share of the optimizer's state, gradients or
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -124,21 +125,38 @@ class WholeParameters(DenseParameters):
         self.model = model
         self.optimizer = optimizer
         self._replicas = replicas
-        self._named = tuple(model.named_parameters())
+        self._read()
 
     def begin(self) -> None:
-        # Once per run: a walk over a model's modules costs as much as a small layer.
+        self._read()
+
+    def _read(self) -> None:
         self._named = tuple(self.model.named_parameters())
+        self._stepped = self._of_optimizer()
+
+    def _of_optimizer(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
+        """Names and parameters of the model.
+
+        A walk over a model's modules costs as much as a small layer. So they are read once per run, and again when the
+        optimizer steps others: a user can replace or add some between two batches.
+        """
+        now = self._of_optimizer()
+        if len(now) != len(self._stepped) or any(map(operator.is_not, now, self._stepped)):
+            self._read()
+        return self._named
 
     def reduce(self, *, is_bad: bool | None) -> bool:
         return self._replicas is not None and self._replicas.reduce(is_bad=is_bad)
 
     @property
     def stepped(self) -> Iterable[nn.Parameter]:
-        return (parameter for _, parameter in self._named)
+        return (parameter for _, parameter in self._parameters())
 
     def gradients(self) -> Iterable[tuple[str, Tensor]]:
-        for name, parameter in self._named:
+        for name, parameter in self._parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad
 
