@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.agreement import PROTOCOL_VERSION, first_difference
+from bagpipe.client.agreement import MAX_CREDITS, PROTOCOL_VERSION, first_difference
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec, slots_of
@@ -23,7 +23,6 @@ from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES
 from bagpipe.types.schema import DataSchema
 
 __all__ = [
-    "MAX_CREDITS",
     "MAX_RANKS",
     "PhaseRequest",
     "check_hello",
@@ -35,7 +34,6 @@ __all__ = [
 
 #: Larger requests are errors or attacks: these bound what the cacher allocates for a job.
 MAX_RANKS = 1024
-MAX_CREDITS = 1024
 #: Tables that read the same feature, such as those of FinalMLP's gates: each is planned like a feature of its own.
 MAX_TABLES_PER_FEATURE = 16
 _MAX_NAME_LENGTH = 200

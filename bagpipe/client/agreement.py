@@ -17,6 +17,7 @@ from bagpipe.config.sections import Config
 
 __all__ = [
     "MAX_CACHER_MESSAGE_BYTES",
+    "MAX_CREDITS",
     "MAX_IDS_BYTES",
     "MAX_PLAN_BYTES",
     "MAX_TRAINER_MESSAGE_BYTES",
@@ -41,6 +42,9 @@ MAX_CACHER_MESSAGE_BYTES = 1 << 30
 MAX_IDS_BYTES = 1 << 28
 MAX_PLAN_BYTES = 1 << 30
 
+#: Most credits of a rank: what a cacher holds for it is bounded.
+MAX_CREDITS = 1024
+
 #: Small batches: a rank's credits are worth so many examples, in at most so many batches more than it needs.
 _CREDIT_EXAMPLES, _MAX_SPARE_CREDITS = 4_096, 32
 
@@ -62,8 +66,8 @@ class Difference:
 
 def credits_for(config: Config) -> int:
     """Batches in transit to a trainer or waiting there, at most: what it reads ahead, and more of small ones."""
-    small = -(-_CREDIT_EXAMPLES // config.data.batch_size)
-    return config.cache.read_ahead + min(max(0, small - config.cache.read_ahead), _MAX_SPARE_CREDITS)
+    ahead, small = config.cache.read_ahead, -(-_CREDIT_EXAMPLES // config.data.batch_size)
+    return ahead + max(0, min(small - ahead, _MAX_SPARE_CREDITS, MAX_CREDITS - ahead))
 
 
 def batches_per_message(credits: int) -> int:

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.client.agreement import Difference, first_difference, settings_of
-from bagpipe.config.sections import Config, DataConfig
+from bagpipe.client.agreement import (
+    MAX_CREDITS,
+    Difference,
+    batches_per_message,
+    credits_for,
+    first_difference,
+    settings_of,
+)
+from bagpipe.config.sections import CacheConfig, Config, DataConfig
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
@@ -48,3 +55,14 @@ def test_the_first_difference(first: object, second: object, path: str, shown: t
 def test_every_data_key_counts_but_the_parser_processes() -> None:
     keys = {key for key in settings_of(Config()) if key.startswith("data.")}
     assert keys == {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} - {"data.workers"}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "prefetch_depth", "credits", "together"),
+    [(4_096, 4, 6, 1), (512, 4, 8, 2), (64, 4, 38, 9), (1, 1, 35, 8), (1, 1_000, MAX_CREDITS, 256)],
+)
+def test_small_batches_have_more_credits(batch_size: int, prefetch_depth: int, credits: int, together: int) -> None:
+    """As many as a cacher accepts, however far a rank reads ahead."""
+    cache = CacheConfig(prefetch_depth=prefetch_depth)
+    found = credits_for(Config(data=DataConfig(batch_size=batch_size), cache=cache))
+    assert (found, batches_per_message(found)) == (credits, together)
