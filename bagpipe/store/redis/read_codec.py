@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,24 @@ class ReadGroup:
     damaged: list[NDArray[np.intp]] = field(default_factory=list)
 
 
+class SentRows(NamedTuple):
+    """Rows in sending order.
+
+    Attributes:
+        order: positions in the group, intp ``[n]``.
+        tables: table numbers, uint32 ``[n]``.
+        ids: ids, int64 ``[n]``.
+    """
+
+    order: NDArray[np.intp]
+    tables: NDArray[np.uint32]
+    ids: NDArray[np.int64]
+
+    def part(self, which: slice | NDArray[np.bool_]) -> SentRows:
+        """Some of the rows."""
+        return SentRows(self.order[which], self.tables[which], self.ids[which])
+
+
 class ReadCodec:
     """HMGET requests whose replies fill a `ReadGroup`.
 
@@ -75,8 +94,11 @@ class ReadCodec:
         for run in runs_of(commands, self._encoder.record_bytes, _RUN_BYTES, _RUN_BYTES):
             first_row = run[0].start
             order = group.routed.order[first_row : run[-1].stop]
-            data = self._encoder.encode(group.routed.tables.take(order), group.routed.ids.take(order)).tobytes()
-            reader = _RunReader(group, row_format, run, order, one_by_one=self._one_by_one)
+            if not group.found.all():  # other rows are missing, or an earlier attempt has missed some of these
+                group.found[order] = True
+            sent = SentRows(order, group.routed.tables.take(order), group.routed.ids.take(order))
+            data = self._encoder.encode(sent.tables, sent.ids).tobytes()
+            reader = _RunReader(group, row_format, run, sent, one_by_one=self._one_by_one)
             yield self._requests(run, reader, data)
 
     def _requests(self, run: Sequence[BucketCommand], reader: _RunReader, data: bytes) -> list[Request]:
@@ -103,7 +125,7 @@ class _RunReader:
         group: to be filled.
         row_format: of its rows.
         run: consecutive commands.
-        order: positions in the group of the run's rows, intp ``[rows of the run]``.
+        sent: the run's rows.
         one_by_one: a request has one command.
 
     Attributes:
@@ -116,13 +138,13 @@ class _RunReader:
         group: ReadGroup,
         row_format: RowFormat,
         run: Sequence[BucketCommand],
-        order: NDArray[np.intp],
+        sent: SentRows,
         *,
         one_by_one: bool,
     ) -> None:
         self._group = group
         self._replies = replies = RowReplies(row_format, np.array([stop - start for _, start, stop, _ in run]))
-        self._order = order
+        self._sent = sent
         self._num_ended = 0
         numbers = np.arange(len(run)) if one_by_one else replies.ends // _REQUEST_BYTES
         last = np.append(np.flatnonzero(numbers[1:] != numbers[:-1]), len(run) - 1)
@@ -140,7 +162,7 @@ class _RunReader:
         position, first = start, self._replies.row
         try:
             while (part := self._replies.decode(buffer, position, end)) is not None:
-                fill_group(self._group, self._order[first : part.stop], part)
+                fill_group(self._group, self._sent.part(slice(first, part.stop)), part)
                 position, first = part.end, part.stop
         except ErrorReply:
             num_ended = self._count_ended()
@@ -168,15 +190,14 @@ def damaged_rows(group: ReadGroup) -> NDArray[np.intp]:
     return wrong
 
 
-def fill_group(group: ReadGroup, order: NDArray[np.intp], part: Part) -> None:
-    """Store some decoded rows and compare their check words. `order`: their positions in the group."""
-    group.found[order] = True if part.found is None else part.found  # an earlier attempt can have missed it
+def fill_group(group: ReadGroup, sent: SentRows, part: Part) -> None:
+    """Store some decoded rows and compare their check words. `sent`: the part's rows."""
     if part.found is not None:
-        order = order[part.found]
-    records = part.records
+        group.found[sent.order] = part.found
+        sent = sent.part(part.found)
+    records, order = part.records, sent.order
     group.rows[order] = records["row"]
     group.checks[order] = records["check"]
-    routed = group.routed
-    wrong = check_words(routed.tables.take(order), routed.ids.take(order), records["row"]) != records["check"]
+    wrong = check_words(sent.tables, sent.ids, records["row"]) != records["check"]
     if wrong.any():
         group.damaged.append(order[wrong])
