@@ -235,10 +235,10 @@ class ClusterClient(Generic[G]):
         for run in _runs(node.commands):
             for frame in codec.frames(groups[run[0].group], [command.command for command in run]):
                 requests = []
-                for request in frame:
+                for pieces, max_reply_bytes, accept in frame:
                     if next(commands).is_asking:
                         requests.append(Request((_ASKING,), 5, decode_ok))
-                    requests.append(request._replace(accept=partial(node.accept, request.accept)))
+                    requests.append(Request(pieces, max_reply_bytes, partial(node.accept, accept)))
                 yield requests
 
     def _pause(

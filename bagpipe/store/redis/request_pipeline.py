@@ -188,7 +188,11 @@ class RequestPipeline:
             raise kind(f"{self.link.endpoint}: {error}") from None
         if after is None:
             return False
-        self._start, num_requests = after if isinstance(after, Accepted) else (after, 1)
+        if not isinstance(after, Accepted):
+            self._start = after
+            self._promised_bytes -= self._expected.popleft().max_reply_bytes
+            return True
+        self._start, num_requests = after
         if num_requests > len(self._expected):
             raise StoreError(f"{self.link.endpoint}: answered {num_requests - len(self._expected)} requests in advance")
         for _ in range(num_requests):

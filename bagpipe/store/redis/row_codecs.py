@@ -22,7 +22,7 @@ from bagpipe.store.fencing.writer_logs import LogEntries
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE
 from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
 from bagpipe.store.redis.request_pipeline import Frame, Request
-from bagpipe.store.redis.resp_rows import CommandHeaders, RowEncoder, decode_hsets, hset_header
+from bagpipe.store.redis.resp_rows import CommandHeaders, RowEncoder, decode_hset, decode_hsets, hset_header
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.util.failpoints import hit
 
@@ -139,6 +139,10 @@ class WriteCodec:
         encoder, at_once = self._encoder(group), self._max_request_commands
         for run in runs_of(commands, encoder.record_bytes, _FIRST_BYTES, _RUN_BYTES):
             _, bodies = self._encode(group, encoder, run)
+            if at_once == 1:
+                yield [self._single(command, body) for command, body in zip(run, bodies, strict=True)]
+                hit("mid-write-back")
+                continue
             requests = []
             for start in range(0, len(run), at_once):
                 commands_of, pieces = run[start : start + at_once], list[Piece]()
@@ -149,6 +153,13 @@ class WriteCodec:
                 requests.append(Request(_joined(pieces), _HSET_REPLY_BYTES * len(counts), accept))
             yield requests
             hit("mid-write-back")
+
+    def _single(self, command: BucketCommand, body: memoryview) -> Request:
+        bucket, first, stop, _ = command
+        header, accept = self._headers.of(bucket, stop - first), partial(decode_hset, num_rows=stop - first)
+        if len(body) < _SHORT_BYTES:
+            return Request((memoryview(header + body),), _HSET_REPLY_BYTES, accept)
+        return Request((memoryview(header), body), _HSET_REPLY_BYTES, accept)
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_request_commands
