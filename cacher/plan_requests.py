@@ -95,7 +95,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
     if sorted(value) != sorted(names):
         raise InputError(f"oracle spec: expected {', '.join(names)}, got {', '.join(map(repr, value))[:200]}")
     table_rows = tuple(
-        None if rows is None else _number("rows of a table", rows, 0, (1 << 63) - 1)
+        None if rows is None else _number("rows of a table", rows, 1, (1 << 63) - 1)
         for rows in _list("table_rows", value["table_rows"], 1, MAX_FEATURES)
     )
     features = []

@@ -58,9 +58,15 @@ class _WideIds:
 
 
 class Indexer:
-    """Indexes batches. Reuses its scratch arrays, because fresh pages cost as much as the arithmetic."""
+    """Indexes batches. Reuses its scratch arrays, because fresh pages cost as much as the arithmetic.
+
+    Raises:
+        InputError: a table of no rows.
+    """
 
     def __init__(self, spec: OracleSpec) -> None:
+        if 0 in spec.table_rows:
+            raise InputError(f"expected tables of at least 1 row, got 0 in table number {spec.table_rows.index(0)}")
         self.spec = spec
         self._last_ids = np.array([_ANY_ID if rows is None else rows - 1 for rows in spec.table_rows], dtype=np.uint64)
         self._features = np.array([ref.feature for ref in spec.features], dtype=np.int64)

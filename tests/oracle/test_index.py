@@ -87,3 +87,8 @@ def test_a_batch_without_ids() -> None:
 def test_an_id_outside_its_table(bad: int) -> None:
     with pytest.raises(InputError, match=rf"table number 1: expected ids in \[0, 4\), got {bad}"):
         Indexer(spec_of(None, 4)).index(make_batch(0, [[[9]], [[bad]]]))
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^expected tables of at least 1 row, got 0 in table number 1$"):
+        Indexer(spec_of(4, 0))
