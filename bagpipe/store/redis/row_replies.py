@@ -181,27 +181,29 @@ class RowReplies:
         return self._command < len(self._firsts) and bool(self._firsts[self._command] == self.row)
 
     def _all_found(self, start: int, end: int) -> Part | None:
-        """The complete records; None if there is none, or if one is not a found row's."""
+        """The complete records before an error line; None if there is none, or if one is not a found row's."""
         base, record_bytes = start - self._decoded_bytes, self._format.record_bytes
         stop = int(self._starts.searchsorted(end - base - record_bytes, "right"))
         if stop == self.row:
             return None
+        commands = slice(self._command, int(self._firsts.searchsorted(stop)))
+        matching = self._matching_headers(commands, self._heads[commands] + base)
+        if not matching.all():  # an error line is in place of a reply, or a row is missing before it
+            stop = int(self._firsts[self._command + int(matching.argmin())])
+            if stop == self.row:
+                return None
         starts = self._starts[self.row : stop] + base
         records = self._gather(starts)
-        commands = slice(self._command, int(self._firsts.searchsorted(stop)))
-        if not self._format.all_found(records) or not self._are_headers(commands, self._heads[commands] + base):
-            return None
-        return Part(int(starts[-1]) + record_bytes, stop, records, None)
+        return Part(int(starts[-1]) + record_bytes, stop, records, None) if self._format.all_found(records) else None
 
     def _gather(self, starts: NDArray[np.int64]) -> NDArray[np.void]:
         """A copy of the records at these offsets."""
         return self._records[starts].view(self._format.record)
 
-    def _are_headers(self, commands: slice, heads: NDArray[np.int64]) -> bool:
-        """Whether the replies of these commands start at these offsets, each followed by a record."""
-        if commands.start == commands.stop:
-            return True
-        return bool(((self._anywhere[heads] & self._masks[commands]) == self._words[commands]).all())
+    def _matching_headers(self, commands: slice, heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these commands' replies starts at its offset, followed by a record: bool ``[commands]``."""
+        matching: NDArray[np.bool_] = (self._anywhere[heads] & self._masks[commands]) == self._words[commands]
+        return matching
 
     def _is_begun(self, buffer: Bytes, start: int, end: int) -> bool:
         """Whether the first record is an incomplete one of a found row: there is nothing to decode yet."""
@@ -243,7 +245,7 @@ class RowReplies:
         commands = slice(self._command, int(self._firsts.searchsorted(stop)))
         firsts = self._firsts[commands] - self.row
         sizes = np.where(found[firsts], record_bytes, len(_MISSING)) + self._lengths[commands]
-        if not self._format.all_found(records) or not self._are_headers(commands, ends[firsts] - sizes):
+        if not self._format.all_found(records) or not self._matching_headers(commands, ends[firsts] - sizes).all():
             return None
         return Part(int(ends[-1]), stop, records, found)
 
