@@ -107,6 +107,8 @@ class ShapedServer:
         run_command(
             "ip", "link", "add", _OUR_INTERFACE, "type", "veth", "peer", "name", _SERVER_INTERFACE, "netns", name
         )
+        # Before the namespace: its own end of the link is removed some time after it, and the next link has its name.
+        stack.callback(run_command, "ip", "link", "del", _OUR_INTERFACE)
         run_command("ip", "address", "add", f"{_HOST_ADDRESS}/30", "dev", _OUR_INTERFACE)
         run_command("ip", "link", "set", _OUR_INTERFACE, "up")
         run_command(*inside, "ip", "address", "add", f"{_SERVER_ADDRESS}/30", "dev", _SERVER_INTERFACE)
