@@ -167,8 +167,7 @@ class EvictionQueue:
                 self._put_back(last.cut(num_met)[1])
                 current = current[:count]
             slots = slots.take(current)
-            self._priority_of_slot[slots] = _NOT_QUEUED
-            self._push_of_slot[slots] = _NOT_PUSHED
+            self.remove(slots)
             popped.append(slots)
             count -= slots.shape[0]
         return np.concatenate(popped) if popped else np.empty(0, dtype=np.int64)

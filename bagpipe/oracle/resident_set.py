@@ -255,9 +255,7 @@ class ResidentSet:
 
     def _take_earlier(self, count: int, spared: NDArray[np.int64]) -> NDArray[np.int64]:
         """The `count` slots, but for the spared ones, whose rows are needed last; none if there are fewer."""
-        others = self._state.handle[: self._num_slots] >= 0
-        others[spared] = False
-        slots = np.flatnonzero(others)
+        slots = self._all_but(spared)
         if count <= 0 or slots.shape[0] < count:
             return slots[:0]
         next_use = self._state.next_use.take(slots)
@@ -269,8 +267,12 @@ class ResidentSet:
     def _enqueue_all_but(self, spared: NDArray[np.int64]) -> None:
         """Queue every resident row except the spared ones. Idle rows are queued already."""
         self._horizon //= 2
-        others = self._state.handle[: self._num_slots] >= 0
-        others[spared] = False
-        slots = np.flatnonzero(others)
+        slots = self._all_but(spared)
         slots = slots[~self._queue.is_queued(slots)]
         self._queue.push(slots, self._state.next_use[slots])
+
+    def _all_but(self, spared: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of all resident rows except the spared ones, ascending."""
+        others = self._state.handle[: self._num_slots] >= 0
+        others[spared] = False
+        return np.flatnonzero(others)
