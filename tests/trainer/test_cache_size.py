@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ BATCHES = [
 ]
 
 
-def _ends(**settings: object) -> tuple[tuple[str, str], int]:
+def _ends(**settings: Any) -> tuple[tuple[str, str], int]:
     """Digests of a job on the batches, and the slots that its cache has used."""
-    plain = PlainSettings(schema=_schema(), lookahead=2, **settings)  # type: ignore[arg-type] # by name
+    plain = PlainSettings(schema=_schema(), lookahead=2, **settings)
     with PlainJob(plain) as job:
         job.train(BATCHES)
         return job.digests(), job.cache.num_slots_used
