@@ -27,6 +27,7 @@ from bagpipe.checkpoint.row_file import (
     take_records,
 )
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.distinct_ids import distinct_ids
 
 __all__ = ["CHUNK_BYTES", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
 
@@ -110,7 +111,7 @@ def merged_ids(files: Sequence[SortedFile], table: int) -> Iterator[NDArray[np.i
     """The ids of a table, ascending, distinct, in chunks of up to `CHUNK_BYTES` (of records)."""
     for spans in _spans(files, table, CHUNK_BYTES):
         ids = [files[span.file].of(table)["id"][span.first : span.end] for span in spans]
-        yield np.unique(np.concatenate(ids)) if len(ids) > 1 else np.ascontiguousarray(ids[0])
+        yield distinct_ids(ids) if len(ids) > 1 else np.ascontiguousarray(ids[0])
 
 
 def merge_files(

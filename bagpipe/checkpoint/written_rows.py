@@ -14,6 +14,8 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.util.distinct_ids import distinct_ids
+
 __all__ = ["MAX_ROWS", "WrittenRows"]
 
 #: Maximum number of remembered rows: 128 MiB.
@@ -42,11 +44,11 @@ class _IdSet:
     def sort(self) -> None:
         """Sort and deduplicate the new ids, so that `num_rows` counts each row once per run."""
         if self._unsorted:
-            self._runs.append(_distinct(self._unsorted))
+            self._runs.append(distinct_ids(self._unsorted))
             self._unsorted = []
             while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
                 smaller = self._runs.pop()
-                self._runs[-1] = _distinct([self._runs[-1], smaller])
+                self._runs[-1] = distinct_ids([self._runs[-1], smaller])
             self._num_sorted = self.num_rows = sum(map(len, self._runs))
 
     def contains(self, ids: Ids) -> NDArray[np.bool_]:
@@ -56,15 +58,6 @@ class _IdSet:
             positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
             found |= run[positions] == ids
         return found
-
-
-def _distinct(parts: list[Ids]) -> Ids:
-    """The ids, sorted, each once. A sort of integers is faster than `numpy.unique`, which hashes them first."""
-    ids = np.concatenate(parts)
-    ids.sort()
-    is_first = np.ones(len(ids), dtype=np.bool_)
-    np.not_equal(ids[1:], ids[:-1], out=is_first[1:])
-    return ids[is_first]
 
 
 class WrittenRows:

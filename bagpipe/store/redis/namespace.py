@@ -33,6 +33,7 @@ from bagpipe.store.redis.server_checks import (
 from bagpipe.store.redis.servers import KeyCommand
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.distinct_ids import distinct_ids
 
 __all__ = ["Backend", "Namespace"]
 
@@ -196,7 +197,7 @@ class Namespace:
                     for pairs in session.run(key, partial(_scan, key=key)):
                         parts.append(pairs["id"][pairs["table"] == table].astype(np.int64))
         # HSCAN can return a field twice while the hash grows.
-        return np.unique(np.concatenate(parts))
+        return distinct_ids(parts)
 
     def _keys(self, number: int) -> list[bytes]:
         """Keys of a backend's buckets."""
