@@ -19,6 +19,7 @@ from typing import Self
 from bagpipe.client.agreement import settings_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment, module_of
 
 __all__ = ["EmbeddedCacher"]
@@ -85,6 +86,7 @@ class EmbeddedCacher:
                     # Only the trainer handles signals to its process group (Ctrl-C).
                     process_group=0,
                 )
+                lower_process_priority(self._process)
             finally:
                 os.close(write_end)
             said = ready.read()

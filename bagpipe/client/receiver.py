@@ -26,6 +26,7 @@ from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.priority import lower_thread_priority
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
 
@@ -178,6 +179,7 @@ class Receiver:
     # The receiver thread.
 
     def _receive(self) -> None:
+        lower_thread_priority()  # gRPC's threads, which begin here, inherit it
         try:
             self._keep_connected()
         except (InputError, JobError) as error:

@@ -24,6 +24,7 @@ from bagpipe.lookahead.planning import in_order
 from bagpipe.lookahead.protocol import SLACK, requested_plans
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
+from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment
 
 __all__ = ["RING_BYTES", "PlannerProcess"]
@@ -132,6 +133,7 @@ class PlannerProcess(WindowPlanner):
                 process_group=0,  # a terminal's Ctrl-C is for the training process
                 env={**module_environment(), "OPENBLAS_NUM_THREADS": "1"},
             )
+            lower_process_priority(process)
             self._link = link = Link(
                 read_fd=read_fd,
                 write_fd=write_fd,

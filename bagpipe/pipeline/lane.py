@@ -23,6 +23,7 @@ from bagpipe.pipeline.free_order import FreeOrder, LaneOrder
 from bagpipe.pipeline.report import LaneReport, StepTimes
 from bagpipe.pipeline.stream import Event, Stream
 from bagpipe.pipeline.trace import Trace
+from bagpipe.util.priority import lower_thread_priority
 
 __all__ = ["EndOfBatches", "EventRing", "Lane"]
 
@@ -83,6 +84,7 @@ class Lane:
     ) -> None:
         self.name = plan.resource.name
         self.stream = stream
+        self._is_background = plan.resource.kind != "gpu"
         self.gate = threading.Lock()
         self._number = number
         self._plan = plan
@@ -107,7 +109,9 @@ class Lane:
         self._at, self._index = "turn ", self._turn
 
     def main(self) -> None:
-        """Walk to the end of the data, or to an error of any lane."""
+        """Walk to the end of the data, or to an error of any lane, as the body of a thread."""
+        if self._is_background:
+            lower_thread_priority()
         with self._leaving(), self.stream.current():
             while self._take_turn():
                 pass

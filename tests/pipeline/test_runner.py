@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.program import Edge
+from bagpipe.util.priority import BACKGROUND_NICENESS
 from tests.pipeline.loops import Gates, Tape, loops
 from tests.pipeline.small_loop import HAZARDS, LANES, LOOP, OPS, handlers, nothing, until
 
@@ -118,6 +121,26 @@ def test_lanes_overlap() -> None:
             raise EndOfBatches
 
     Runner(loop, handlers(**{**met, "X_READ": read}), {**HAZARDS, "evict_after": lambda b: -1}).run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux only")
+def test_lanes_beside_the_one_that_computes_have_a_lower_priority() -> None:
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness: dict[str, int] = {}
+
+    def note(op: str) -> Callable[[int], None]:
+        def handler(batch: int) -> None:
+            niceness[op] = os.getpriority(os.PRIO_PROCESS, 0) - here
+            if op == "X_READ" and batch == 3:
+                raise EndOfBatches
+
+        return handler
+
+    Runner(LOOP, handlers(**{op: note(op) for op in OPS}), HAZARDS).run()
+    lower = min(BACKGROUND_NICENESS, 19 - here)
+    compute = {template.op for template in LOOP.lanes["compute"]}
+    assert niceness == {op: 0 if op in compute else lower for op in OPS}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == here, "of the calling thread"
 
 
 def test_capacity_bounds_how_far_lanes_run_ahead() -> None:

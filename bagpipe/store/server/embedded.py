@@ -28,6 +28,7 @@ from typing import IO, Any, Self
 from urllib.parse import quote
 
 from bagpipe.errors import InputError, StoreError
+from bagpipe.util.priority import lower_process_priority
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -216,7 +217,7 @@ class EmbeddedServer:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*launcher, str(binary), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -225,6 +226,8 @@ class EmbeddedServer:
             # A terminal sends Ctrl-C to the whole process group; the server must outlive the job's last write-back.
             process_group=0,
         )
+        lower_process_priority(process)
+        return process
 
     def _await_ready(self, process: subprocess.Popen[bytes], binary: Path) -> None:
         """Wait for a reply to PING; stop waiting if the server dies."""
