@@ -15,6 +15,7 @@ from benchmarks.harness.benchmark import Values
 from benchmarks.harness.plot import log_log, panels
 from benchmarks.harness.processor_use import MAX_OTHER_CORES
 from benchmarks.harness.report import table
+from benchmarks.harness.thread_times import BUDGET, budget, median_budget
 from benchmarks.overlap.grid import Cell, Record
 from benchmarks.overlap.trial import Trial
 from benchmarks.overlap.workload import WORKLOADS, Workload
@@ -35,6 +36,7 @@ class CellSummary:
         hit_rate: share of unique rows found in the cache.
         rows_fetched, received_bytes, sent_bytes: per step.
         own_cores, other_cores: cores used by the job, and by other jobs (maximum over repeats).
+        processor_ms: processor time of a step by part.
         runs: repeats that count.
     """
 
@@ -52,6 +54,7 @@ class CellSummary:
     sent_bytes: float
     own_cores: float
     other_cores: float
+    processor_ms: Mapping[str, float]
 
     @property
     def is_quiet(self) -> bool:
@@ -130,6 +133,7 @@ def _summarise_cell(cell: Cell, records: Sequence[Record], direct_s: float) -> C
         sent_bytes=median(lambda r: r.trial.sent_bytes),
         own_cores=median(lambda r: r.trial.own_cores),
         other_cores=max(r.trial.other_cores for r in records),
+        processor_ms=median_budget([record.trial.processor_ms for record in records]),
     )
 
 
@@ -160,6 +164,8 @@ def _section(summary: WorkloadSummary) -> Iterator[str]:
     )
     rows = [_row(cell) for cell in (summary.direct, *summary.cells)]
     yield table((*_HEADERS, "rows fetched", "link MB/s", "runs"), rows)
+    yield "Milliseconds of processor time a step, by thread of the training process and by process:\n"
+    yield table(("cache", "lookahead", *BUDGET), map(_budget, (summary.direct, *summary.cells)))
     yield "".join(f"- {line}\n" for line in _verdicts(summary))
 
 
@@ -167,7 +173,7 @@ def _row(cell: CellSummary) -> tuple[str, ...]:
     share = cell.cell.cache_share
     return (
         f"{share:.0%} ({cell.cell.cache_rows:,})" if share else "direct",
-        str(cell.cell.lookahead) if share else "-",
+        _lookahead(cell),
         f"{cell.step_p50_s * 1e3:.1f}",
         f"{cell.step_p90_s * 1e3:.1f}",
         f"{cell.ratio:.2f}",
@@ -178,6 +184,15 @@ def _row(cell: CellSummary) -> tuple[str, ...]:
         f"{cell.link_bytes_per_s / 1e6:.0f}",
         f"{cell.runs}" + ("" if cell.is_quiet else " (disturbed)"),
     )
+
+
+def _budget(cell: CellSummary) -> tuple[str, ...]:
+    share = cell.cell.cache_share
+    return (f"{share:.0%}" if share else "direct", _lookahead(cell), *budget(cell.processor_ms))
+
+
+def _lookahead(cell: CellSummary) -> str:
+    return str(cell.cell.lookahead) if cell.cell.cache_share else "-"
 
 
 def _verdicts(summary: WorkloadSummary) -> Iterator[str]:

@@ -49,6 +49,7 @@ class ResidentModel:
         config = replace(
             config, cache=replace(config.cache, rows=num_slots), oracle=replace(config.oracle, lookahead=1)
         )
+        torch.set_num_threads(config.run.threads)
         device = torch.device(config.run.device)
         with ExitStack() as stack:
             cacher = stack.enter_context(EmbeddedCacher(config))

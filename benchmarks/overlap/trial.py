@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from benchmarks.harness.fenced_store import FencedStore
 from benchmarks.harness.job import open_engine
 from benchmarks.harness.processor_use import ProcessorUse
 from benchmarks.harness.shaped_link import ShapedServer
+from benchmarks.harness.thread_times import milliseconds, processor_ns
 from cacher.embedded import EmbeddedCacher
 from trainer.assembly import build_training_model
 
@@ -51,6 +52,7 @@ class Trial:
         rows_unique, rows_fetched: rows.
         received_bytes, sent_bytes: on the link, headers included.
         own_cores, other_cores: average cores used by this job (trainer, cacher, server), and by other jobs.
+        processor_ms: processor time of a step by part: threads of this process, and processes beside it.
         loss: sum over the first `LOSS_STEPS` steps; equal for equal work.
     """
 
@@ -65,6 +67,7 @@ class Trial:
     sent_bytes: float
     own_cores: float
     other_cores: float
+    processor_ms: Mapping[str, float]
     loss: float
 
 
@@ -77,13 +80,16 @@ class _Mark:
     received_bytes: int
     sent_bytes: int
     processors: ProcessorUse
+    parts_ns: Mapping[str, int]
 
 
 class _Recorder:
     """Records the end time of every step, and the totals after some steps."""
 
-    def __init__(self, server: ShapedServer, steps: Sequence[int]) -> None:
+    def __init__(self, server: ShapedServer, cacher: EmbeddedCacher, steps: Sequence[int]) -> None:
+        assert cacher.pid is not None, "the cacher runs"
         self._server = server
+        self._beside = {"cacher": cacher.pid, "server": server.process_id}
         self._steps = frozenset(steps)
         self.ends_s: list[float] = []
         self.marks: dict[int, _Mark] = {}
@@ -99,6 +105,7 @@ class _Recorder:
                 received_bytes=received,
                 sent_bytes=sent,
                 processors=ProcessorUse.now([os.getpid(), self._server.process_id]),
+                parts_ns=processor_ns(self._beside),
             )
 
 
@@ -129,10 +136,10 @@ def run_trial(
     torch.set_num_threads(config.run.threads)
     # Beside the last batches no later ones are read and fetched.
     last_step = config.run.steps - DRAIN_STEPS
-    recorder = _Recorder(server, (warmup_steps, last_step, LOSS_STEPS))
     with ExitStack() as stack:
         trace = Trace() if trace_path else None
         cacher = stack.enter_context(EmbeddedCacher(config))
+        recorder = _Recorder(server, cacher, (warmup_steps, last_step, LOSS_STEPS))
         source = stack.enter_context(RemoteBatches(cacher.url, config))
         built = build_training_model(config, source.schema)
         if refill:
@@ -165,5 +172,6 @@ def _trial(config: Config, recorder: _Recorder, first: int, last: int) -> Trial:
         sent_bytes=per_step(lambda mark: mark.sent_bytes),
         own_cores=own_cores,
         other_cores=other_cores,
+        processor_ms=milliseconds(start.parts_ns, end.parts_ns, num_steps),
         loss=recorder.marks[LOSS_STEPS].loss,
     )

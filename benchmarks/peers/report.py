@@ -15,6 +15,7 @@ from benchmarks.harness.plot import panels
 from benchmarks.harness.processor_use import MAX_OTHER_CORES
 from benchmarks.harness.report import table
 from benchmarks.harness.rounds import paired_ratios
+from benchmarks.harness.thread_times import BUDGET, budget, median_budget
 from benchmarks.peers.contenders import CONTENDERS, Outcome
 from benchmarks.peers.settings import SETTINGS
 
@@ -102,16 +103,9 @@ def _summarise(runs: Sequence[Outcome], floors: Mapping[int, float]) -> Summary:
         loss=statistics.median(run.loss for run in runs),
         hit_rate=runs[0].hit_rate,
         own_cores=statistics.median(run.own_cores for run in runs),
-        processor_ms={
-            part: statistics.median(run.processor_ms.get(part, 0.0) for run in runs)
-            for part in dict.fromkeys(part for run in runs for part in run.processor_ms)
-        },
+        processor_ms=median_budget([run.processor_ms for run in runs]),
     )
 
-
-#: Processes beside the training process, and all parts, in the order of the report.
-_BESIDE = ("cacher", "server")
-_PARTS = ("compute", "data", "copy", "net-in", "net-out", "client", "gRPC and others", *_BESIDE)
 
 _HEADERS = ("contender", "samples/s", "step p50 ms", "p99 ms", "/ torchrec local (range)", "network MB/step")
 
@@ -144,7 +138,7 @@ def _section(name: str, summaries: Sequence[Summary]) -> Iterator[str]:
     yield table((*_HEADERS, "peak memory MB (rows)", "AUC", "cores", "runs"), map(_row, summaries))
     if any(summary.processor_ms for summary in summaries):
         yield "Milliseconds of processor time a step, by thread of the training process and by process:\n"
-        yield table(("contender", "training process", *_PARTS), map(_budget, summaries))
+        yield table(("contender", *BUDGET), ((own.contender, *budget(own.processor_ms)) for own in summaries))
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
@@ -161,12 +155,6 @@ def _row(summary: Summary) -> tuple[str, ...]:
         f"{summary.own_cores:.2f}",
         f"{summary.runs}" + (f" ({summary.disturbed} disturbed)" if summary.disturbed else ""),
     )
-
-
-def _budget(summary: Summary) -> tuple[str, ...]:
-    parts = summary.processor_ms
-    own = sum(ms for part, ms in parts.items() if part not in _BESIDE)
-    return (summary.contender, f"{own:.2f}", *(f"{parts[part]:.2f}" if part in parts else "" for part in _PARTS))
 
 
 def _verdicts(name: str, summaries: Sequence[Summary]) -> Iterator[str]:
