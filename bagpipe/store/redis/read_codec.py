@@ -170,8 +170,10 @@ class _RunReader:
                 self._replies.skip()
                 self._count_ended()  # by the error line
                 raise
-            return Accepted(position, num_ended)  # the next call meets the error line at its start
-        return None if position == start else Accepted(position, self._count_ended())
+            return Accepted(position, num_ended, is_all=False)  # the next call meets the error line at its start
+        if position == start:
+            return None
+        return Accepted(position, self._count_ended(), is_all=not self._replies.done)
 
     def _count_ended(self) -> int:
         """Requests whose last rows were decoded since the last call."""

@@ -30,10 +30,12 @@ class Accepted(NamedTuple):
     Attributes:
         end: offset after them.
         num_requests: requests whose replies end there or before.
+        is_all: nothing behind `end` can be decoded before more bytes arrive.
     """
 
     end: int
     num_requests: int
+    is_all: bool
 
 
 #: Decodes the reply at ``buffer[start:end]``. Returns the offset after it, None while incomplete; raises StoreError.
@@ -180,7 +182,7 @@ class RequestPipeline:
         return moved
 
     def _accept_one(self) -> bool:
-        """Decode the next reply, or a part of it. Returns whether that ended a reply."""
+        """Decode the next reply, or a part of it. Returns whether more of what has arrived can be decoded."""
         try:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
@@ -192,12 +194,12 @@ class RequestPipeline:
             self._start = after
             self._promised_bytes -= self._expected.popleft().max_reply_bytes
             return True
-        self._start, num_requests = after
+        self._start, num_requests, is_all = after
         if num_requests > len(self._expected):
             raise StoreError(f"{self.link.endpoint}: answered {num_requests - len(self._expected)} requests in advance")
         for _ in range(num_requests):
             self._promised_bytes -= self._expected.popleft().max_reply_bytes
-        return num_requests > 0
+        return not is_all
 
 
 def exchange(

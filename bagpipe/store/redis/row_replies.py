@@ -145,6 +145,8 @@ class RowReplies:
         if buffer[start] == _ERROR:
             self._refuse(buffer, start, end, b"*")
             return None
+        if end - start < self._format.record_bytes and self._is_begun(buffer, start, end):
+            return None
         if self._memory is not buffer:
             self._memory = buffer
             self._records = _overlapping(buffer, np.dtype(f"V{self._format.record_bytes}"))

@@ -76,9 +76,9 @@ def receive(accepts: Sequence[Accept], data: bytes, sizes: Sequence[int]) -> tup
             accepted = accepts[num_ended](buffer, position, end)
             if accepted is None:
                 break
-            position, num_requests = accepted if isinstance(accepted, Accepted) else (accepted, 1)
+            position, num_requests, is_all = accepted if isinstance(accepted, Accepted) else (accepted, 1, False)
             num_ended += num_requests
-            if not num_requests:
+            if is_all:
                 break
     return position, num_ended
 

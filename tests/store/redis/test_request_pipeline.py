@@ -104,7 +104,8 @@ def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], 
 def test_replies_to_requests_that_were_not_sent_are_an_error() -> None:
     """One decoder of several replies can decode more than were asked for."""
     with linked(answer(b"one\ntwo\n")) as link:
-        pipeline = RequestPipeline(link, iter([[Request((memoryview(b"?"),), 100, lambda *_: Accepted(8, 2))]]))
+        request = Request((memoryview(b"?"),), 100, lambda *_: Accepted(8, 2, is_all=True))
+        pipeline = RequestPipeline(link, iter([[request]]))
         with pytest.raises(StoreError, match="server-1: answered 1 requests in advance"):
             exchange([pipeline], TIMEOUT_S)
         assert link.fileno() == -1
