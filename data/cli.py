@@ -20,6 +20,7 @@ from typing import TextIO
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
+from bagpipe.util.printing import print_error
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
 from data.formats import FORMATS, open_source
@@ -132,7 +133,7 @@ def _build_dictionaries(config: DataConfig, options: argparse.Namespace) -> None
     source = open_source(config, needs_dictionaries=False)
     built = build_dictionaries(source, options.dictionaries, min_count=options.min_count, limit=options.limit)
     for path, strings in built.items():
-        sys.stderr.write(f"{path}: {strings:,} strings\n")
+        print_error(f"{path}: {strings:,} strings")
 
 
 def _make_folder(path: str) -> None:

@@ -17,6 +17,7 @@ from bagpipe.distributed.launcher import follow_launcher
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
+from bagpipe.util.printing import print_text
 from bagpipe.util.program import exiting
 from bagpipe.util.programs import command_of
 from trainer.process import configure_device, configure_process
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 
         result = run_job(config, membership=membership, result_path=command_line.options["result"])
         if (membership is None or membership.rank == 0) and config.run.log_format == "text":
-            sys.stdout.write("\n".join(result.lines()) + "\n")
+            print_text("\n".join(result.lines()))
         sys.exit(EXIT_INTERRUPTED if result.stopped else EXIT_DONE)
 
 

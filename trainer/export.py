@@ -8,7 +8,6 @@ base, delta ──apply_delta──> the full export
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from bagpipe.serving.export_folder import write_export
 from bagpipe.serving.manifest import MODEL_FILE, ExportManifest, Precision
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.outputs import new_folder
+from bagpipe.util.printing import print_text
 from bagpipe.util.program import note
 from bagpipe.util.programs import command_of
 from trainer.export_source import SourceOptions, built_model, names_of, source_of
@@ -46,7 +46,7 @@ def export(argv: Sequence[str]) -> int:
         return _export_dcp(checkpoint, options)
     with tempfile.TemporaryDirectory() as name, new_folder(Path(options.out), "--out") as folder:
         text = _write(checkpoint, options, Path(name), folder)
-    sys.stdout.write(f"{text} in {options.out}\n")
+    print_text(f"{text} in {options.out}")
     return EXIT_DONE
 
 
@@ -62,7 +62,7 @@ def apply(argv: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", type=Path, help="a new folder: the full export")
     options = parser.parse_args(list(argv))
     manifest = apply_delta(options.base, options.delta, options.out)
-    sys.stdout.write(f"{_summary(manifest)} in {options.out}\n")
+    print_text(f"{_summary(manifest)} in {options.out}")
     return EXIT_DONE
 
 
@@ -97,9 +97,9 @@ def _export_dcp(checkpoint: Checkpoint, options: argparse.Namespace) -> int:
     exported = collect(checkpoint, tables, dense, max_bytes=int(options.max_gib * _GIB))
     write_dcp(exported, Path(options.out))
     num_bytes = sum(tensor.nbytes for tensor in exported.weights.values())
-    sys.stdout.write(
+    print_text(
         f"step {checkpoint.manifest.step}: {len(exported.weights)} tensors, {num_bytes / 1e6:.1f} MB of weights in "
-        f"{options.out}\n"
+        f"{options.out}"
     )
     return EXIT_DONE
 

@@ -6,7 +6,6 @@ check ─> ranks ─> open_trainer_job ─> steps of a JobSession, evaluations �
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -31,6 +30,7 @@ from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.progress import RunResult
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
+from bagpipe.util.printing import print_text
 from bagpipe.util.program import note
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
@@ -235,7 +235,7 @@ def _write(result: Result, path: str, config: Config) -> JobError | None:
         result.write(path)
     except JobError as error:
         if config.run.log_format == "text":
-            sys.stdout.write("\n".join(result.lines()) + "\n")
+            print_text("\n".join(result.lines()))
         return error
     return None
 

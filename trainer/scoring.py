@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +34,7 @@ from bagpipe.training.evaluation import OnScores
 from bagpipe.training.weight_average import WeightAverage
 from bagpipe.types.schema import DataSchema, RowSchema
 from bagpipe.util.outputs import check_writable, write_json
+from bagpipe.util.printing import print_text
 from bagpipe.util.program import note
 from bagpipe.util.programs import command_of
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
@@ -111,7 +111,7 @@ def _print(step: int, quality: Quality) -> None:
     for label, of_label in by_label(quality.values()).items():
         shown = [f"{METRICS[name].title} {value:.5f}" for name, value in of_label.items()]
         where = f"step {step}, {label}" if label else f"step {step}"
-        sys.stdout.write(f"{where}: {', '.join(shown) or 'no metric has a value'}\n")
+        print_text(f"{where}: {', '.join(shown) or 'no metric has a value'}")
     for label, found in (quality.tasks or {"": {"metrics_left_out": quality.left_out}}).items():
         for line in left_out_lines(found["metrics_left_out"]):
             note(f"{label}: {line}" if label else line)
@@ -149,7 +149,7 @@ def predict(argv: Sequence[str]) -> int:
             file.publish()
     if not is_whole:
         return EXIT_INTERRUPTED
-    sys.stdout.write(f"step {step}: {file.num_examples} scores in {out}\n")
+    print_text(f"step {step}: {file.num_examples} scores in {out}")
     for found in metrics:
         _print(step, found.quality())
     return EXIT_DONE

@@ -18,6 +18,7 @@ from bagpipe.cli.programs import run_command
 from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util import programs
 from bagpipe.util.environment import explain_import
+from bagpipe.util.printing import print_error, printable
 
 __all__ = ["COMMANDS", "Command", "console", "main"]
 
@@ -101,10 +102,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m bagpipe") 
         command.add_arguments(children.add_parser(command.name, help=command.help, allow_abbrev=False))
     flags = parser.parse_args(words)
     try:
-        sys.stdout.write(_run(COMMANDS[flags.command], flags))
+        sys.stdout.write(printable(_run(COMMANDS[flags.command], flags)))
         sys.stdout.flush()
     except InputError as error:
-        sys.stderr.write(f"{parser.prog}: error: {error}\n")
+        print_error(f"{parser.prog}: error: {error}")
         return EXIT_INPUT
     except BrokenPipeError:
         # The reader (`head`) closed the pipe. Redirect stdout, since Python flushes it at exit.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, StoreError, exit_code
 from bagpipe.util.environment import explain_import
+from bagpipe.util.printing import print_error
 
 __all__ = ["PrintError", "exiting", "note", "run_program"]
 
@@ -32,7 +33,7 @@ _EXPECTED = (InputError, StoreError, JobError)
 
 def note(text: str) -> None:
     """Print a note to stderr."""
-    sys.stderr.write(f"note: {text}\n")
+    print_error(f"note: {text}")
 
 
 def _print_always(error: BaseException, write: Callable[[BaseException], None]) -> None:
@@ -89,9 +90,9 @@ def _write(error: BaseException) -> None:
     if isinstance(error, _EXPECTED):
         if _wants_tracebacks():
             traceback.print_exception(error)
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        print_error(f"error: {' '.join(str(error).split())}")
     elif isinstance(error, KeyboardInterrupt):
-        sys.stderr.write("interrupted\n")
+        print_error("interrupted")
     else:
         _print_traceback(error)
 
@@ -103,10 +104,8 @@ def _print_traceback(error: BaseException) -> None:
     first = next((number for number, file in enumerate(files) if _is_of_user(file)), 0)
     if first and not _wants_tracebacks() and not _is_of_project(files[-1]):
         printed.stack = traceback.StackSummary.from_list(printed.stack[first:])
-        sys.stderr.write(
-            f"{first} frames before the first one of your code are left out (BAGPIPE_TRACEBACK=1 shows them)\n"
-        )
-    sys.stderr.write("".join(printed.format()))
+        print_error(f"{first} frames before the first one of your code are left out (BAGPIPE_TRACEBACK=1 shows them)")
+    print_error("".join(printed.format()).removesuffix("\n"))
 
 
 def _is_of_project(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""Static rules: no wall clocks, expiry, pickles or evaluated text in production modules."""
+"""Static rules: no wall clocks, expiry, pickles, evaluated text or plain prints in production modules."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ CODE = {"eval": (), "exec": (), "torch.load": FOREIGN_PICKLES, "torch.save": (),
         "all_gather_object": (), "gather_object": (),
         "broadcast_object_list": (), "scatter_object_list": (), "send_object_list": (),
         "recv_object_list": (), "yaml.load": ()}  # fmt: skip
+#: Text that is printed passes `bagpipe.util.printing`, which escapes control characters.
+PRINTS = {"sys.stdout.write": ("bagpipe/util/printing.py", "bagpipe/cli/main.py"),
+          "sys.stderr.write": ("bagpipe/util/printing.py",),
+          "print": ("bagpipe/cli/progress.py",), "traceback.print_exc": (),
+          "traceback.print_exception": ("bagpipe/util/program.py",)}  # fmt: skip
 PICKLES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 
 
@@ -45,13 +50,13 @@ def calls() -> tuple[tuple[str, int, str], ...]:
     return tuple((name, node.lineno, ast.unparse(node.func)) for name, node in nodes() if isinstance(node, ast.Call))
 
 
-@pytest.mark.parametrize("rule", [WALL_CLOCKS, EXPIRY, CODE], ids=["wall clocks", "expiry", "code"])
+@pytest.mark.parametrize("rule", [WALL_CLOCKS, EXPIRY, CODE, PRINTS], ids=["wall clocks", "expiry", "code", "prints"])
 def test_forbidden_calls(rule: dict[str, tuple[str, ...]]) -> None:
-    """Deadlines are monotonic, nothing in a store expires, and no received data is executed."""
+    """Deadlines are monotonic, nothing in a store expires, no received data is executed, none is printed as it is."""
     wrong = []
     for name, line, called in calls():
         for call, allowed in rule.items():
-            is_method = called.endswith(f".{call}") and call not in ("eval", "exec")
+            is_method = called.endswith(f".{call}") and call not in ("eval", "exec", "print")
             if (called == call or is_method) and name not in allowed:
                 wrong.append(f"{name}:{line} {called}")
     assert not wrong

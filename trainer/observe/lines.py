@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from bagpipe.util.outputs import reason_of
+from bagpipe.util.printing import printable
 from trainer.metrics import METRICS, by_label
 from trainer.observe.events import Event, Kind
 
@@ -37,7 +38,7 @@ class StreamLines:
     def take(self, event: Event) -> None:
         line = self._form(event)
         if line is not None:
-            self._stream.write(line + "\n")
+            self._stream.write(printable(line) + "\n")
             self._stream.flush()
 
     def close(self, *, failed: bool) -> None:
