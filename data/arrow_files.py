@@ -1,4 +1,4 @@
-"""One interface to parquet and Arrow files: the rows of each row group, and reading one group.
+"""One interface to parquet and Arrow files: the rows of each row group, and reading a group block by block.
 
 The first bytes tell parquet, Arrow's file format and Arrow's stream format apart. A file written by
 `python -m data convert` holds its schema.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from bagpipe.types.schema import DataSchema
 from data.schema_file import SchemaFile
 from data.source import FileVersion, file_version
 
-__all__ = ["SCHEMA_KEY", "ArrowFile", "embed_schema", "embedded_schema", "open_arrow"]
+__all__ = ["SCHEMA_KEY", "ArrowFile", "GroupReader", "embed_schema", "embedded_schema", "open_arrow"]
 
 #: Key of the embedded schema in a file's metadata, and the version of its layout.
 SCHEMA_KEY = b"bagpipe.data_schema"
@@ -36,11 +36,16 @@ class ArrowFile(Protocol):
     schema: pa.Schema
     group_rows: tuple[int, ...]
 
-    def read(self, group: int, columns: list[str]) -> pa.Table: ...
+    def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
+        """The rows of a group in order, `block_rows` at a time; the last block may have fewer."""
+        ...
 
 
 class ParquetFile:
-    """A parquet file; a group is a row group. Pages that carry a checksum are verified when read."""
+    """A parquet file; a group is a row group. Pages that carry a checksum are verified when read.
+
+    A group is decoded block by block: a few bytes can stand for a hundred million equal values.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(path, page_checksum_verification=True)
@@ -48,8 +53,11 @@ class ParquetFile:
         metadata = self._file.metadata
         self.group_rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
 
-    def read(self, group: int, columns: list[str]) -> pa.Table:
-        return self._file.read_row_group(group, columns=columns, use_threads=False)
+    def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
+        """See `ArrowFile.blocks`."""
+        batches = self._file.iter_batches(block_rows, row_groups=[group], columns=columns, use_threads=False)
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
 
 
 class IpcFile:
@@ -61,8 +69,9 @@ class IpcFile:
         groups = range(self._reader.num_record_batches)
         self.group_rows = tuple(self._reader.get_batch(group).num_rows for group in groups)
 
-    def read(self, group: int, columns: list[str]) -> pa.Table:
-        return pa.Table.from_batches([self._reader.get_batch(group)]).select(columns)
+    def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
+        """See `ArrowFile.blocks`."""
+        return _slices(pa.Table.from_batches([self._reader.get_batch(group)]).select(columns), block_rows)
 
 
 class StreamFile:
@@ -79,10 +88,16 @@ class StreamFile:
         self.schema, self._groups = _stream_groups(path, file_version(path))
         self.group_rows = tuple(sum(batch.num_rows for batch in group) for group in self._groups)
 
-    def read(self, group: int, columns: list[str]) -> pa.Table:
+    def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
+        """See `ArrowFile.blocks`."""
         if group >= len(self._groups):
             raise ValueError(f"there is no row group {group}")
-        return pa.Table.from_batches(self._groups[group], self.schema).select(columns)
+        return _slices(pa.Table.from_batches(self._groups[group], self.schema).select(columns), block_rows)
+
+
+def _slices(table: pa.Table, block_rows: int) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, block_rows):
+        yield table.slice(start, block_rows)
 
 
 #: The last bytes of a stream: a continuation mark, and a message of no bytes.
@@ -133,14 +148,51 @@ def open_arrow(path: str) -> ArrowFile:
         raise InputError(f"{path}: damaged or cut short: {_one_line(error)}") from None
 
 
-@lru_cache(maxsize=2)
-def cached_group(path: str, version: FileVersion, group: int, columns: tuple[str, ...]) -> pa.Table:
-    """One row group; the last two are cached, because large groups are read as several blocks."""
-    del version  # part of the cache key only
-    try:
-        return open_arrow(path).read(group, list(columns))
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: the record batch does not exist (any more)
-        raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
+class GroupReader:
+    """Reads blocks of row groups. The group that was read last stays open: blocks are mostly read in order.
+
+    One thread's. A block behind the last one read starts the group again.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._blocks: Iterator[pa.Table] = iter(())
+        self._next_row = 0
+
+    def read(
+        self, path: str, version: FileVersion, group: int, columns: tuple[str, ...], *, start: int, block_rows: int
+    ) -> pa.Table:
+        """A block: `block_rows` rows of a group from `start` on, or those that are left.
+
+        Args:
+            path: of the file.
+            version: of the file.
+            group: number of the group.
+            columns: names.
+            start: first row of the block in the group, a multiple of `block_rows`.
+            block_rows: most rows of a block.
+
+        Raises:
+            InputError: the group is damaged or gone.
+        """
+        key = (path, version, group, columns, block_rows)
+        try:
+            if key != self._key or start < self._next_row:
+                self._blocks = open_arrow(path).blocks(group, list(columns), block_rows)
+                self._key, self._next_row = key, 0
+            while True:
+                block = next(self._blocks, None)
+                at, self._next_row = self._next_row, self._next_row + block_rows
+                if block is None:
+                    raise ValueError(f"it has no row {start}")
+                if at == start:
+                    return block
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: the group does not exist (any more)
+            self._key = ()
+            raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
+        except BaseException:
+            self._key = ()
+            raise
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,19 +1,20 @@
 """Reader of parquet and Arrow IPC files: scalar and list columns named by a schema TOML or by the file itself.
 
-    row group ──pyarrow──> Arrow table, no copy where possible ──data.arrow_columns──> Columns
+    block of a row group ──pyarrow──> Arrow table, no copy where possible ──data.arrow_columns──> Columns
 
 Rows are numbered from 0 within their file.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
-from data.arrow_files import cached_group, embedded_schema, open_arrow
+from data.arrow_files import GroupReader, embedded_schema, open_arrow
 from data.column_rules import ColumnRules
 from data.schema_file import SchemaFile, parse_schema, read_schema_file
 from data.source import Block, Segment, file_version
@@ -23,6 +24,9 @@ __all__ = ["BLOCK_ROWS", "ParquetSource"]
 
 #: Most rows in a block: with 26 ids and 13 dense values about 24 MB of columns.
 BLOCK_ROWS = 65_536
+
+#: The reader of each thread: `ParquetSource` is a frozen record, which workers and jobs share.
+_OF_THREAD = threading.local()
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
 
@@ -116,11 +120,15 @@ class ParquetSource(ArrowSource):
             version = file_version(block.file)
         except OSError as error:
             raise InputError(f"cannot read {block.file}: {error.strerror or error}") from None
-        group = cached_group(block.file, version, block.group, self.rules.names)
-        table = group.slice(block.start, block.stop - block.start)
+        reader: GroupReader | None = getattr(_OF_THREAD, "reader", None)
+        if reader is None:
+            reader = _OF_THREAD.reader = GroupReader()
+        table = reader.read(
+            block.file, version, block.group, self.rules.names, start=block.start, block_rows=self.block_rows
+        )
         if table.num_rows != block.stop - block.start:
             raise InputError(
-                f"{block.file}: row group {block.group}: expected {block.stop} rows, got {group.num_rows}: "
-                f"the file changed while it was read"
+                f"{block.file}: row group {block.group}: expected {block.stop} rows, "
+                f"got {block.start + table.num_rows}: the file changed while it was read"
             )
         return ArrowBlock(table=table, num_raw_rows=table.num_rows)
