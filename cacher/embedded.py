@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -21,6 +20,7 @@ from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
 from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment, module_of
+from bagpipe.util.temporary_folder import temporary_folder
 
 __all__ = ["EmbeddedCacher"]
 
@@ -73,7 +73,7 @@ class EmbeddedCacher:
         return f"{type(self).__name__}({self.url}, pid={self.pid})"
 
     def _start(self) -> None:
-        folder = Path(self._folder.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-cacher-")))
+        folder = self._folder.enter_context(temporary_folder("cacher"))
         read_end, write_end = os.pipe()
         with open(read_end, encoding="utf-8") as ready:
             try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from bagpipe.store.passwords import with_password
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util.programs import command_of
 from bagpipe.util.secret_files import STORE_PASSWORD, read_secret
+from bagpipe.util.temporary_folder import temporary_folder
 from cacher.embedded import EmbeddedCacher
 
 __all__ = ["Services", "open_cacher", "open_services"]
@@ -78,7 +78,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
             phase("starting the cacher")
             cacher_url = stack.enter_context(EmbeddedCacher(config, listen=listen, secret=secret)).url
         if not store_url:
-            folder = config.run.dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
+            folder = config.run.dir or stack.enter_context(temporary_folder())
             phase("starting the store")
             server = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability))
             phase("store started", server=server.description)

@@ -6,10 +6,8 @@ ranks ─> store server, unless the user names a store ─> bagpipe.jobs.open_jo
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +37,7 @@ from bagpipe.training.engine import EngineSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.util.program import note
+from bagpipe.util.temporary_folder import temporary_folder
 
 __all__ = ["OpenPipeline", "open_pipeline"]
 
@@ -241,8 +240,8 @@ def _store_url(options: Options, ranks: Ranks, stack: ExitStack) -> str:
         return options.store
     url = None
     if ranks.is_first:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))
-        server = stack.enter_context(EmbeddedServer(Path(folder), durability=options.durability))
+        folder = stack.enter_context(temporary_folder())
+        server = stack.enter_context(EmbeddedServer(folder, durability=options.durability))
         note(f"store server: {server.description}")
         url = server.url
     found: str = ranks.share(url)

@@ -17,7 +17,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.planner import make_planner, plans_of
 from bagpipe.util.machine import machine_facts
+from bagpipe.util.temporary_folder import temporary_folder
 from data.formats import open_source
 from data.replay.baselines import BASELINES, run_baseline
 from data.replay.log_tables import LogTables, at_setting
@@ -74,9 +74,9 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
     logs: list[ScannedLog] = []
     for config in sweep.configs:
         with (
-            TemporaryDirectory(prefix="bagpipe-replay-") as folder,
+            temporary_folder("replay") as folder,
             _keeping(folder),
-            RowBatchFile(Path(folder)) as row_batches,
+            RowBatchFile(folder) as row_batches,
         ):
             try:
                 with _keeping(folder):
@@ -109,7 +109,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
 
 
 @contextmanager
-def _keeping(folder: str) -> Iterator[None]:
+def _keeping(folder: Path) -> Iterator[None]:
     """Raise JobError if the row batches do not fit on disk. Readers raise InputError, never OSError."""
     try:
         yield
@@ -221,7 +221,7 @@ def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> _Found:
     """One pass of a baseline over the row batches. Baselines have no owners, so they count no exchange."""
     assert log.row_batches is not None, "a sweep with a baseline keeps the row batches"
     start_s = time.perf_counter()
-    with _keeping(str(folder)):
+    with _keeping(folder):
         counts = run_baseline(
             setting.policy,
             log.row_batches,

@@ -17,11 +17,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bagpipe.config.sections import CheckpointConfig
 from bagpipe.util.programs import module_environment, module_of
+from bagpipe.util.temporary_folder import temporary_folder
 from data.replay.options import Sweep
 from data.replay.recommendation import setting_of
 from data.replay.records import ReplayRecord, Setting, Span, Trial
@@ -66,8 +66,8 @@ def trial_settings(recommended: Setting, records: Sequence[ReplayRecord]) -> tup
 def run_trial(setting: Setting, sweep: Sweep) -> Trial:
     """Train once. A failed run returns a trial with its error."""
     named = dataclasses.asdict(setting)
-    with TemporaryDirectory(prefix="bagpipe-trial-") as folder:
-        result, trace = Path(folder) / "result.json", Path(folder) / "trace.json"
+    with temporary_folder("trial") as folder:
+        result, trace = folder / "result.json", folder / "trace.json"
         code, told = _run(trainer_command(setting, sweep, result, trace))
         if code or not result.exists():
             return Trial(**named, error=_last_error(told, code))

@@ -17,18 +17,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import quote
 
 from bagpipe.errors import InputError, StoreError
+from bagpipe.store.server.orphans import process_id_in, signal_writer
 from bagpipe.util.priority import lower_process_priority
+from bagpipe.util.temporary_folder import temporary_folder
 
 __all__ = ["EmbeddedServer", "find_server"]
 
@@ -55,9 +57,11 @@ _MALLOC_SETTINGS = {
 }
 
 # PR_SET_PDEATHSIG (1) survives exec, so a launcher sets it on itself and becomes the server. Unlike preexec_fn, this is
-# safe in a multi-threaded program. If the parent died before prctl, getppid has changed.
+# safe in a multi-threaded program. If the parent died before prctl, getppid has changed. Only this user may read the
+# rows in the server's append-only file.
 _LAUNCHER = """
 import ctypes, os, signal, sys
+os.umask(0o077)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
@@ -136,13 +140,14 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         binary = self._binary or find_server()
         with ExitStack() as stack:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((self._folder / "store.lock").open("a+"))
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = stack.enter_context(_open_private(self._folder / "store.lock", "a+b"))
             with self._take_over(lock) as log:
                 self._socket_path = self._choose_socket_path(stack)
                 self._process = self._start(binary, log.fileno())
+            stack.callback(lock.truncate, 0)
             stack.callback(self._stop, self._process)
-            lock.write(f"{self._process.pid}\n")
+            lock.write(b"%d\n" % self._process.pid)
             lock.flush()
             self._await_ready(self._process, binary)
             self.description = f"{_name(self._answer('INFO server'))}, {binary}"
@@ -159,7 +164,7 @@ class EmbeddedServer:
         if died and isinstance(error, StoreError):
             raise StoreError(f"{error}; {self._last_words()}") from error
 
-    def _take_over(self, lock: IO[str]) -> IO[bytes]:
+    def _take_over(self, lock: IO[bytes]) -> IO[bytes]:
         """Lock the folder and end the server of a killed job. Returns the new server's log file.
 
         The job holds `lock`; the server holds a lock on its log until it has ended.
@@ -167,18 +172,17 @@ class EmbeddedServer:
         Raises:
             InputError: another job uses the folder, or its server does not end.
         """
+        lock.seek(0)
+        process_id = process_id_in(lock.read())
         if not _lock(lock):
-            lock.seek(0)
             raise InputError(
-                f"{self._folder} is used by another job, whose store server is process {lock.read().strip() or '?'}; "
+                f"{self._folder} is used by another job, whose store server is process {process_id or '?'}; "
                 "give each job a run.dir of its own"
             )
-        log = (self._folder / "store-server.log").open("ab")
+        log = _open_private(self._folder / "store-server.log", "ab")
         try:
-            if not _await_lock(log):
-                # The server of a killed job still holds the log, so its process id is valid.
-                lock.seek(0)
-                self._end_orphan(int(lock.read().strip() or 0), log)
+            if not _await_lock(log):  # the server of a killed job still holds the log
+                self._end_orphan(process_id, log)
             lock.truncate(0)
             log.truncate(0)
         except BaseException:
@@ -188,17 +192,18 @@ class EmbeddedServer:
 
     def _end_orphan(self, process_id: int, log: IO[bytes]) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                if process_id:
-                    os.kill(process_id, number)
+            signal_writer(process_id, log, number)
             if _await_lock(log):
                 return
-        raise InputError(f"{self._folder}: the store server of an earlier job, process {process_id}, does not end")
+        raise InputError(
+            f"{self._folder}: the store server of an earlier job, process {process_id or '?'}, does not end; end it, "
+            "or give the job a run.dir of its own"
+        )
 
     def _choose_socket_path(self, stack: ExitStack) -> Path:
         path = self._folder.resolve() / "store.sock"
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bagpipe-"))) / "store.sock"
+            path = stack.enter_context(temporary_folder()) / "store.sock"
         path.unlink(missing_ok=True)
         return path
 
@@ -287,6 +292,13 @@ def _durability_options(durability: str) -> dict[str, str]:
     if durability == "memory":
         return {"appendonly": "no"}
     return {"appendonly": "yes", "appendfsync": durability}
+
+
+def _open_private(path: Path, mode: str) -> IO[bytes]:
+    """Open a file that only this user can read."""
+    file: IO[bytes] = open(path, mode, opener=partial(os.open, mode=0o600))  # noqa: SIM115  # the caller closes it
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def _lock(file: IO[Any]) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -33,6 +34,15 @@ def test_the_server_is_private_and_temporary(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["store-server.log", "store.lock"]
+    assert (tmp_path / "job" / "store.lock").read_text() == ""
+
+
+def test_only_the_user_can_read_its_files(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / "job", durability="always") as server, redis.Redis.from_url(server.url) as client:
+        client.set("key", "value")
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "job", *(tmp_path / "job").rglob("*"))}
+    assert any(path.suffix == ".aof" for path in modes)
+    assert [path for path, mode in modes.items() if mode & 0o077] == []
 
 
 def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
@@ -166,3 +176,23 @@ def test_a_server_that_outlived_its_job_is_ended(tmp_path: Path, monkeypatch: py
                 assert select.select([watch], [], [], 0)[0], "the other server still runs"
         finally:
             os.close(watch)
+
+
+@pytest.mark.parametrize("named", ["itself", "another process", "a dead process", "garbage \x1b[31m", "9" * 5000])
+def test_no_other_process_is_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    """The log is held, but not by the process that the lock file names."""
+    monkeypatch.setattr("bagpipe.store.server.embedded._ORPHAN_TIMEOUT_S", 0.05)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        ids = {"itself": os.getpid(), "another process": stranger.pid, "a dead process": dead.pid}
+        (tmp_path / "store.lock").write_text(f"{ids.get(named, named)}\n")
+        with (tmp_path / "store-server.log").open("wb") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            with pytest.raises(InputError, match="the store server of an earlier job") as caught:
+                with EmbeddedServer(tmp_path):
+                    pass
+        assert "\x1b" not in str(caught.value)
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
