@@ -97,9 +97,10 @@ def test_the_store_starts_as_its_script_says(tmp_path):
     """With the rights of docs/store.md, no other user, and the durability that the job asks for."""
     scripts = manifest("ConfigMap", "bagpipe-store")["data"]
     job = tomllib.loads(manifest("ConfigMap", "bagpipe-job")["data"]["job.toml"])
-    rights = re.search(r"~bagpipe:\* (.*\+select)$", (ROOT / "docs" / "store.md").read_text(), re.MULTILINE)
+    rights = re.search(r"~bagpipe:meta (.*\+select)$", (ROOT / "docs" / "store.md").read_text(), re.MULTILINE)
     assert rights is not None
-    assert f"~{job['store']['namespace']}:* +config|get {rights[1]}" in scripts["start.sh"]
+    name = job["store"]["namespace"]
+    assert f"~{name}:{{* ~{name}:meta +config|get {rights[1]}" in scripts["start.sh"]
     (tmp_path / "password").write_text("of-the-store-0123456789\n")
     start = scripts["start.sh"].replace("/run/secrets/bagpipe/store", str(tmp_path / "password"))
     start = start.replace("dir /data", f"dir {tmp_path}\nport 0\nunixsocket {tmp_path}/s.sock\nloglevel notice")

@@ -162,11 +162,20 @@ def test_a_cluster_that_hides_its_nodes(redis_cluster: ClusterNodes, namespace: 
             node.client.acl_deluser("trainer")
 
 
-def test_another_namespace(own_server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("neighbour", ["other", "bagpipe2", "bagpipe:eu", "bagpipe:meta", "bagpipe:", "bagpip"])
+def test_another_namespace(own_server: EmbeddedServer, neighbour: str) -> None:
+    """Also one whose name begins with this user's namespace."""
     with client_of(own_server.url) as client:
         set_user(client, documented(0))
-    with pytest.raises(InputError, match=r"may not run a command that is needed: .*key"):
-        run_a_job(login(own_server.url), "other")
+        with RedisStore(own_server.url, schema=SCHEMA, namespace=neighbour) as store:
+            store.claim()
+            store.write(0, IDS, ROWS)
+        with pytest.raises(InputError, match=r"may not run a command that is needed: .*key"):
+            run_a_job(login(own_server.url), neighbour)
+        with client_of(login(own_server.url)) as user:
+            for key in client.scan_iter():
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    user.exists(key)
 
 
 def test_rights_taken_away_while_the_job_runs(own_server: EmbeddedServer) -> None:
