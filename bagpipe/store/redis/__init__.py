@@ -7,5 +7,7 @@ read_codec       frames of requests to read; row_replies: their replies, many co
 row_codecs       frames of requests to write: fenced_write (scripts); resp_rows: rows as RESP; resp: short replies
 link             one socket; request_pipeline: requests on many links, one deadline
 remedies         what to do about a server without memory or disk
-urls, servers, cluster, server_checks, namespace: connecting and checking; ledger, ledger_scripts: owners and logs
+bounded_socket   replies to administrative commands, bounded in time and bytes; reply_forms: what each may be
+urls, servers, cluster, server_checks, server_versions, namespace: connecting and checking; ledger, ledger_scripts:
+owners and logs
 """

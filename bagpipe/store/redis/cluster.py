@@ -143,7 +143,7 @@ class ClusterSession:
         """
         slot, deadline_s = key_slot(key), time.monotonic() + self._timeout_s
         asked: Address | None = None
-        trouble = "no node serves its slot"
+        trouble, refusal = "no node serves its slot", ""
         while time.monotonic() < deadline_s:
             address = asked or self._topology.master_of(slot)
             if address is not None:
@@ -158,12 +158,12 @@ class ClusterSession:
                         asked, trouble = Address(error.host or address.host, error.port), str(error)
                         continue
                     except _PASSING as error:
-                        asked, trouble = None, str(error)
+                        asked, refusal = None, str(error)  # says more than where it was asked
             threading.Event().wait(_PAUSE_S)
             self._topology = self._cluster.topology(self._timeout_s, first=self._topology.masters)
         raise InputError(
             f"store {self._cluster.endpoint}: no answer about {key.decode()} within store.timeout_s = "
-            f"{self._timeout_s:g} s ({trouble})"
+            f"{self._timeout_s:g} s ({refusal or trouble})"
         )
 
     def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
@@ -184,7 +184,7 @@ class ClusterSession:
                         answers[number] = answer
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
             if isinstance(answer, Exception):  # redirection, transient error or refusal: `run` tells
-                answers[number] = self.run(command.key, partial(_execute, words=command.words))
+                answers[number] = self.run(command.key, partial(_execute, command=command))
         return answers
 
     def _client(self, address: Address, *, is_asking: bool) -> redis.Redis:
@@ -200,8 +200,10 @@ class ClusterSession:
 _PASSING = (TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError, MasterDownError)
 
 
-def _execute(client: redis.Redis, *, words: tuple[bytes | str | int, ...]) -> Any:
-    return client.execute_command(*words)
+def _execute(client: redis.Redis, *, command: KeyCommand) -> Any:
+    answer = client.execute_command(*command.words)
+    command.check(answer)
+    return answer
 
 
 def _ask_topology(server: Server, timeout_s: float) -> Topology:

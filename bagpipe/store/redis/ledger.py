@@ -29,6 +29,7 @@ from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import (
     INVALIDATED,
     BucketState,
+    Fence,
     LogState,
     check_checkpoint_id,
     check_token,
@@ -47,6 +48,16 @@ from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.redis import ledger_scripts as scripts
 from bagpipe.store.redis.namespace import Backend, Namespace, Session
+from bagpipe.store.redis.reply_forms import (
+    BUCKET_STATE,
+    COUNT,
+    DURATION,
+    PAIRS,
+    TEXT,
+    TEXT_OR_NONE,
+    TEXTS,
+    ReplyForm,
+)
 from bagpipe.store.redis.server_checks import ServerMonitor, needs_appendfsync
 from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.util.failpoints import hit
@@ -138,8 +149,10 @@ class RedisLedger:
 
     def state(self) -> tuple[BucketState, ...]:
         """See `Ledger.state`."""
-        answers = self._run([self._script(bucket, scripts.STATE) for bucket in range(self.num_buckets)])
-        return tuple(_bucket_state(answer) for answer in answers)
+        answers = self._run(
+            [self._script(bucket, scripts.STATE, expects=BUCKET_STATE) for bucket in range(self.num_buckets)]
+        )
+        return tuple(self._bucket_state(bucket, answer) for bucket, answer in enumerate(answers))
 
     def acquire(self, token: str) -> None:
         """See `Ledger.acquire`."""
@@ -149,16 +162,16 @@ class RedisLedger:
 
     def touched(self, bucket: int) -> NDArray[np.void]:
         """See `Ledger.touched`. Memory: the distinct rows and one million more."""
-        (answer,) = self._run([self._script(bucket, scripts.STATE)])
-        owner, key = answer[0].decode(), self._keys[bucket]
+        (answer,) = self._run([self._script(bucket, scripts.STATE, expects=BUCKET_STATE)])
+        owner, key = _decode(answer[0]), self._keys[bucket]
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
         for name, length in zip(answer[3::2], answer[4::2], strict=True):
-            fence = parse_log_name(name)
+            fence = self._log_of(bucket, name)
             log = log_key(key, fence) if fence.token == owner else fenced_log_key(key, fence)
             if not length:
                 raise RolledBackError(f"{self._label(bucket)} has lost the log {name.decode()} of bucket {bucket}")
             for start in range(1, length, _LOG_GROUPS):
-                (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1))])
+                (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1), TEXTS)])
                 joined = b"".join(groups)
                 if len(groups) != min(_LOG_GROUPS, length - start):
                     raise RolledBackError(f"{self._label(bucket)} has lost some of the log {name.decode()}")
@@ -225,8 +238,8 @@ class RedisLedger:
 
     def job(self) -> JobRecord | None:
         """See `Ledger.job`."""
-        (words,) = self._run([self._script(0, scripts.JOB)])
-        texts = [word.decode(errors="replace") for word in words]
+        (words,) = self._run([self._script(0, scripts.JOB, expects=PAIRS)])
+        texts = [_decode(word) for word in words]
         return JobRecord.from_fields(dict(zip(texts[::2], texts[1::2], strict=True)))
 
     def record_job(self, record: JobRecord) -> None:
@@ -255,7 +268,7 @@ class RedisLedger:
         buckets = [(self._next_inspected + number) % self.num_buckets for number in range(count)]
         self._next_inspected = (self._next_inspected + count) % self.num_buckets
         owners = self._run(
-            [KeyCommand(self._keys[bucket], ("GET", owner_key(self._keys[bucket]))) for bucket in buckets]
+            [KeyCommand(self._keys[bucket], ("GET", owner_key(self._keys[bucket])), TEXT_OR_NONE) for bucket in buckets]
         )
         token = self._token.encode()
         self._check(buckets, [b"OK" if owner == token else owner or b"" for owner in owners])
@@ -273,7 +286,7 @@ class RedisLedger:
             for number, kind in enumerate(kinds)
             if (bucket in self._had_rows if number == 0 else self._token)
         ]
-        answers = self._run([KeyCommand(self._keys[bucket], ("PTTL", key)) for bucket, key in wanted])
+        answers = self._run([KeyCommand(self._keys[bucket], ("PTTL", key), DURATION) for bucket, key in wanted])
         for (bucket, key), milliseconds in zip(wanted, answers, strict=True):
             if milliseconds != -1:
                 said = "has expired" if milliseconds == -2 else f"expires in {milliseconds / 1000:g} s"
@@ -281,17 +294,17 @@ class RedisLedger:
         self._had_rows = self._buckets_with_rows()
 
     def _buckets_with_rows(self) -> set[int]:
-        answers = self._run([KeyCommand(key, ("EXISTS", key)) for key in self._keys])
+        answers = self._run([KeyCommand(key, ("EXISTS", key), COUNT) for key in self._keys])
         return {bucket for bucket, answer in enumerate(answers) if answer}
 
     def _infos(self) -> list[tuple[str, Any]]:
         with_fsync = needs_appendfsync(self._namespace.durability)
         return [info for backend in self._backends for info in backend.infos(with_fsync=with_fsync)]
 
-    def _script(self, bucket: int, script: str, *arguments: bytes | str | int) -> KeyCommand:
+    def _script(self, bucket: int, script: str, *arguments: bytes | str | int, expects: ReplyForm = TEXT) -> KeyCommand:
         key = self._keys[bucket]
         keys = (key, owner_key(key), checkpoint_id_key(key), logs_key(key), open_key(key), job_key(key))
-        return KeyCommand(key, ("EVAL", script, len(keys), *keys, *arguments))
+        return KeyCommand(key, ("EVAL", script, len(keys), *keys, *arguments), expects)
 
     def _run_script(
         self,
@@ -321,7 +334,7 @@ class RedisLedger:
             if not answer:
                 raise RolledBackError(f"{label} has forgotten its owner, expected {self._token!r}: rows may be lost")
             raise FencedError(
-                f"{label} was taken over: its owner is the job {answer.decode()!r}, this one is {self._token!r}"
+                f"{label} was taken over: its owner is the job {_decode(answer)!r}, this one is {self._token!r}"
             )
 
     def _run(self, commands: Sequence[KeyCommand]) -> list[Any]:
@@ -340,16 +353,31 @@ class RedisLedger:
                 answers[number] = answer
         return answers
 
+    def _bucket_state(self, bucket: int, answer: list[Any]) -> BucketState:
+        """A reply to `ledger_scripts.STATE`."""
+        owner, checkpoint_id, num_rows = _decode(answer[0]), _decode(answer[1]), answer[2]
+        logs = []
+        for name, length in zip(answer[3::2], answer[4::2], strict=True):
+            fence = self._log_of(bucket, name)
+            logs.append(LogState(token=fence.token, epoch=fence.epoch, writer=fence.writer, num_groups=length - 1))
+            checkpoint_id = checkpoint_id if length else invalidated(checkpoint_id)
+        logs.sort(key=lambda log: (log.token, log.epoch, log.writer))
+        return BucketState(owner=owner, checkpoint_id=checkpoint_id, logs=tuple(logs), num_rows=num_rows)
+
+    def _log_of(self, bucket: int, name: bytes) -> Fence:
+        """The writer of a bucket's log.
+
+        Raises:
+            StoreError: no name of a log.
+        """
+        try:
+            return parse_log_name(name)
+        except ValueError:
+            raise StoreError(f"{self._label(bucket)}: bucket {bucket} has a log named {name[:60]!r}") from None
+
     def _label(self, bucket: int) -> str:
         return self._namespace.label_of(self._backend_of_key[self._keys[bucket]])
 
 
-def _bucket_state(answer: list[Any]) -> BucketState:
-    owner, checkpoint_id, num_rows = answer[0].decode(), answer[1].decode(), int(answer[2])
-    logs = []
-    for name, length in zip(answer[3::2], answer[4::2], strict=True):
-        fence = parse_log_name(name)
-        logs.append(LogState(token=fence.token, epoch=fence.epoch, writer=fence.writer, num_groups=length - 1))
-        checkpoint_id = checkpoint_id if length else invalidated(checkpoint_id)
-    logs.sort(key=lambda log: (log.token, log.epoch, log.writer))
-    return BucketState(owner=owner, checkpoint_id=checkpoint_id, logs=tuple(logs), num_rows=num_rows)
+def _decode(text: bytes) -> str:
+    return text.decode(errors="replace")

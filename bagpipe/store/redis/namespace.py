@@ -10,6 +10,8 @@ that lost its data, or a reordered list, would look like rows that were never wr
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
+from bagpipe.store.redis.reply_forms import COUNT
 from bagpipe.store.redis.routing import servers_of_buckets
 from bagpipe.store.redis.server_checks import (
     check_durability,
@@ -30,6 +33,7 @@ from bagpipe.store.redis.server_checks import (
     denied_commands,
     needs_appendfsync,
 )
+from bagpipe.store.redis.server_versions import scripting_advice
 from bagpipe.store.redis.servers import KeyCommand
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
@@ -44,6 +48,13 @@ _ELSEWHERE = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis.e
 
 #: Fields per HSCAN step: a few milliseconds of server time.
 _SCAN_FIELDS = 10_000
+#: Fields of a bucket that a server without NOVALUES is asked for at once, and bytes of rows per step of a larger one.
+_HKEYS_FIELDS = 200_000
+_SCAN_BYTES = 4 << 20
+#: Bytes of a reply's field and value beside the row, rounded up.
+_PAIR_BYTES = 64
+#: Times that a scan can return a field of a hash that grows or shrinks.
+_MAX_RETURNS = 4
 
 #: Buckets whose servers are asked for the user's rights: reaches all, or most, nodes of a cluster.
 _ASKED_BUCKETS = 64
@@ -109,13 +120,17 @@ class Namespace:
     timeout_s: float
     durability: str = "memory"
 
-    def check_servers(self) -> None:
+    def check_servers(self) -> list[str]:
         """Refuse a server that can evict rows, is only a part of a cluster, is not durable enough, or is named twice.
+
+        Returns:
+            Advice about servers that should be replaced by newer ones.
 
         Raises:
             InputError: names the server, its settings and the fix.
         """
         seen: dict[object, str] = {}
+        advice: list[str] = []
         for backend in self.backends:
             for endpoint, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
                 check_eviction(endpoint, info)
@@ -125,6 +140,8 @@ class Namespace:
                 if info.get("run_id") is not None and identity in seen:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {endpoint}")
                 seen[identity] = endpoint
+                advice.append(scripting_advice(endpoint, info))
+        return list(filter(None, advice))
 
     def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
@@ -134,8 +151,9 @@ class Namespace:
         return claimed
 
     def claim(self, *, reloads: bool = False) -> bool:
-        """See `Store.claim`."""
-        self.check_servers()
+        """See `Store.claim`. Logs a warning about each server whose scripting can be broken into."""
+        for advice in self.check_servers():
+            logging.getLogger(__name__).warning("warning: %s", advice)
         records = self._stored_records(reloads=reloads)
         created = False
         # Server 0 last: of two concurrent jobs, exactly one creates its record.
@@ -162,7 +180,7 @@ class Namespace:
         removed: list[tuple[Backend, dict[str, str]]] = []
         for backend in self.backends:
             with backend.session(self.timeout_s) as session:
-                fields = _decode(session.run(key, lambda client: client.hgetall(key)))
+                fields = session.run(key, partial(_fields, key=key))
                 session.run(key, lambda client: client.delete(key))
             removed.append((backend, fields))
         try:
@@ -191,10 +209,12 @@ class Namespace:
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         parts = [np.empty(0, np.int64)]
+        row_bytes = max(self.schema.row_bytes(number) for number in range(len(self.schema.tables)))
+        scan = partial(_scan, row_bytes=row_bytes, timeout_s=self.timeout_s)
         for number, backend in enumerate(self.backends):
             with backend.session(self.timeout_s) as session:
                 for key in self._keys(number):
-                    for pairs in session.run(key, partial(_scan, key=key)):
+                    for pairs in session.run(key, partial(scan, key=key)):
                         parts.append(pairs["id"][pairs["table"] == table].astype(np.int64))
         # HSCAN can return a field twice while the hash grows.
         return distinct_ids(parts)
@@ -232,8 +252,10 @@ class Namespace:
         key = meta_key(self.name)
         for number, backend in enumerate(self.backends):
             with backend.session(self.timeout_s) as session:
-                fields = _decode(session.run(key, lambda client: client.hgetall(key))) or None
-                exist = session.run_all([KeyCommand(bucket, ("EXISTS", bucket)) for bucket in self._keys(number)])
+                fields = session.run(key, partial(_fields, key=key)) or None
+                exist = session.run_all(
+                    [KeyCommand(bucket, ("EXISTS", bucket), COUNT) for bucket in self._keys(number)]
+                )
             records.append(_Stored(fields=fields, has_rows=any(exist)))
         for number, record in enumerate(records):
             if record.fields is not None:
@@ -268,6 +290,11 @@ class Namespace:
         return False
 
 
+def _fields(client: redis.Redis, *, key: bytes) -> dict[str, str]:
+    """A hash."""
+    return _decode(client.hgetall(key))
+
+
 def _create(client: redis.Redis, *, key: bytes, fields: Mapping[str, str]) -> dict[str, str] | None:
     """Write a hash unless it exists. Returns None if written, else the existing fields. Atomic."""
     with client.pipeline() as pipeline:
@@ -280,7 +307,7 @@ def _create(client: redis.Redis, *, key: bytes, fields: Mapping[str, str]) -> di
         try:
             pipeline.execute()
         except redis.WatchError:  # another job wrote it between WATCH and EXEC
-            return _decode(client.hgetall(key))
+            return _fields(client, key=key)
     return None
 
 
@@ -288,22 +315,39 @@ def _decode(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
 
 
-def _scan(client: redis.Redis, *, key: bytes) -> list[NDArray[np.void]]:
-    """Fields of a hash as `FIELD_DTYPE`, in parts, without values.
+def _scan(client: redis.Redis, *, key: bytes, row_bytes: int, timeout_s: float) -> list[NDArray[np.void]]:
+    """Fields of a hash as `FIELD_DTYPE`, in parts.
 
     Raises:
         StoreError: another program wrote into the bucket.
+        redis.InvalidResponse: more fields than the hash has, or none for `timeout_s` and no end.
     """
-    parts = []
+    num_fields = int(client.hlen(key))
     try:
-        cursor = 0
-        while True:
-            cursor, fields = client.hscan(key, cursor, count=_SCAN_FIELDS, no_values=True)
-            parts.append(decode_fields(fields))
-            if cursor == 0:
-                return parts
+        return list(_scanned(client, key, num_fields, timeout_s, count=_SCAN_FIELDS, no_values=True))
     except redis.ResponseError as error:
         if isinstance(error, _ELSEWHERE):
             raise
-        # HSCAN NOVALUES needs Redis 7.4 or Valkey 8; before, read all fields of the bucket at once.
+    # HSCAN NOVALUES needs Redis 7.4 or Valkey 8.
+    if num_fields <= _HKEYS_FIELDS:
         return [decode_fields(client.hkeys(key))]
+    count = max(1, min(_SCAN_FIELDS, _SCAN_BYTES // (row_bytes + _PAIR_BYTES)))
+    return list(_scanned(client, key, num_fields, timeout_s, count=count, no_values=False))
+
+
+def _scanned(
+    client: redis.Redis, key: bytes, num_fields: int, timeout_s: float, *, count: int, no_values: bool
+) -> Iterator[NDArray[np.void]]:
+    """Fields of a hash, step by step."""
+    cursor, left = 0, _MAX_RETURNS * (num_fields + _SCAN_FIELDS)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        cursor, fields = client.hscan(key, cursor, count=count, no_values=no_values)
+        yield decode_fields(list(fields))
+        if cursor == 0:
+            return
+        left -= len(fields)
+        if fields:
+            deadline_s = time.monotonic() + timeout_s
+        if left < 0 or time.monotonic() > deadline_s:
+            raise redis.InvalidResponse(f"a scan of {key.decode()} that does not end")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.errors import InputError, StoreError
+from bagpipe.store.redis.reply_forms import TEXTS, info_number
 from bagpipe.store.redis.servers import KeyCommand
 
 __all__ = [
@@ -85,13 +86,13 @@ return denied
 
 def denied_commands(bucket_key: bytes) -> KeyCommand:
     """The command that returns which of `REQUIRED_COMMANDS` the user is denied on the bucket's keys."""
-    return KeyCommand(bucket_key, ("EVAL", _DENIED_COMMANDS, 1, bucket_key, *REQUIRED_COMMANDS))
+    return KeyCommand(bucket_key, ("EVAL", _DENIED_COMMANDS, 1, bucket_key, *REQUIRED_COMMANDS), TEXTS)
 
 
 def check_rights(endpoint: str, denied: list[bytes]) -> None:
     """Raise InputError that names the server and the denied commands, if there are any."""
     if denied:
-        names = ", ".join(f"'{name.decode()}'" for name in denied)
+        names = ", ".join(f"'{name.decode(errors='replace')}'" for name in denied)
         raise InputError(f"store {endpoint}: the user may not run commands that are needed: {names}; see docs/store.md")
 
 
@@ -105,7 +106,7 @@ def check_eviction(endpoint: str, info: Mapping[str, Any]) -> None:
     Raises:
         InputError: names the server, its settings and the fix.
     """
-    policy, max_bytes = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
+    policy, max_bytes = info.get("maxmemory_policy"), info_number(endpoint, info, "maxmemory")
     if policy is None:
         raise InputError(f"store {endpoint}: INFO does not tell maxmemory_policy, so rows may be dropped")
     if max_bytes > 0 and policy != "noeviction":
@@ -134,7 +135,7 @@ def check_durability(endpoint: str, info: Mapping[str, Any], appendfsync: str, d
     """
     if durability == "memory":
         return
-    if not int(info.get("aof_enabled", 0)):
+    if not info_number(endpoint, info, "aof_enabled"):
         raise InputError(
             f"store {endpoint} keeps rows in memory only: appendonly is no, but store.durability is {durability}; "
             f"run CONFIG SET appendonly yes, or set store.durability = memory"
@@ -150,7 +151,7 @@ def check_still_durable(endpoint: str, info: Mapping[str, Any], durability: str)
     """Raise StoreError if a running server no longer provides `durability`. `info`: INFO plus appendfsync."""
     if durability == "memory":
         return
-    if not int(info.get("aof_enabled", 0)):
+    if not info_number(endpoint, info, "aof_enabled"):
         raise StoreError(f"store {endpoint}: appendonly is now no, but store.durability is {durability}")
     appendfsync = str(info.get("appendfsync", durability))
     if appendfsync not in _at_least(durability):
@@ -173,12 +174,12 @@ class _ServerState:
     expired: int
 
     @classmethod
-    def from_info(cls, info: Mapping[str, Any]) -> _ServerState:
+    def from_info(cls, endpoint: str, info: Mapping[str, Any]) -> _ServerState:
         return cls(
             run_id=str(info.get("run_id", "")),
             role=str(info.get("role", "master")),
-            evicted=int(info.get("evicted_keys", 0)),
-            expired=int(info.get("expired_keys", 0)),
+            evicted=info_number(endpoint, info, "evicted_keys"),
+            expired=info_number(endpoint, info, "expired_keys"),
         )
 
 
@@ -194,7 +195,7 @@ class ServerMonitor:
 
     def __init__(self, infos: list[tuple[str, Mapping[str, Any]]], durability: str) -> None:
         self._durability = durability
-        self._states = {endpoint: _ServerState.from_info(info) for endpoint, info in infos}
+        self._states = {endpoint: _ServerState.from_info(endpoint, info) for endpoint, info in infos}
 
     def check(self, infos: list[tuple[str, Mapping[str, Any]]]) -> bool:
         """Compare, and keep these for the next check. A cluster's nodes may come and go.
@@ -207,7 +208,7 @@ class ServerMonitor:
         """
         has_expired = False
         for endpoint, info in infos:
-            now = _ServerState.from_info(info)
+            now = _ServerState.from_info(endpoint, info)
             before = self._states.get(endpoint, now)
             _compare(endpoint, before, now)
             try:
@@ -216,7 +217,7 @@ class ServerMonitor:
                 raise StoreError(str(error)) from error
             check_still_durable(endpoint, info, self._durability)
             has_expired = has_expired or now.expired != before.expired
-        self._states = {endpoint: _ServerState.from_info(info) for endpoint, info in infos}
+        self._states = {endpoint: _ServerState.from_info(endpoint, info) for endpoint, info in infos}
         return has_expired
 
 

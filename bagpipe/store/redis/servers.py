@@ -2,9 +2,10 @@
 
     store.url ──bagpipe.store.redis.urls──> Server (endpoint without password, redis-py settings)
     Server ──connect──> redis-py connection, whose socket the row path uses directly
-           ──admin────> redis-py client for INFO, the schema record and scans
+           ──admin────> redis-py client for INFO, the schema record and scans; replies bounded by `BoundedSocket`
 
-Every refusal is a one-line `InputError` that names the server and the fix, without the password.
+Every refusal is a one-line `InputError` that names the server and the fix, without the password. So is an answer of
+another form than its command's: `KeyCommand.expects`.
 
 redis-py's retries are off: version 8 re-sends up to ten times by default, including writes, and exceeds deadlines.
 """
@@ -18,14 +19,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
+from redis._parsers import _RESP2Parser  # hiredis takes memory for as many elements as an array's header promises
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from bagpipe.errors import InputError, StoreError
+from bagpipe.store.redis.bounded_socket import bounded
 from bagpipe.store.redis.link import Link
 from bagpipe.store.redis.remedies import with_remedy
+from bagpipe.store.redis.reply_forms import ReplyForm, info_number
 
 __all__ = [
     "PIPELINE_COMMANDS",
@@ -39,16 +43,32 @@ __all__ = [
 T = TypeVar("T")
 
 
-#: Commands per pipeline.
-PIPELINE_COMMANDS = 1000
+#: Commands per pipeline. The states of so many buckets with 256 writers each fit into `MAX_REPLY_BYTES`.
+PIPELINE_COMMANDS = 250
+#: Characters of an unexpected reply in its message.
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCommand:
-    """A command, and the key that determines its server."""
+    """A command.
+
+    Attributes:
+        key: determines its server.
+        words: sent.
+        expects: form of its reply.
+    """
 
     key: bytes
     words: tuple[bytes | str | int, ...]
+    expects: ReplyForm
+
+    def check(self, reply: object) -> None:
+        """Raise redis.InvalidResponse unless the reply has the expected form."""
+        if not self.expects.fits(reply):
+            text = repr(reply)
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+            raise redis.InvalidResponse(f"{self.words[0]!s} was answered {shown}, expected {self.expects.name}")
 
 
 class Unreachable(InputError):
@@ -82,14 +102,14 @@ class Server:
             Unreachable: no answer.
             InputError: refused, or not a Redis-protocol server.
         """
-        connection = self.connection_class(**self._connection_settings(timeout_s))
+        connection = bounded(self.connection_class, timeout_s)(**self._connection_settings(timeout_s))
         with self.refusals(timeout_s, connection.disconnect):
             connection.connect()
             # A server that needs a password accepts the connection and refuses the first command.
             connection.send_command("PING", check_health=False)
             if connection.read_response() != b"PONG":
                 raise redis.ConnectionError("it did not answer PING with PONG")
-        return Link(connection._sock, self.endpoint, connection.disconnect)
+        return Link(connection._sock.raw, self.endpoint, connection.disconnect)
 
     @property
     def database(self) -> int:
@@ -107,7 +127,7 @@ class Server:
             InputError: as for `admin`, or the server is a cluster node.
         """
         info = self.info(timeout_s, with_fsync=with_fsync)
-        if int(info.get("cluster_enabled", 0)):
+        if info_number(self.endpoint, info, "cluster_enabled"):
             raise InputError(
                 f"store {self.endpoint} is a node of a cluster, expected a server on its own; "
                 "use redis+cluster:// instead"
@@ -138,7 +158,8 @@ class Server:
     @contextmanager
     def admin(self, timeout_s: float, *, client_class: type[redis.Redis] = redis.Redis) -> Iterator[redis.Redis]:
         """A redis-py client for a few commands; errors become `InputError`."""
-        pool = ConnectionPool(connection_class=self.connection_class, **self._connection_settings(timeout_s))
+        connection_class = bounded(self.connection_class, timeout_s)
+        pool = ConnectionPool(connection_class=connection_class, **self._connection_settings(timeout_s))
         client = client_class(connection_pool=pool)
         try:
             with self.refusals(timeout_s):
@@ -156,6 +177,7 @@ class Server:
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
             "decode_responses": False,
+            "parser_class": _RESP2Parser,
         }
 
     @contextmanager
@@ -166,7 +188,7 @@ class Server:
         except (InputError, StoreError):
             cleanup()
             raise
-        except (redis.RedisError, OSError, ValueError, TypeError) as error:
+        except (redis.RedisError, OSError, *_UNREADABLE) as error:
             cleanup()
             kind = Unreachable if _is_unreachable(error) else InputError
             advice = _advice(error, self.connection_class)
@@ -199,12 +221,19 @@ class ServerSession:
 
 
 def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_on_error: bool) -> list[Any]:
-    """Send commands in one pipeline. Returns the replies, with errors among them unless `raise_on_error`."""
+    """Send commands in one pipeline. Returns the replies, with errors among them unless `raise_on_error`.
+
+    Raises:
+        redis.InvalidResponse: a reply is not of its command's form.
+    """
     with client.pipeline(transaction=False) as pipeline:
         for command in commands:
             pipeline.execute_command(*command.words)
         answers: list[Any] = pipeline.execute(raise_on_error=raise_on_error)
-        return answers
+    for command, answer in zip(commands, answers, strict=True):
+        if not isinstance(answer, Exception):
+            command.check(answer)
+    return answers
 
 
 def _text(value: object) -> str:
@@ -228,7 +257,7 @@ def _explain(error: Exception, timeout_s: float) -> str:
     for kind, explanation in _EXPLANATIONS:
         if isinstance(error, kind):
             return explanation.format(text=with_remedy(text), timeout_s=timeout_s)
-    return text
+    return f"an answer that cannot be decoded ({type(error).__name__}: {text})"
 
 
 def _advice(error: Exception, connection_class: type[AbstractConnection]) -> str:
@@ -248,6 +277,9 @@ def _tls_cause(error: BaseException | None) -> ssl.SSLError | None:
         error = error.__cause__ or error.__context__
     return error
 
+
+#: What redis-py raises while it decodes a reply of an unexpected form, or with text that is no number.
+_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 
 _NO_TLS = "; does the server speak TLS on this port?"
 

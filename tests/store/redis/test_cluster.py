@@ -12,6 +12,7 @@ import pytest
 from bagpipe.errors import InputError
 from bagpipe.store.keys import key_slot, meta_key
 from bagpipe.store.redis.cluster import Cluster
+from bagpipe.store.redis.reply_forms import COUNT
 from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.redis.urls import parse_cluster_url
@@ -30,7 +31,7 @@ def cluster_of(url: str) -> Cluster:
 
 
 def exists(key: bytes) -> KeyCommand:
-    return KeyCommand(key, ("EXISTS", key))
+    return KeyCommand(key, ("EXISTS", key), COUNT)
 
 
 def refused(url: str, *words: str, namespace: str = "job", timeout_s: float = 30.0) -> None:

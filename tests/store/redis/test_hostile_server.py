@@ -1,0 +1,101 @@
+"""Every call of a store against a server that answers as none should: it ends, in little memory, with one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.errors import InputError, StoreError
+from bagpipe.store.interface import WriteRequest
+from bagpipe.store.redis.store import RedisStore
+from bagpipe.types.schema import RowSchema, RowTable
+from tests.store.redis.hostile_server import MISBEHAVIOURS, hostile_server
+
+pytestmark = [pytest.mark.usefixtures("no_leaks")]
+
+SCHEMA = RowSchema(tables=(RowTable(name="t", dim=4),), optimizer="sgd")
+IDS = np.arange(20)
+TIMEOUT_S = 0.4
+#: A call can consist of several commands, repeated while a server is unreachable. Far from "without end".
+END_S = 20.0
+MAX_GROWTH_BYTES = 64 << 20
+
+
+def inspect(store: RedisStore) -> None:
+    with store.ledger() as ledger:
+        ledger.inspect()
+
+
+def touched(store: RedisStore) -> None:
+    with store.ledger() as ledger:
+        ledger.touched(0)
+
+
+def acquire(store: RedisStore) -> None:
+    with store.ledger() as ledger:
+        ledger.acquire("1-" + "0" * 32)
+        ledger.inspect()
+
+
+def job(store: RedisStore) -> None:
+    with store.ledger() as ledger:
+        ledger.job()
+
+
+def state(store: RedisStore) -> None:
+    with store.ledger() as ledger:
+        ledger.state()
+
+
+#: Commands, and the call that sends it.
+CALLS: dict[str, tuple[str, Callable[[RedisStore], object]]] = {
+    "open": ("PING", lambda store: None),
+    "check, INFO": ("INFO", lambda store: store.check()),
+    "check, schema record": ("HGETALL", lambda store: store.check()),
+    "check, rights": ("EVAL", lambda store: store.check()),
+    "claim, buckets": ("EXISTS", lambda store: store.claim()),
+    "claim, record": ("EXEC", lambda store: store.claim()),
+    "ids, length": ("HLEN", lambda store: store.ids(0)),
+    "ids, scan": ("HSCAN", lambda store: store.ids(0)),
+    "read": ("HMGET", lambda store: store.read_many([(0, IDS)])),
+    "write": ("HSET", lambda store: store.write_many([WriteRequest(0, IDS, np.zeros((20, 4), np.float32))])),
+    "ledger, INFO": ("INFO", inspect),
+    "ledger, state": ("EVAL", state),
+    "ledger, logs": ("EVAL", touched),
+    "ledger, job": ("EVAL", job),
+    "ledger, acquire": ("EVAL", acquire),
+    "ledger, owners": ("GET", acquire),
+}
+
+
+def peak_bytes() -> int:
+    """Largest resident memory since `clear_peak`."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) << 10
+
+
+def clear_peak() -> int:
+    """Forget the peak. Returns the resident memory."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return peak_bytes()
+
+
+@pytest.mark.parametrize("misbehaviour", MISBEHAVIOURS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_ends(tmp_path: Path, call: str, misbehaviour: str) -> None:
+    command, run = CALLS[call]
+    with hostile_server(tmp_path, command, misbehaviour) as url:
+        start_s, start_bytes = time.monotonic(), clear_peak()
+        refused = ""
+        try:
+            with RedisStore(url, schema=SCHEMA, namespace="job", num_buckets=4, timeout_s=TIMEOUT_S) as store:
+                run(store)
+        except (StoreError, InputError) as error:
+            refused = str(error)
+        assert "\n" not in refused
+        assert time.monotonic() - start_s < END_S
+        assert peak_bytes() - start_bytes < MAX_GROWTH_BYTES

@@ -1,0 +1,57 @@
+"""Releases of servers without the fixes of their scripting."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagpipe.store.redis.server_versions import scripting_advice
+
+
+def advice(name: str, version: str, endpoint: str = "redis://store:6379") -> str:
+    # Valkey also states the Redis version that it is compatible with.
+    info = {"redis_version": version} if name == "redis" else {"redis_version": "7.2.4", "server_name": name}
+    return scripting_advice(endpoint, info | {f"{name}_version": version})
+
+
+@pytest.mark.parametrize(
+    ("name", "first_safe"),
+    [
+        ("redis", "6.2.20"),
+        ("redis", "7.2.11"),
+        ("redis", "7.4.6"),
+        ("redis", "8.0.4"),
+        ("redis", "8.2.2"),
+        ("valkey", "7.2.11"),
+        ("valkey", "8.0.6"),
+        ("valkey", "8.1.4"),
+    ],
+)
+def test_a_line_is_safe_from_its_fix_on(name: str, first_safe: str) -> None:
+    line, _, patch = first_safe.rpartition(".")
+    assert advice(name, first_safe) == ""
+    assert advice(name, f"{line}.{int(patch) + 1}") == ""
+    said = advice(name, f"{line}.{int(patch) - 1}")
+    assert f"store redis://store:6379 runs {name} {line}.{int(patch) - 1}: users who may run scripts" in said
+    assert "CVE-2025-49844" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_safe"),
+    [
+        ("redis", "7.0.15", False),
+        ("redis", "5.0.7", False),
+        ("redis", "8.4.0", True),
+        ("valkey", "9.0.0", True),
+        ("valkey", "9.1.2", True),
+        ("redis", "", True),
+        ("redis", "unstable", True),
+        ("dragonfly", "1.0.0", True),
+    ],
+)
+def test_other_lines(name: str, version: str, is_safe: bool) -> None:
+    assert (advice(name, version) == "") == is_safe
+
+
+def test_the_private_server_of_a_job_is_left_out() -> None:
+    assert advice("redis", "7.0.15", "unix:///run/job/store.sock") == ""
