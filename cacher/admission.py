@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bagpipe.errors import JobError
 
@@ -14,10 +15,13 @@ class Admission:
 
     Args:
         max_jobs: most concurrent jobs.
+        start_timeout_s: a job that has asked for nothing in this time makes room for another.
     """
 
-    def __init__(self, max_jobs: int) -> None:
+    def __init__(self, max_jobs: int, *, start_timeout_s: float) -> None:
         self._max_jobs = max_jobs
+        self._start_timeout_s = start_timeout_s
+        self._room_makers: list[Callable[[float], bool]] = []
         self._num_jobs = 0
         self._is_draining = False
         self._empty = asyncio.Event()
@@ -33,6 +37,10 @@ class Admission:
         """No new jobs are taken."""
         return self._is_draining
 
+    def can_make_room(self, make: Callable[[float], bool]) -> None:
+        """Register a function that ends a job which has asked for nothing in so many seconds, if there is one."""
+        self._room_makers.append(make)
+
     def enter(self) -> None:
         """Admit a job.
 
@@ -41,7 +49,7 @@ class Admission:
         """
         if self._is_draining:
             raise JobError("the cacher is shutting down and takes no new jobs")
-        if self._num_jobs >= self._max_jobs:
+        if self._num_jobs >= self._max_jobs and not any(make(self._start_timeout_s) for make in self._room_makers):
             raise JobError(f"the cacher serves {self._num_jobs} jobs already, at most {self._max_jobs}")
         self._num_jobs += 1
         self._empty.clear()

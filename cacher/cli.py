@@ -53,6 +53,12 @@ _OPTIONS = (
     Option(flag="--max-jobs", help="most concurrent jobs", metavar="N", default="8"),
     Option(flag="--grace-s", help="how long to wait for a lost rank", metavar="S", default="120"),
     Option(flag="--hello-timeout-s", help="longest silence of a new connection", metavar="S", default="10"),
+    Option(
+        flag="--start-timeout-s",
+        help="a job that asks for nothing so long makes room for another",
+        metavar="S",
+        default="600",
+    ),
     Option(flag="--drain-timeout-s", help="how long jobs can go on after SIGTERM", metavar="S", default="3600"),
     Option(flag="--log-level", help=f"one of {', '.join(LEVELS)}", metavar="LEVEL", default="info"),
     Option(flag="--log-to", help=f"one of {', '.join(STREAMS)}", metavar="STREAM", default="stderr"),
@@ -104,6 +110,7 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
         plan_bytes=round(_positive(options, "plan-gib") * 2**30),
         grace_s=_positive(options, "grace-s"),
         hello_timeout_s=_positive(options, "hello-timeout-s"),
+        start_timeout_s=_positive(options, "start-timeout-s"),
         drain_timeout_s=_positive(options, "drain-timeout-s"),
     )
     start_logging(options["log-level"], options["log-to"])

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.agreement import first_difference
+from bagpipe.client.agreement import first_difference, job_label
 from bagpipe.errors import InputError, JobError
 from cacher.admission import Admission
 from cacher.counters import Counters
@@ -75,10 +76,19 @@ class Member:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A training job: its ranks by number; its runs and their requests by number."""
+    """A training job: its ranks by number; its runs and their requests by number.
+
+    Attributes:
+        job_id: what its ranks share. Whoever knows it may enter as one of them, so it is in no log and no metric.
+        label: stands for it there.
+        since_s: when its first rank came, by `time.monotonic`.
+        world_size: number of its ranks.
+    """
 
     job_id: str
+    label: str
     world_size: int
+    since_s: float = field(default_factory=time.monotonic)
     members: dict[int, Member] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
     requests: dict[int, PhaseRequest] = field(default_factory=dict)
@@ -121,6 +131,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._ending: list[Run] = []
         self._failed: dict[str, str] = {}  # reasons by job id
+        admission.can_make_room(self._end_idle_job)
 
     def enter(self, hello: pb.Hello, stream: Stream) -> Member:
         """Add a rank to a new or known job, or replace its stream.
@@ -144,7 +155,7 @@ class Jobs:
             member = Member(job=job, rank=hello.rank, instance=hello.instance, credits=hello.credits)
             job.members[hello.rank] = member
         elif member.instance != hello.instance:
-            raise InputError(f"rank {hello.rank} of job {job.job_id} belongs to another process")
+            raise InputError(f"rank {hello.rank} of job {job.label} belongs to another process")
         elif member.stream is not None:
             member.stream.replaced()
         if member.giving_up is not None:
@@ -163,6 +174,8 @@ class Jobs:
             JobError: too many concurrent runs.
         """
         job = member.job
+        if member.left:
+            raise JobError("the job has ended")
         request = parse_start(start, settings=self._settings, schema=self._known_data.schema, world_size=job.world_size)
         if start.ended:
             member.run = max(member.run, start.run + 1)
@@ -203,7 +216,7 @@ class Jobs:
         member.stream = None
         loop = asyncio.get_running_loop()
         member.giving_up = loop.call_later(self._grace_s, self._give_up, member)
-        _LOG.info("rank lost", extra={"job": member.job.job_id, "rank": member.rank, "grace_s": self._grace_s})
+        _LOG.info("rank lost", extra={"job": member.job.label, "rank": member.rank, "grace_s": self._grace_s})
 
     def stop(self) -> list[Run]:
         """End all jobs. Returns the runs whose threads are alive."""
@@ -213,8 +226,8 @@ class Jobs:
         return [run for run in self._ending if not run.join(0)]
 
     def runs(self) -> list[tuple[str, int, Run]]:
-        """Job id, run number and run of all current runs."""
-        return [(job.job_id, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
+        """Label of the job, run number and run of all current runs."""
+        return [(job.label, number, run) for job in self._jobs.values() for number, run in job.runs.items()]
 
     @property
     def _known_data(self) -> PlannedData:
@@ -228,10 +241,24 @@ class Jobs:
 
     def _add(self, hello: pb.Hello) -> Job:
         self._admission.enter()
-        job = Job(job_id=hello.job_id, world_size=hello.world_size)
+        job = Job(job_id=hello.job_id, label=job_label(hello.job_id), world_size=hello.world_size)
         self._jobs[job.job_id] = job
-        _LOG.info("job started", extra={"job": job.job_id, "world_size": job.world_size})
+        _LOG.info("job started", extra={"job": job.label, "world_size": job.world_size})
         return job
+
+    def _end_idle_job(self, start_timeout_s: float) -> bool:
+        """End the oldest job that has asked for nothing in this time. False if there is none."""
+        for job in self._jobs.values():
+            members = list(job.members.values())
+            if time.monotonic() - job.since_s < start_timeout_s or any(member.run >= 0 for member in members):
+                continue
+            streams = [member.stream for member in members if member.stream is not None]
+            for member in members:
+                self._retire(member)
+            for stream in streams:
+                stream.fail(JobError(f"the job asked for nothing in {start_timeout_s:g} s and made room for another"))
+            return True
+        return False
 
     def _start_run(self, job: Job, number: int, request: PhaseRequest, credits: int) -> Run:
         if len(job.runs) >= _MAX_RUNS:
@@ -260,7 +287,7 @@ class Jobs:
         job.runs[number], job.requests[number] = run, request
         _LOG.info(
             "run started",
-            extra={"job": job.job_id, "run": number, "phase": request.phase, "first_batch": request.first_batch},
+            extra={"job": job.label, "run": number, "phase": request.phase, "first_batch": request.first_batch},
         )
         return run
 
@@ -296,7 +323,7 @@ class Jobs:
                 self._ending.append(run)
             job.runs.clear()
             del self._jobs[job.job_id]
-            _LOG.info("job ended", extra={"job": job.job_id})
+            _LOG.info("job ended", extra={"job": job.label})
             self._admission.leave()
 
     def _give_up(self, member: Member) -> None:
@@ -308,7 +335,7 @@ class Jobs:
             self._failed.setdefault(job.job_id, str(error))
         if len(self._failed) > _MAX_REMEMBERED:
             del self._failed[next(iter(self._failed))]
-        _LOG.warning("rank given up", extra={"job": job.job_id, "rank": member.rank, "grace_s": self._grace_s})
+        _LOG.warning("rank given up", extra={"job": job.label, "rank": member.rank, "grace_s": self._grace_s})
         self._retire(member)
         for other in list(job.members.values()):
             if other.stream is not None:

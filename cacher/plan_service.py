@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bagpipe.client import cacher_pb2 as pb
-from bagpipe.client.agreement import MAX_IDS_BYTES
+from bagpipe.client.agreement import MAX_IDS_BYTES, job_label
 from bagpipe.client.codec import CodecError
 from bagpipe.errors import JobError
 from bagpipe.lookahead.pieces import FrameJoiner
@@ -35,6 +37,23 @@ MAX_STREAMS_OF_JOB = 8
 _MAX_ENDING = 16
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _PlanJob:
+    """The streams of one training process.
+
+    Attributes:
+        label: of the job, for logs.
+        since_s: when its first stream came, by `time.monotonic`.
+        has_begun: some stream has asked for something.
+        tasks: the calls of its streams.
+    """
+
+    label: str
+    since_s: float = field(default_factory=time.monotonic)
+    has_begun: bool = False
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
 class PlanService:
     """The `Plan` method of the `bagpipe.v1.Cacher` service.
 
@@ -50,13 +69,14 @@ class PlanService:
         self._calls = calls
         self._counters = counters
         self._max_bytes = max_bytes
-        self._streams: dict[str, int] = {}  # by job
+        self._jobs: dict[str, _PlanJob] = {}  # by id
+        admission.can_make_room(self._end_idle_job)
         self._ending: list[PlanStream] = []
 
     @property
     def num_streams(self) -> int:
         """Planners at work."""
-        return sum(self._streams.values())
+        return sum(len(job.tasks) for job in self._jobs.values())
 
     def ending(self) -> list[PlanStream]:
         """Streams that have ended, whose threads have not."""
@@ -71,45 +91,66 @@ class PlanService:
         hello = (await self._calls.first(context, pb.PlanRequest)).hello
         check_protocol(hello.protocol)
         check_name("job id", hello.job_id)
-        self._enter(hello.job_id)
+        job = self._enter(hello.job_id)
         intake = partial(CheckedIntake, max_bytes=self._max_bytes, counters=self._counters)
-        stream = PlanStream(f"cacher-plans-{hello.job_id[:8]}", intake, self._counters)
+        stream = PlanStream(f"cacher-plans-{job_label(hello.job_id)}", intake, self._counters)
         try:
             stream.start()
             self._counters.add(streams=1)
             await context.write(pb.PlanReply(welcome=pb.PlanWelcome()).SerializeToString())
-            await _move(stream, context)
+            await _move(stream, context, job)
         finally:
             stream.close()
             self._ending.append(stream)
-            self._leave(hello.job_id)
+            self._leave(job)
         if isinstance(stream.error, CodecError):
             raise ProtocolError(str(stream.error))
         if stream.error is not None:
             raise stream.error
 
-    def _enter(self, job: str) -> None:
+    def _enter(self, job_id: str) -> _PlanJob:
         if len(self.ending()) >= _MAX_ENDING:
             raise JobError(f"the cacher is still ending {len(self._ending)} planners, at most {_MAX_ENDING}")
-        num_streams = self._streams.get(job, 0)
-        if num_streams >= MAX_STREAMS_OF_JOB:
-            raise JobError(f"the job has {num_streams} planners already, at most {MAX_STREAMS_OF_JOB}")
-        if not num_streams:
+        job = self._jobs.get(job_id)
+        if job is None:
             self._admission.enter()
-            _LOG.info("plan job started", extra={"job": job})
-        self._streams[job] = num_streams + 1
+            job = self._jobs[job_id] = _PlanJob(label=job_label(job_id))
+            _LOG.info("plan job started", extra={"job": job.label})
+        if len(job.tasks) >= MAX_STREAMS_OF_JOB:
+            raise JobError(f"the job has {len(job.tasks)} planners already, at most {MAX_STREAMS_OF_JOB}")
+        task = asyncio.current_task()
+        assert task is not None, "calls are tasks"
+        job.tasks.add(task)
+        return job
 
-    def _leave(self, job: str) -> None:
-        self._streams[job] -= 1
-        if not self._streams[job]:
-            del self._streams[job]
-            self._admission.leave()
-            _LOG.info("plan job ended", extra={"job": job})
+    def _leave(self, job: _PlanJob) -> None:
+        """The stream of this call has ended."""
+        task = asyncio.current_task()
+        if task in job.tasks:
+            job.tasks.remove(task)
+            if not job.tasks:
+                self._end(job)
+
+    def _end(self, job: _PlanJob) -> None:
+        self._jobs = {job_id: other for job_id, other in self._jobs.items() if other is not job}
+        self._admission.leave()
+        _LOG.info("plan job ended", extra={"job": job.label})
+
+    def _end_idle_job(self, start_timeout_s: float) -> bool:
+        """End the oldest job that has asked for nothing in this time. False if there is none."""
+        for job in self._jobs.values():
+            if not job.has_begun and time.monotonic() - job.since_s >= start_timeout_s:
+                for task in job.tasks:
+                    task.cancel()
+                job.tasks.clear()
+                self._end(job)
+                return True
+        return False
 
 
-async def _move(stream: PlanStream, context: Any) -> None:
+async def _move(stream: PlanStream, context: Any, job: _PlanJob) -> None:
     """Move frames both ways until the trainer leaves, or the planner ends."""
-    reader, sender = asyncio.create_task(_read(stream, context)), asyncio.create_task(_send(stream, context))
+    reader, sender = asyncio.create_task(_read(stream, context, job)), asyncio.create_task(_send(stream, context))
     try:
         done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -121,9 +162,10 @@ async def _move(stream: PlanStream, context: Any) -> None:
         task.result()
 
 
-async def _read(stream: PlanStream, context: Any) -> None:
+async def _read(stream: PlanStream, context: Any, job: _PlanJob) -> None:
     joiner = FrameJoiner(MAX_IDS_BYTES)
     while (message := await receive(context, pb.PlanRequest)) is not None:
+        job.has_begun = True
         if message.WhichOneof("kind") != "piece":
             raise ProtocolError(f"expected a piece of a frame, got {kind_of(message)}")
         try:

@@ -56,6 +56,7 @@ class Limits:
         max_jobs: most concurrent jobs.
         plan_bytes: memory that each planner of a job with batches of its own may take, its window included.
         hello_timeout_s: longest silence at the start of a connection or stream.
+        start_timeout_s: a job that has asked for nothing in this time makes room for another.
         grace_s: how long to wait for a rank whose connection broke.
         drain_timeout_s: how long jobs can go on after SIGTERM.
         stop_grace_s: how long the daemon waits, when it stops, for calls that are ending. Cancelling them would make
@@ -67,6 +68,7 @@ class Limits:
     max_jobs: int = 8
     plan_bytes: int = MAX_SLOT_BYTES
     hello_timeout_s: float = 10.0
+    start_timeout_s: float = 600.0
     grace_s: float = 120.0
     drain_timeout_s: float = 3600.0
     stop_grace_s: float = 1.0
@@ -84,7 +86,7 @@ class Snapshot:
         planners: of jobs with batches of their own.
         silent: streams without a Hello.
         is_draining: no new jobs are taken.
-        runs: job id, run number and state of every run.
+        runs: label of the job, run number and state of every run.
     """
 
     totals: Totals
@@ -123,7 +125,7 @@ class CacherServer:
         self.address = listen
         self.counters = Counters()
         self._limits = Limits() if limits is None else limits
-        self._admission = Admission(self._limits.max_jobs)
+        self._admission = Admission(self._limits.max_jobs, start_timeout_s=self._limits.start_timeout_s)
         self.jobs = Jobs(
             data, settings, admission=self._admission, grace_s=self._limits.grace_s, counters=self.counters
         )

@@ -9,6 +9,7 @@ difference. Keys that affect only speed or location can differ.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "batches_per_message",
     "credits_for",
     "first_difference",
+    "job_label",
     "settings_of",
 ]
 
@@ -53,6 +55,11 @@ SECRET_METADATA = "x-bagpipe-secret"
 
 #: Settings of the cacher's own machine. They do not change the batches.
 _FREE_DATA_KEYS = frozenset({"workers"})
+
+
+def job_label(job_id: str) -> str:
+    """What stands for a job in logs and metrics: 12 hex digits of a SHA-256. The id itself is the job's secret."""
+    return hashlib.sha256(job_id.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

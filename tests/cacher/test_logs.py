@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bagpipe.client.agreement import job_label
 from cacher.logs import JsonLines
 from tests.cacher.daemons import Daemon, all_batches, config
 
@@ -41,7 +42,7 @@ def test_a_daemon_s_life_in_its_log(tmp_path: Path) -> None:
     assert daemon.events() == ["listening", "job started", "run started", "job ended", "signal", "drained", "stopping"]
     started = daemon.logs[2]
     assert {key: started[key] for key in ("job", "run", "phase", "first_batch")} == {
-        "job": "one",
+        "job": job_label("one"),
         "run": 0,
         "phase": "train",
         "first_batch": 0,

@@ -13,13 +13,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagpipe.client.address import Address
+from bagpipe.client.agreement import job_label
 from cacher.metrics import serve_metrics
 from tests.cacher.daemons import Daemon, all_batches, config, free_port, remote, spec_of
 
 
 @pytest.mark.multiproc
 def test_metrics_of_a_running_job(tmp_path: Path) -> None:
-    job, port = config(), free_port()
+    job, port, half = config(), free_port(), job_label("half")
     with Daemon(job, f"unix:{tmp_path}/c.sock", "--metrics", f"127.0.0.1:{port}") as daemon:
         all_batches(daemon.url, job, 2)
         with remote(daemon.url, job, job_id="half") as source:
@@ -37,9 +38,9 @@ def test_metrics_of_a_running_job(tmp_path: Path) -> None:
         assert found["bagpipe_cacher_sent_bytes_total"] > 36 * 1000
         assert found["bagpipe_cacher_plan_seconds_total"] > 0
         assert found["bagpipe_cacher_encode_seconds_total"] > 0
-        assert found["bagpipe_cacher_queue_batches{job=half,rank=0,run=0}"] <= 3
-        assert found["bagpipe_cacher_credits{job=half,rank=0,run=0}"] <= 3
-        assert found["bagpipe_cacher_queue_bytes{job=half,run=0}"] > 0
+        assert found[f"bagpipe_cacher_queue_batches{{job={half},rank=0,run=0}}"] <= 3
+        assert found[f"bagpipe_cacher_credits{{job={half},rank=0,run=0}}"] <= 3
+        assert found[f"bagpipe_cacher_queue_bytes{{job={half},run=0}}"] > 0
         assert found["process_resident_memory_bytes"] > 1 << 20
 
 

@@ -148,6 +148,19 @@ def test_the_streams_of_a_process_are_one_job_and_bounded(tmp_path: Path) -> Non
         assert refusal == "the cacher serves 1 jobs already, at most 1"
 
 
+def test_planners_that_ask_for_nothing_make_room(tmp_path: Path) -> None:
+    with plan_daemon(tmp_path, "--max-jobs", "1", "--start-timeout-s", "0.001") as daemon:
+        with RemotePlanner(spec_of(), Cacher(daemon.url)), RemotePlanner(spec_of(), Cacher(daemon.url)):
+            assert said(daemon, hello(job_id="another"), half_close=True)[0] == ["welcome"]
+        with RemotePlanner(spec_of(), Cacher(daemon.url)) as planner:
+            run = planner.run(batches_of(50))
+            next(run)
+            assert said(daemon, hello(job_id="another"))[0] == ["the cacher serves 1 jobs already, at most 1"]
+            assert len(list(run)) == 49
+        while daemon.events().count("plan job ended") < 3:
+            pass
+
+
 def test_a_drain_lets_runs_finish(tmp_path: Path) -> None:
     with plan_daemon(tmp_path) as daemon:
         with RemotePlanner(spec_of(), Cacher(daemon.url)) as planner:
