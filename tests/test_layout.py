@@ -77,7 +77,6 @@ NO_MIRROR: dict[str, str] = {
     **{f"cacher/{each}.py": "tests/cacher/test_hostile_peers.py" for each in ("calls", "process", "requests")},
     "cacher/cli.py": "tests/cacher/test_server.py",
     "cacher/counters.py": "tests/cacher/test_metrics.py",
-    "cacher/jobs.py": "tests/cacher/test_service.py",
     "bagpipe/start_from/source.py": "tests/start_from/test_tables.py",
     "bagpipe/start_from/safetensor_files.py": "tests/start_from/test_tensor_source.py",
     "bagpipe/jobs/job.py": "tests/jobs/test_session.py",

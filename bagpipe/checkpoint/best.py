@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagpipe.checkpoint.files import write_whole
+from bagpipe.checkpoint.files import open_plain, write_whole
 from bagpipe.errors import InputError
 
 __all__ = ["Best", "read_best", "write_best"]
 
 _NAME = "best.json"
+_MAX_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ def read_best(folder: Path) -> Best | None:
         InputError: the file cannot be read.
     """
     try:
-        text = (folder / _NAME).read_text(encoding="utf-8")
+        with open_plain(folder / _NAME) as file:
+            text = file.read(_MAX_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:

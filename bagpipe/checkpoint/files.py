@@ -7,21 +7,46 @@ Write errors stay `OSError`: the caller adds the context.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
+from io import FileIO
 from pathlib import Path
 
 import xxhash
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 
-__all__ = ["check", "finish", "link_or_copy", "read_small", "sync_folder", "write_whole"]
+__all__ = ["check", "finish", "link_or_copy", "open_plain", "read_small", "sync_folder", "write_whole"]
 
 #: Bytes per read: large enough to amortize the system call, small enough for the CPU cache.
 _CHUNK_BYTES = 1 << 20
 
 #: Size limit of manifests and parts.
 _MAX_SMALL_BYTES = 256 << 20
+
+
+def open_plain(path: Path) -> FileIO:
+    """Open a regular file to read, unbuffered. Who can write into a folder could place a link or a pipe there.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "expected a file, got a symbolic link", str(path)) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "expected a file, got something else", str(path))
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def finish(path: Path) -> FileEntry:
@@ -36,7 +61,7 @@ def check(folder: Path, entry: FileEntry) -> None:
     """Raise `BrokenCheckpoint`, naming the file and the difference, unless length and checksum match."""
     path = folder / entry.name
     try:
-        num_bytes = path.stat().st_size
+        num_bytes = path.lstat().st_size
         if num_bytes != entry.num_bytes:
             raise BrokenCheckpoint(f"{path}: expected {entry.num_bytes} bytes, got {num_bytes}")
         digest = _digest(path)[1]
@@ -60,12 +85,12 @@ def write_whole(path: Path, content: bytes) -> None:
 def read_small(path: Path) -> bytes:
     """Content of a manifest or part. Raises `BrokenCheckpoint` if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_SMALL_BYTES + 1)
+        with open_plain(path) as file:
+            if os.fstat(file.fileno()).st_size > _MAX_SMALL_BYTES:
+                raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes, got more")
+            content = file.read()
     except OSError as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
-    if len(content) > _MAX_SMALL_BYTES:
-        raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes, got more")
     return content
 
 
@@ -99,7 +124,7 @@ def _digest(path: Path) -> tuple[int, str]:
     hasher = xxhash.xxh3_128()
     num_bytes = 0
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path) as file:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])
             num_bytes += count

@@ -24,7 +24,7 @@ from pathlib import Path
 from bagpipe.checkpoint.best import read_best
 from bagpipe.checkpoint.checkpoint_rows import check_row_sums
 from bagpipe.checkpoint.codec import decode_manifest, decode_part, encode
-from bagpipe.checkpoint.files import check, link_or_copy, read_small, sync_folder, write_whole
+from bagpipe.checkpoint.files import check, link_or_copy, open_plain, read_small, sync_folder, write_whole
 from bagpipe.checkpoint.folder_lock import FolderLock, holder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.errors import FencedError, InputError
@@ -38,6 +38,7 @@ _UNPUBLISHED = "manifest.removed"
 _START = "start"
 #: Start of the name of a generation's folder before it has a number.
 _STARTING = ".starting-"
+_MAX_START_BYTES = 1024
 _GENERATION = re.compile(r"generation-(\d{6,12})")
 _STEP = re.compile(r"step-(\d{8,12})")
 
@@ -150,7 +151,8 @@ class CheckpointFolder:
 
     def _start(self, generation: int) -> list[str]:
         try:
-            return (self.generation_folder(generation) / _START).read_text(errors="replace").split()
+            with open_plain(self.generation_folder(generation) / _START) as file:
+                return file.read(_MAX_START_BYTES).decode(errors="replace").split()
         except OSError:
             return []
 
@@ -369,13 +371,20 @@ def _part_name(rank: int) -> str:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Subfolders that match `pattern`, with their numbers; none if the folder does not exist."""
+    """Subfolders that match `pattern`, with their numbers; none if the folder does not exist.
+
+    Raises:
+        InputError: the folder cannot be read, or one of them is a symbolic link: to remove it would damage its target.
+    """
     try:
         found = [(pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+        links = [path for match, path in found if match and path.is_symlink()]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise InputError(f"checkpoint.dir: {folder} cannot be read: {error.strerror}") from None
+    if links:
+        raise InputError(f"checkpoint.dir: expected a folder, got a symbolic link: {links[0]}")
     return [(int(match[1]), path) for match, path in found if match]
 
 

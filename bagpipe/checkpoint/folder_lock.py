@@ -15,6 +15,8 @@ import os
 import socket
 from pathlib import Path
 
+from bagpipe.checkpoint.files import open_plain
+
 __all__ = ["FolderLock", "holder"]
 
 _NAME = "lock"
@@ -54,7 +56,7 @@ def holder(folder: Path) -> str:
     If this process has locked the folder, the call unlocks it: closing any descriptor of a file drops its record locks.
     """
     try:
-        with (folder / _NAME).open("rb") as file:
+        with open_plain(folder / _NAME) as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):

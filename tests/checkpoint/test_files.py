@@ -26,6 +26,9 @@ def test_a_file_is_described_by_length_and_checksum(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b"abc"), "expected 4 bytes, got 3"),
         (lambda path: path.unlink(), "No such file"),
         (lambda path: (path.unlink(), path.mkdir()), "bytes"),
+        (lambda path: (path.rename(path.with_name("y")), path.symlink_to("y")), "expected 4 bytes, got 1"),
+        (lambda path: (path.rename(path.with_name("abcd")), path.symlink_to("abcd")), "got a symbolic link"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "expected 4 bytes, got 0"),
     ],
 )
 def test_a_changed_file_is_broken(tmp_path: Path, damage, said: str) -> None:
@@ -71,3 +74,12 @@ def test_without_hard_links_the_file_is_copied(tmp_path: Path) -> None:
         assert target.read_bytes() == b"rows"
     finally:
         target.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+def test_only_regular_files_are_opened(tmp_path: Path, make) -> None:
+    """A pipe would wait for a writer, a link lead out of the folder."""
+    (tmp_path / "elsewhere").write_bytes(b"x")
+    make(tmp_path / "part")
+    with pytest.raises(BrokenCheckpoint, match="part: cannot be read: expected a file, got"):
+        files.read_small(tmp_path / "part")

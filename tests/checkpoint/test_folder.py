@@ -209,3 +209,30 @@ def test_an_empty_generation_is_swept(tmp_path):
     folder.prune(1, latest)
     assert [path.name for path in tmp_path.iterdir() if "generation" in path.name] == ["generation-000003"]
     assert CheckpointFolder(tmp_path).new_generation() == 4
+
+
+@pytest.mark.parametrize("name", ["generation-000002", "generation-000001/step-00000040"])
+def test_a_link_to_another_folder_is_refused_before_anything_is_removed(tmp_path, name):
+    elsewhere, _, models = three_checkpoints(tmp_path / "elsewhere")
+    folder, checkpoints, _ = three_checkpoints(tmp_path / "job")
+    target = tmp_path / "elsewhere" / "generation-000001"
+    (tmp_path / "job" / name).symlink_to(target if name.startswith("generation-000002") else target / "step-00000010")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for call in (lambda: folder.newest(no_warnings), lambda: folder.prune(1, checkpoints[-1])):
+        with pytest.raises(InputError, match=rf"expected a folder, got a symbolic link: .*{name}$"):
+            call()
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert content(rows_of(elsewhere.newest(no_warnings))) == models[-1]
+
+
+def test_a_pipe_in_place_of_a_file_is_a_broken_checkpoint(tmp_path):
+    folder, checkpoints, models = three_checkpoints(tmp_path)
+    for path in (checkpoints[-1].folder / "manifest.json", tmp_path / "generation-000001" / "start"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    warnings = []
+    newest = folder.newest(warnings.append)
+    assert newest == checkpoints[-2]
+    assert content(rows_of(newest)) == models[-2]
+    assert "manifest.json: cannot be read: expected a file, got something else" in warnings[0]
+    assert folder.token_of(1) == ""

@@ -20,6 +20,9 @@ __all__ = ["MAX_REPLY_BYTES", "BoundedSocket", "bounded"]
 #: Bytes of the replies to commands that were sent together. Decoded, they take up to six times as much.
 MAX_REPLY_BYTES = 8 << 20
 
+#: Classes that `bounded` has made.
+_BOUNDED: dict[type[AbstractConnection], type[AbstractConnection]] = {}
+
 
 class BoundedSocket:
     """A connected socket. Other attributes are those of the socket.
@@ -88,11 +91,13 @@ class BoundedSocket:
         return max(left_s, 0.0)
 
 
-def bounded(connection_class: type[AbstractConnection], timeout_s: float) -> type[AbstractConnection]:
-    """A class of redis-py connections like this one, with bounded sockets."""
+def bounded(connection_class: type[AbstractConnection]) -> type[AbstractConnection]:
+    """A class of redis-py connections like this one, with bounded sockets: `socket_timeout` holds for whole replies."""
+    if connection_class not in _BOUNDED:
 
-    class Bounded(connection_class):  # type: ignore[misc]  # a class that is known by value
-        def _connect(self) -> BoundedSocket:
-            return BoundedSocket(super()._connect(), timeout_s=timeout_s)
+        class Bounded(connection_class):  # type: ignore[misc]  # a class that is known by value
+            def _connect(self) -> BoundedSocket:
+                return BoundedSocket(super()._connect(), timeout_s=self.socket_timeout)
 
-    return Bounded
+        _BOUNDED[connection_class] = Bounded
+    return _BOUNDED[connection_class]

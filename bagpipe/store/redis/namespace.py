@@ -39,7 +39,7 @@ from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.distinct_ids import distinct_ids
 
-__all__ = ["Backend", "Namespace"]
+__all__ = ["Backend", "Namespace", "scanned"]
 
 T = TypeVar("T")
 
@@ -324,7 +324,7 @@ def _scan(client: redis.Redis, *, key: bytes, row_bytes: int, timeout_s: float) 
     """
     num_fields = int(client.hlen(key))
     try:
-        return list(_scanned(client, key, num_fields, timeout_s, count=_SCAN_FIELDS, no_values=True))
+        return list(scanned(client, key, num_fields, timeout_s, count=_SCAN_FIELDS, no_values=True))
     except redis.ResponseError as error:
         if isinstance(error, _ELSEWHERE):
             raise
@@ -332,17 +332,30 @@ def _scan(client: redis.Redis, *, key: bytes, row_bytes: int, timeout_s: float) 
     if num_fields <= _HKEYS_FIELDS:
         return [decode_fields(client.hkeys(key))]
     count = max(1, min(_SCAN_FIELDS, _SCAN_BYTES // (row_bytes + _PAIR_BYTES)))
-    return list(_scanned(client, key, num_fields, timeout_s, count=count, no_values=False))
+    return list(scanned(client, key, num_fields, timeout_s, count=count, no_values=False))
 
 
-def _scanned(
+def scanned(
     client: redis.Redis, key: bytes, num_fields: int, timeout_s: float, *, count: int, no_values: bool
 ) -> Iterator[NDArray[np.void]]:
-    """Fields of a hash, step by step."""
+    """Fields of a hash as `FIELD_DTYPE`, step by step.
+
+    Args:
+        client: of its server.
+        key: of the hash.
+        num_fields: that it has.
+        timeout_s: longest time without a field.
+        count: fields of a step, about.
+        no_values: receive fields without values.
+
+    Raises:
+        StoreError: another program wrote into the bucket.
+        redis.InvalidResponse: more fields than the hash has, or none for `timeout_s` and no end.
+    """
     cursor, left = 0, _MAX_RETURNS * (num_fields + _SCAN_FIELDS)
     deadline_s = time.monotonic() + timeout_s
     while True:
-        cursor, fields = client.hscan(key, cursor, count=count, no_values=no_values)
+        cursor, fields = client.hscan(key, cursor, count=count, no_values=no_values or None)
         yield decode_fields(list(fields))
         if cursor == 0:
             return

@@ -208,13 +208,13 @@ class ServerMonitor:
         """
         has_expired = False
         for endpoint, info in infos:
-            now = _ServerState.from_info(endpoint, info)
-            before = self._states.get(endpoint, now)
-            _compare(endpoint, before, now)
             try:
+                now = _ServerState.from_info(endpoint, info)
                 check_eviction(endpoint, info)
             except InputError as error:  # a valid setting when the job began: no longer the user's input
                 raise StoreError(str(error)) from error
+            before = self._states.get(endpoint, now)
+            _compare(endpoint, before, now)
             check_still_durable(endpoint, info, self._durability)
             has_expired = has_expired or now.expired != before.expired
         self._states = {endpoint: _ServerState.from_info(endpoint, info) for endpoint, info in infos}

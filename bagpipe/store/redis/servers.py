@@ -102,7 +102,7 @@ class Server:
             Unreachable: no answer.
             InputError: refused, or not a Redis-protocol server.
         """
-        connection = bounded(self.connection_class, timeout_s)(**self._connection_settings(timeout_s))
+        connection = bounded(self.connection_class)(**self._connection_settings(timeout_s))
         with self.refusals(timeout_s, connection.disconnect):
             connection.connect()
             # A server that needs a password accepts the connection and refuses the first command.
@@ -158,7 +158,7 @@ class Server:
     @contextmanager
     def admin(self, timeout_s: float, *, client_class: type[redis.Redis] = redis.Redis) -> Iterator[redis.Redis]:
         """A redis-py client for a few commands; errors become `InputError`."""
-        connection_class = bounded(self.connection_class, timeout_s)
+        connection_class = bounded(self.connection_class)
         pool = ConnectionPool(connection_class=connection_class, **self._connection_settings(timeout_s))
         client = client_class(connection_pool=pool)
         try:

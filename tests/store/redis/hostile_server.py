@@ -6,7 +6,6 @@ import socket
 import socketserver
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +53,7 @@ def drip(start: bytes, chunk: bytes) -> Misbehaviour:
         sock.sendall(start)
         while True:
             sock.sendall(chunk)
-            time.sleep(_DRIP_S)
+            threading.Event().wait(_DRIP_S)
 
     return run
 
@@ -120,6 +119,8 @@ MISBEHAVIOURS: Mapping[str, Misbehaviour] = {
     "an error of 70,000 bytes": answer(b"-ERR " + b"x" * 70_000 + b"\r\n"),
     "a redirection": answer(b"-MOVED 1 nowhere:1\r\n"),
     "two replies": answer(b":1\r\n:1\r\n"),
+    "a scan that does not end": answer(b"*2\r\n" + bulk(b"7") + b"*0\r\n"),
+    "a scan of fields without end": answer(b"*2\r\n" + bulk(b"7") + b"*1\r\n" + bulk(b"x" * 12)),
     "a map of RESP3": answer(b"%1\r\n+a\r\n:1\r\n"),
     "nothing of RESP3": answer(b"_\r\n"),
     "a bulk without line end": answer(b"$3\r\nabcxx"),

@@ -9,6 +9,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key, meta_key
+from bagpipe.store.redis.namespace import scanned
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
@@ -96,6 +97,16 @@ def test_ids_are_listed_without_scan_too(redis_server: EmbeddedServer, namespace
         finally:
             with client_of(redis_server.url) as client:
                 client.acl_deluser("old")
+
+
+def test_ids_of_a_large_bucket_are_listed_step_by_step(redis_server: EmbeddedServer, namespace: str) -> None:
+    """With their rows, from a server that does not support HSCAN NOVALUES."""
+    with RedisStore(redis_server.url, schema=SCHEMA, namespace=namespace, num_buckets=1) as store:
+        store.write(0, IDS, ROWS)
+    with client_of(redis_server.url) as client:
+        parts = list(scanned(client, bucket_key(namespace, 0), len(IDS), 5.0, count=7, no_values=False))
+    assert len(parts) > 10
+    assert (np.unique(np.concatenate(parts)["id"]) == IDS).all()
 
 
 def test_a_server_that_is_back_without_its_data(redis_server: EmbeddedServer, namespace: str) -> None:
