@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bagpipe.testing.local_peers import LocalPeers, local_peers
-from tests.distributed.processes import DEADLINE_S, Ended
+from tests.distributed.processes import Ended
 
 __all__ = ["run_threads"]
+
+#: Deadline of one collective. Long: a busy machine may start a planner process in many seconds.
+DEADLINE_S = 60.0
 
 
 def run_threads(world_size: int, work: Callable[..., Any], *args: object, timeout_s: float = DEADLINE_S) -> list[Ended]:

@@ -1,6 +1,6 @@
 """`ForkedChild`: a child forked without an interpreter start, in place of a `Popen`; `fork_cachers` uses it.
 
-    trainer (forked) ──EmbeddedCacher──> fork, close the trainer's files ──> cacher.cli.main     milliseconds
+    trainer (forked) ──EmbeddedCacher──> fork, give up the trainer's files ─> cacher.cli.main     milliseconds
                                          Popen python -m cacher, as users have it                most of a second
 
 Fresh interpreters, as `run_program` starts them, keep `Popen`, and so do the tests of `EmbeddedCacher`.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import resource_tracker, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ class ForkedChild:
         os.close(end)
         if stdin:
             os.close(given)
-        os.read(begun, 1)  # returns when the child has closed its inherited files; its session exists by then
+        os.read(begun, 1)  # returns when the child has given up its inherited files; its session exists by then
         os.close(begun)
         self._ended = os.pidfd_open(self.pid)
 
@@ -107,10 +108,7 @@ def _run(
         if stdin:
             os.dup2(stdin, 0)
             sys.stdin = os.fdopen(0, closefd=False)
-        first = 3
-        for descriptor in [*sorted(keep), os.sysconf("SC_OPEN_MAX")]:
-            os.closerange(first, descriptor)
-            first = descriptor + 1
+        _give_up_files({0, 1, 2, *keep})
         resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined] # closed; a new one starts if needed
         os.environ.clear()
         os.environ.update(environment)
@@ -126,6 +124,19 @@ def _run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _give_up_files(keep: set[int]) -> None:
+    """Close all descriptors but these, and leave /dev/null at their numbers.
+
+    A library's handler for forks, such as that of Arrow, closes the numbers of its pipe in a child of this process too.
+    They must not be those of other files by then.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - keep - {nowhere}:
+        with suppress(OSError):  # that of the listing itself
+            os.fstat(descriptor)
+            os.dup2(nowhere, descriptor, inheritable=False)
 
 
 def fork_cachers() -> None:
