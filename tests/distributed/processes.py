@@ -24,10 +24,11 @@ from bagpipe.distributed.process_groups import TorchPeers
 from tests.system.forked import CONTEXT
 from tests.system.forked_child import fork_cachers
 
-__all__ = ["DEADLINE_S", "Ended", "run_peers", "run_ranks"]
+__all__ = ["DEADLINE_S", "LONG_DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 
-#: Deadline of one collective in these tests.
-DEADLINE_S = 3.0
+#: Deadlines of one collective: where a peer stays silent, and where none should. A busy machine may take many seconds
+#: to start a planner process, or to let each of four ranks run.
+DEADLINE_S, LONG_DEADLINE_S = 3.0, 30.0
 _PATIENCE_S = 60.0
 
 
@@ -56,7 +57,7 @@ def run_peers(world_size: int, work: Callable[..., Any], *args: object, hosted_b
 
 
 def _in_peers(membership: Membership, work: Callable[..., Any], args: tuple[object, ...]) -> Any:
-    with TorchPeers(membership, timeout_s=DEADLINE_S) as peers:
+    with TorchPeers(membership, timeout_s=LONG_DEADLINE_S) as peers:
         return work(peers, *args)
 
 

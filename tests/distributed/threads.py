@@ -8,15 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from bagpipe.testing.local_peers import LocalPeers, local_peers
-from tests.distributed.processes import Ended
+from tests.distributed.processes import LONG_DEADLINE_S, Ended
 
 __all__ = ["run_threads"]
 
-#: Deadline of one collective. Long: a busy machine may start a planner process in many seconds.
-DEADLINE_S = 60.0
 
-
-def run_threads(world_size: int, work: Callable[..., Any], *args: object, timeout_s: float = DEADLINE_S) -> list[Ended]:
+def run_threads(
+    world_size: int, work: Callable[..., Any], *args: object, timeout_s: float = LONG_DEADLINE_S
+) -> list[Ended]:
     """Run ``work(peers, *args)`` on every rank. Returns outcomes by rank. A rank's error is reported to the others."""
     ended: list[Ended] = [Ended()] * world_size
 
