@@ -18,6 +18,7 @@ class Totals:
         plan_s: seconds spent planning them, without reading and serialising.
         encode_s: seconds spent cutting and serialising the ranks' parts.
         batches_sent, bytes_sent: rank batches sent, repeats included.
+        bytes_shared: those of them that went through shared memory.
         streams: streams with a Hello.
         refused: handshakes and requests refused, unauthenticated ones included.
         dropped: streams ended for silence or invalid messages.
@@ -28,6 +29,7 @@ class Totals:
     encode_s: float = 0.0
     batches_sent: int = 0
     bytes_sent: int = 0
+    bytes_shared: int = 0
     streams: int = 0
     refused: int = 0
     dropped: int = 0

@@ -92,6 +92,7 @@ class _DaemonCollector(Collector):
             ("encode_seconds", "Seconds spent cutting and serialising rank batches", totals.encode_s),
             ("batches_sent", "Rank batches sent", totals.batches_sent),
             ("sent_bytes", "Bytes of rank batches sent", totals.bytes_sent),
+            ("shared_bytes", "Those of them sent through shared memory", totals.bytes_shared),
             ("streams", "Streams with a Hello", totals.streams),
             ("refused", "Handshakes and requests refused", totals.refused),
             ("dropped", "Streams ended for silence or invalid messages", totals.dropped),

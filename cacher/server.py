@@ -130,7 +130,7 @@ class CacherServer:
             data, settings, admission=self._admission, grace_s=self._limits.grace_s, counters=self.counters
         )
         self._calls = Calls(self.counters, hello_timeout_s=self._limits.hello_timeout_s)
-        self._training = TrainService(self.jobs, data, self._calls, self.counters)
+        self._training = TrainService(self.jobs, data, self._calls, self.counters, shares_memory=bool(listen.path))
         self._planning = PlanService(self._admission, self._calls, self.counters, max_bytes=self._limits.plan_bytes)
         self._access = Access() if access is None else access
         self._health = health.aio.HealthServicer()

@@ -2,6 +2,7 @@
 
     reader: Hello ─> jobs.enter ─> Welcome      Start ─> jobs.begin      Ack ─> run.acknowledge      Leave ─> jobs.leave
     sender: run.take(rank, next batch) ─> stream while there is one; then sleeps until the run wakes it
+            large messages ─> memory shared with the trainer, once it has opened it (Share)
 
 Requests are untrusted. A stream without a Hello in time, or with an invalid message, is ended.
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
 
 from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.shared_ring import MIN_SHARED_BYTES, RingWriter
 from bagpipe.errors import InputError
 from cacher.calls import Calls, ProtocolError, error_of, kind_of, receive
 from cacher.counters import Counters
@@ -32,11 +35,15 @@ class TrainService:
         data: of all jobs; None: there is none, and every trainer is refused.
         calls: of the service.
         counters: totals for the metrics.
+        shares_memory: trainers are on this host: they get large messages through memory.
     """
 
-    def __init__(self, jobs: Jobs, data: PlannedData | None, calls: Calls, counters: Counters) -> None:
+    def __init__(
+        self, jobs: Jobs, data: PlannedData | None, calls: Calls, counters: Counters, *, shares_memory: bool
+    ) -> None:
         self._jobs = jobs
-        self._welcome = b"" if data is None else _welcome(data)
+        self._welcome = None if data is None else _welcome(data)
+        self._shares_memory = shares_memory and RingWriter.is_supported
         self._calls = calls
         self._counters = counters
 
@@ -47,13 +54,17 @@ class TrainService:
     async def _serve(self, context: Any) -> None:
         stream = _Stream(context, self._jobs, self._counters)
         hello = (await self._calls.first(context, pb.TrainerMessage)).hello
-        if not self._welcome:
+        if self._welcome is None:
             raise InputError("the cacher has no data: it was started to plan only (--plan-only)")
         member = self._jobs.enter(hello, stream)
         stream.member = member
+        opened = ExitStack()
         try:
             self._counters.add(streams=1)
-            await stream.send(self._welcome)
+            if self._shares_memory:
+                with suppress(OSError):  # without descriptors left, all messages go through the stream
+                    stream.ring = opened.enter_context(RingWriter())
+            await stream.send_welcome(self._welcome)
             if await stream.serve():
                 self._jobs.leave(member, stream)
             if stream.has_left:
@@ -65,12 +76,11 @@ class TrainService:
             raise
         finally:
             self._jobs.lose(member, stream)  # no-op if it has left
+            opened.close()
 
 
-def _welcome(data: PlannedData) -> bytes:
-    schema, identity = json.dumps(data.schema.to_json()), json.dumps(data.identity.to_json())
-    message: bytes = pb.CacherMessage(welcome=pb.Welcome(schema=schema, identity=identity)).SerializeToString()
-    return message
+def _welcome(data: PlannedData) -> pb.Welcome:
+    return pb.Welcome(schema=json.dumps(data.schema.to_json()), identity=json.dumps(data.identity.to_json()))
 
 
 class _Stream:
@@ -85,6 +95,8 @@ class _Stream:
         self._error: Exception | None = None
         self._entered: EnteredRun | None = None
         self._next = 0
+        self._ring_is_open = False  # at the trainer
+        self.ring: RingWriter | None = None
         self.member: Member | None = None
         self.has_left = False
 
@@ -99,8 +111,31 @@ class _Stream:
         if self._task is not None:
             self._task.cancel()
 
+    async def send_welcome(self, welcome: pb.Welcome) -> None:
+        message = pb.CacherMessage(welcome=welcome)
+        if self.ring is not None:
+            file = self.ring.file
+            message.welcome.file.CopyFrom(
+                pb.SharedFile(pid=file.pid, fd=file.fd, num_bytes=file.num_bytes, nonce=file.nonce)
+            )
+        await self._context.write(message.SerializeToString())
+
     async def send(self, message: bytes) -> None:
-        await self._context.write(message)
+        await self._context.write(self._shared(message) or message)
+
+    def _shared(self, message: bytes) -> bytes | None:
+        """Put a message into shared memory. Returns the message that tells of it; None if it is not there."""
+        if self.ring is None or not self._ring_is_open or len(message) < MIN_SHARED_BYTES:
+            return None
+        try:
+            start = self.ring.put(message)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        if start is None:
+            return None
+        told: bytes = pb.CacherMessage(shared=pb.Shared(start=start, num_bytes=len(message))).SerializeToString()
+        self._counters.add(bytes_shared=len(message))
+        return told
 
     async def serve(self) -> bool:
         """Serve until the rank leaves or gets an error (True), or its stream ends (False)."""
@@ -124,11 +159,13 @@ class _Stream:
                 self._changed.set()
             elif kind == "ack":
                 self._acknowledge(message.ack)
+            elif kind == "share":
+                self._ring_is_open = self.ring is not None
             elif kind == "leave":
                 self.has_left = True
                 return True
             else:
-                raise ProtocolError(f"expected Start, Ack or Leave, got {kind_of(message)}")
+                raise ProtocolError(f"expected Start, Ack, Share or Leave, got {kind_of(message)}")
         return False
 
     def _acknowledge(self, ack: pb.Ack) -> None:

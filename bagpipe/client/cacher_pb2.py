@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61gpipe/client/cacher.proto\x12\nbagpipe.v1\"\xa4\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x42\x06\n\x04kind\"\xb0\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x12+\n\x0crank_batches\x18\x02 \x03(\x0b\x32\x15.bagpipe.v1.RankBatchB\x06\n\x04kind\"\x96\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\tJ\x04\x08\t\x10\n\"+\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\"\xa5\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\x12\r\n\x05\x65nded\x18\x08 \x01(\x08\x12\x14\n\x0creader_state\x18\t \x01(\t\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"8\n\tRankBatch\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"<\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\x12\x12\n\nnext_batch\x18\x03 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"a\n\x0bPlanRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.bagpipe.v1.PlanHelloH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.PieceH\x00\x42\x06\n\x04kind\"\x87\x01\n\tPlanReply\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.bagpipe.v1.PlanWelcomeH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.PieceH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"-\n\tPlanHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\r\n\x0bPlanWelcome\"C\n\x05Piece\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\x88\x01\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x12:\n\x04Plan\x12\x17.bagpipe.v1.PlanRequest\x1a\x15.bagpipe.v1.PlanReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61gpipe/client/cacher.proto\x12\nbagpipe.v1\"\xc8\x01\n\x0eTrainerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.bagpipe.v1.HelloH\x00\x12\"\n\x05start\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.StartH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.AckH\x00\x12\"\n\x05leave\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.LeaveH\x00\x12\"\n\x05share\x18\x05 \x01(\x0b\x32\x11.bagpipe.v1.ShareH\x00\x42\x06\n\x04kind\"\xd6\x01\n\rCacherMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.bagpipe.v1.WelcomeH\x00\x12\x1e\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.bagpipe.v1.EndH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x12$\n\x06shared\x18\x05 \x01(\x0b\x32\x12.bagpipe.v1.SharedH\x00\x12+\n\x0crank_batches\x18\x02 \x03(\x0b\x32\x15.bagpipe.v1.RankBatchB\x06\n\x04kind\"\x96\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x10\n\x08settings\x18\x07 \x01(\t\x12\x0e\n\x06schema\x18\x08 \x01(\tJ\x04\x08\t\x10\n\"Q\n\x07Welcome\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12$\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x16.bagpipe.v1.SharedFile\"G\n\nSharedFile\x12\x0b\n\x03pid\x18\x01 \x01(\x04\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"\x07\n\x05Share\"*\n\x06Shared\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"\xa5\x01\n\x05Start\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x11\n\tmax_steps\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_batch\x18\x05 \x01(\x04\x12\x12\n\nnext_batch\x18\x06 \x01(\x04\x12\x11\n\twatermark\x18\x07 \x01(\x04\x12\r\n\x05\x65nded\x18\x08 \x01(\x08\x12\x14\n\x0creader_state\x18\t \x01(\t\"%\n\x03\x41\x63k\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x11\n\twatermark\x18\x02 \x01(\x04\"\x07\n\x05Leave\"8\n\tRankBatch\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"<\n\x03\x45nd\x12\x0b\n\x03run\x18\x01 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x02 \x01(\x04\x12\x12\n\nnext_batch\x18\x03 \x01(\x04\"&\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"a\n\x0bPlanRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.bagpipe.v1.PlanHelloH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.PieceH\x00\x42\x06\n\x04kind\"\x87\x01\n\tPlanReply\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.bagpipe.v1.PlanWelcomeH\x00\x12\"\n\x05piece\x18\x02 \x01(\x0b\x32\x11.bagpipe.v1.PieceH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.bagpipe.v1.ErrorH\x00\x42\x06\n\x04kind\"-\n\tPlanHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\r\n\x0bPlanWelcome\"C\n\x05Piece\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\x88\x01\n\x06\x43\x61\x63her\x12\x42\n\x05Train\x12\x1a.bagpipe.v1.TrainerMessage\x1a\x19.bagpipe.v1.CacherMessage(\x01\x30\x01\x12:\n\x04Plan\x12\x17.bagpipe.v1.PlanRequest\x1a\x15.bagpipe.v1.PlanReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,35 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bagpipe.client.cacher_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAINERMESSAGE']._serialized_start=44
-  _globals['_TRAINERMESSAGE']._serialized_end=208
-  _globals['_CACHERMESSAGE']._serialized_start=211
-  _globals['_CACHERMESSAGE']._serialized_end=387
-  _globals['_HELLO']._serialized_start=390
-  _globals['_HELLO']._serialized_end=540
-  _globals['_WELCOME']._serialized_start=542
-  _globals['_WELCOME']._serialized_end=585
-  _globals['_START']._serialized_start=588
-  _globals['_START']._serialized_end=753
-  _globals['_ACK']._serialized_start=755
-  _globals['_ACK']._serialized_end=792
-  _globals['_LEAVE']._serialized_start=794
-  _globals['_LEAVE']._serialized_end=801
-  _globals['_RANKBATCH']._serialized_start=803
-  _globals['_RANKBATCH']._serialized_end=859
-  _globals['_END']._serialized_start=861
-  _globals['_END']._serialized_end=921
-  _globals['_ERROR']._serialized_start=923
-  _globals['_ERROR']._serialized_end=961
-  _globals['_PLANREQUEST']._serialized_start=963
-  _globals['_PLANREQUEST']._serialized_end=1060
-  _globals['_PLANREPLY']._serialized_start=1063
-  _globals['_PLANREPLY']._serialized_end=1198
-  _globals['_PLANHELLO']._serialized_start=1200
-  _globals['_PLANHELLO']._serialized_end=1245
-  _globals['_PLANWELCOME']._serialized_start=1247
-  _globals['_PLANWELCOME']._serialized_end=1260
-  _globals['_PIECE']._serialized_start=1262
-  _globals['_PIECE']._serialized_end=1329
-  _globals['_CACHER']._serialized_start=1332
-  _globals['_CACHER']._serialized_end=1468
+  _globals['_TRAINERMESSAGE']._serialized_end=244
+  _globals['_CACHERMESSAGE']._serialized_start=247
+  _globals['_CACHERMESSAGE']._serialized_end=461
+  _globals['_HELLO']._serialized_start=464
+  _globals['_HELLO']._serialized_end=614
+  _globals['_WELCOME']._serialized_start=616
+  _globals['_WELCOME']._serialized_end=697
+  _globals['_SHAREDFILE']._serialized_start=699
+  _globals['_SHAREDFILE']._serialized_end=770
+  _globals['_SHARE']._serialized_start=772
+  _globals['_SHARE']._serialized_end=779
+  _globals['_SHARED']._serialized_start=781
+  _globals['_SHARED']._serialized_end=823
+  _globals['_START']._serialized_start=826
+  _globals['_START']._serialized_end=991
+  _globals['_ACK']._serialized_start=993
+  _globals['_ACK']._serialized_end=1030
+  _globals['_LEAVE']._serialized_start=1032
+  _globals['_LEAVE']._serialized_end=1039
+  _globals['_RANKBATCH']._serialized_start=1041
+  _globals['_RANKBATCH']._serialized_end=1097
+  _globals['_END']._serialized_start=1099
+  _globals['_END']._serialized_end=1159
+  _globals['_ERROR']._serialized_start=1161
+  _globals['_ERROR']._serialized_end=1199
+  _globals['_PLANREQUEST']._serialized_start=1201
+  _globals['_PLANREQUEST']._serialized_end=1298
+  _globals['_PLANREPLY']._serialized_start=1301
+  _globals['_PLANREPLY']._serialized_end=1436
+  _globals['_PLANHELLO']._serialized_start=1438
+  _globals['_PLANHELLO']._serialized_end=1483
+  _globals['_PLANWELCOME']._serialized_start=1485
+  _globals['_PLANWELCOME']._serialized_end=1498
+  _globals['_PIECE']._serialized_start=1500
+  _globals['_PIECE']._serialized_end=1567
+  _globals['_CACHER']._serialized_start=1570
+  _globals['_CACHER']._serialized_end=1706
 # @@protoc_insertion_point(module_scope)

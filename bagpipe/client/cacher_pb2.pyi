@@ -7,28 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("hello", "start", "ack", "leave")
+    __slots__ = ("hello", "start", "ack", "leave", "share")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     start: Start
     ack: Ack
     leave: Leave
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    share: Share
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ...) -> None: ...
 
 class CacherMessage(_message.Message):
-    __slots__ = ("welcome", "end", "error", "rank_batches")
+    __slots__ = ("welcome", "end", "error", "shared", "rank_batches")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     RANK_BATCHES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     end: End
     error: Error
+    shared: Shared
     rank_batches: _containers.RepeatedCompositeFieldContainer[RankBatch]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., rank_batches: _Optional[_Iterable[_Union[RankBatch, _Mapping]]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ..., rank_batches: _Optional[_Iterable[_Union[RankBatch, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "job_id", "instance", "rank", "world_size", "credits", "settings", "schema")
@@ -51,12 +55,38 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., instance: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., credits: _Optional[int] = ..., settings: _Optional[str] = ..., schema: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("schema", "identity")
+    __slots__ = ("schema", "identity", "file")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     schema: str
     identity: str
-    def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
+    file: SharedFile
+    def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ..., file: _Optional[_Union[SharedFile, _Mapping]] = ...) -> None: ...
+
+class SharedFile(_message.Message):
+    __slots__ = ("pid", "fd", "num_bytes", "nonce")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    num_bytes: int
+    nonce: bytes
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., num_bytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Shared(_message.Message):
+    __slots__ = ("start", "num_bytes")
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    num_bytes: int
+    def __init__(self, start: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended", "reader_state")

@@ -1,6 +1,7 @@
 """`Stream`: one gRPC connection to a cacher with one call. `Link`: that of a `Train` call.
 
     put(request) ──queue──> Train stream ──> messages()    lost ─> LinkLost    refused ─> InputError, JobError
+                            memory of the cacher ─┘        large messages, on one host
 
 `Receiver` decides whether to reconnect.
 """
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address
 from bagpipe.client.agreement import MAX_CACHER_MESSAGE_BYTES, MAX_TRAINER_MESSAGE_BYTES, SECRET_METADATA
 from bagpipe.client.cacher_pb2_grpc import CacherStub
+from bagpipe.client.shared_ring import RingReader, SharedFile
 from bagpipe.config.sections import CacherConfig
 from bagpipe.errors import InputError, JobError
 from bagpipe.util.secret_files import CACHER_SECRET, read_secret
@@ -142,7 +146,26 @@ class Link(Stream):
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self._requests: queue.SimpleQueue[pb.TrainerMessage | None] = queue.SimpleQueue()
+        self._ring: RingReader | None = None
+        self._open = ExitStack()
         super().__init__(address, credentials, "Train", iter(self._requests.get, None))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._open.close()
+
+    def messages(self) -> Iterator[pb.CacherMessage]:
+        """See `Stream`. Those in the cacher's memory are taken from there."""
+        for message in super().messages():
+            kind = message.WhichOneof("kind")
+            if kind == "shared":
+                yield self._taken(message.shared)
+                continue
+            if kind == "welcome" and message.welcome.HasField("file"):
+                self._share(message.welcome.file)
+            yield message
 
     def put(self, **kind: Any) -> None:
         """Send a request: ``put(ack=pb.Ack(…))``. Never blocks. A lost link drops the request."""
@@ -156,6 +179,24 @@ class Link(Stream):
         """See `Stream`."""
         self._requests.put(None)
         super().cancel()
+
+    def _share(self, file: pb.SharedFile) -> None:
+        """Open the cacher's file of messages and tell it so, unless the file is out of reach from here."""
+        if not self._address.path or self._ring is not None:
+            return
+        ring = RingReader(SharedFile(pid=file.pid, fd=file.fd, num_bytes=file.num_bytes, nonce=file.nonce))
+        with suppress(OSError, ValueError):  # a container with other processes, a system without /proc
+            self._ring = self._open.enter_context(ring)
+            self.put(share=pb.Share())
+
+    def _taken(self, shared: pb.Shared) -> pb.CacherMessage:
+        """A message in shared memory."""
+        if self._ring is None:
+            raise JobError("the cacher sent a message in shared memory, which is not open")
+        try:
+            return pb.CacherMessage.FromString(self._ring.take(shared.start, shared.num_bytes))
+        except (OSError, ValueError, DecodeError) as error:
+            raise JobError(f"the cacher sent a message in shared memory that cannot be read: {error}") from None
 
 
 def _open_channel(address: Address, credentials: Credentials) -> grpc.Channel:

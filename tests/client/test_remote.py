@@ -10,6 +10,7 @@ import pytest
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.remote import RemoteBatches
+from bagpipe.client.shared_ring import RingWriter
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
@@ -50,6 +51,31 @@ def received(path: Path, *scripts: Script, **options: float) -> list[int]:
 def test_repeated_batches_are_dropped(path: Path) -> None:
     script = [welcome(), start, batch(0), batch(0), batch(1), batch(0), batch(1), batch(2), end(3), end(3)]
     assert received(path, script, credits=3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "file", [None, pb.SharedFile(pid=1 << 30, fd=3, num_bytes=100, nonce=bytes(16))], ids=["no file", "out of reach"]
+)
+def test_a_message_in_memory_that_is_not_open_is_an_error(path: Path, file: pb.SharedFile | None) -> None:
+    first = welcome()
+    if file is not None:
+        first.welcome.file.CopyFrom(file)
+    with pytest.raises(JobError, match="in shared memory, which is not open"):
+        received(path, [first, start, pb.CacherMessage(shared=pb.Shared(start=0, num_bytes=10))])
+
+
+def test_a_message_in_memory_that_is_none_is_an_error(path: Path) -> None:
+    with RingWriter(1000) as writer:
+        writer.put(b"\xff" * 10)
+        file, first = writer.file, welcome()
+        first.welcome.file.CopyFrom(pb.SharedFile(pid=file.pid, fd=file.fd, num_bytes=file.num_bytes, nonce=file.nonce))
+
+        def share(message: pb.TrainerMessage) -> None:
+            assert message.WhichOneof("kind") == "share"
+
+        for shared in (pb.Shared(start=0, num_bytes=10), pb.Shared(start=0, num_bytes=1001)):
+            with pytest.raises(JobError, match="in shared memory that cannot be read"):
+                received(path, [first, share, start, pb.CacherMessage(shared=shared)])
 
 
 def test_a_missing_batch_is_requested_on_a_new_stream(path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Large messages to trainers on the cacher's host, through shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.address import parse_address
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
+from bagpipe.client.link import Credentials, Link
+from bagpipe.client.shared_ring import RingReader, RingWriter, SharedFile
+from bagpipe.errors import JobError
+from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, remote, served, spec_of
+
+pytestmark = pytest.mark.skipif(not RingWriter.is_supported, reason="files in memory need Linux")
+
+
+def out_of_reach(file: SharedFile) -> RingReader:
+    """A reader that looks among other processes, as in a container."""
+    return RingReader(dataclasses.replace(file, pid=1 << 30))
+
+
+def test_large_messages_go_through_memory(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one host. A trainer that cannot open the cacher's file, and one elsewhere, get the same through the stream."""
+    job = config(batch_size=500, limit=5000)
+    expected = planned_batches(job, 2)
+
+    def shared_bytes(url: str) -> tuple[int, int]:
+        with served(job, url) as server:
+            for rank, rank_batches in enumerate(all_batches(str(server.address), job, 2)):
+                assert_same_batches(rank_batches, expected[rank])
+            totals = server.counters.totals()
+            return totals.bytes_shared, totals.bytes_sent
+
+    shared, sent = shared_bytes(listen)
+    assert shared == sent
+    with monkeypatch.context() as patched:
+        patched.setattr("bagpipe.client.link.RingReader", out_of_reach)
+        assert shared_bytes(listen) == (0, sent)
+    assert shared_bytes("127.0.0.1:0") == (0, sent)
+
+
+def test_a_trainer_that_takes_what_was_not_sent_is_dropped(listen: str) -> None:
+    job = config(batch_size=500, limit=5000)
+    hello = pb.Hello(
+        protocol=PROTOCOL_VERSION,
+        job_id="lying",
+        instance="one",
+        world_size=1,
+        credits=4,
+        settings=json.dumps(settings_of(job)),
+    )
+    with served(job, listen) as server:
+        with remote(listen, job, job_id="schema") as source, Link(parse_address(listen), Credentials()) as link:
+            spec = json.dumps(dataclasses.asdict(spec_of(job, source.schema)))
+            link.put(hello=hello)
+            received = link.messages()
+            welcome = next(received).welcome
+            with open(f"/proc/{welcome.file.pid}/fd/{welcome.file.fd}", "r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), b"\xff" * 8, len(welcome.file.nonce))
+            link.put(start=pb.Start(run=0, phase="train", spec=spec))
+            with pytest.raises(JobError, match="did not understand us"):
+                list(received)
+        assert server.counters.totals().dropped == 1
+        assert_same_batches(all_batches(listen, job)[0], planned_batches(job)[0])
