@@ -194,9 +194,10 @@ class Link(Stream):
         if self._ring is None:
             raise JobError("the cacher sent a message in shared memory, which is not open")
         try:
-            return pb.CacherMessage.FromString(self._ring.take(shared.start, shared.num_bytes))
+            message: pb.CacherMessage = pb.CacherMessage.FromString(self._ring.take(shared.start, shared.num_bytes))
         except (OSError, ValueError, DecodeError) as error:
             raise JobError(f"the cacher sent a message in shared memory that cannot be read: {error}") from None
+        return message
 
 
 def _open_channel(address: Address, credentials: Credentials) -> grpc.Channel:
