@@ -15,13 +15,17 @@ from typing import Any
 import redis
 from redis.connection import AbstractConnection
 
-__all__ = ["MAX_REPLY_BYTES", "BoundedSocket", "bounded"]
+__all__ = ["MAX_REPLY_BYTES", "BoundedSocket", "ReplyTooLarge", "bounded"]
 
 #: Bytes of the replies to commands that were sent together. Decoded, they take up to six times as much.
 MAX_REPLY_BYTES = 8 << 20
 
 #: Classes that `bounded` has made.
 _BOUNDED: dict[type[AbstractConnection], type[AbstractConnection]] = {}
+
+
+class ReplyTooLarge(redis.InvalidResponse):  # type: ignore[misc]  # redis-py has no types
+    """More bytes than the replies to administrative commands have."""
 
 
 class BoundedSocket:
@@ -69,14 +73,14 @@ class BoundedSocket:
 
         Raises:
             TimeoutError: the deadline has passed.
-            redis.InvalidResponse: more bytes than any reply has.
+            ReplyTooLarge: more bytes than `max_bytes`.
         """
         self._is_answered = True
         self.raw.settimeout(self._left_s() if self._step_s is None else min(self._step_s, self._left_s()))
         data = self.raw.recv(num_bytes)
         self._received_bytes += len(data)
         if self._received_bytes > self._max_bytes:
-            raise redis.InvalidResponse(f"an answer of more than {self._max_bytes >> 20} MiB")
+            raise ReplyTooLarge(f"it answers an administrative command with more than {self._max_bytes >> 20} MiB")
         return data
 
     def _renew(self) -> None:

@@ -126,13 +126,15 @@ def parse_slots(reply: Sequence[Sequence[Any]], asked: Address) -> Topology:
             number = masters.setdefault(_address(master, asked), len(masters))
             owners[int(first) : int(last) + 1] = number
             replicas |= dict.fromkeys(_address(other, asked) for other in others)
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise StoreError(f"{asked}: malformed CLUSTER SLOTS reply ({error})") from None
     return Topology(masters=tuple(masters), replicas=tuple(replicas), owners=owners)
 
 
 def _address(node: Sequence[Any], asked: Address) -> Address:
     host = (node[0] or b"").decode()
+    if not host.isprintable():
+        raise ValueError(f"a host named {host[:60]!r}")
     return Address(asked.host if host in _SAME_HOST else host, int(node[1]))
 
 

@@ -47,6 +47,7 @@ from bagpipe.store.fencing.fence import (
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE, bucket_of
 from bagpipe.store.redis import ledger_scripts as scripts
+from bagpipe.store.redis.bounded_socket import MAX_REPLY_BYTES
 from bagpipe.store.redis.namespace import Backend, Namespace, Session
 from bagpipe.store.redis.reply_forms import (
     BUCKET_STATE,
@@ -58,6 +59,7 @@ from bagpipe.store.redis.reply_forms import (
     TEXTS,
     ReplyForm,
 )
+from bagpipe.store.redis.row_codecs import max_command_rows
 from bagpipe.store.redis.server_checks import ServerMonitor, needs_appendfsync
 from bagpipe.store.redis.servers import KeyCommand, Unreachable
 from bagpipe.util.failpoints import hit
@@ -66,8 +68,9 @@ __all__ = ["RedisLedger"]
 
 T = TypeVar("T")
 
-#: Groups of a log per LRANGE, and rows per DELETE script.
+#: Groups of a log per LRANGE, bytes of fields in them, and rows per DELETE script.
 _LOG_GROUPS = 256
+_LOG_BYTES = MAX_REPLY_BYTES // 2
 _DELETE_ROWS = 4_000
 #: Rows of logs read before duplicates are removed.
 _FOLD_ROWS = 1_000_000
@@ -164,16 +167,18 @@ class RedisLedger:
         """See `Ledger.touched`. Memory: the distinct rows and one million more."""
         (answer,) = self._run([self._script(bucket, scripts.STATE, expects=BUCKET_STATE)])
         owner, key = _decode(answer[0]), self._keys[bucket]
+        schema = self._namespace.schema
+        step = _groups_at_once(min(schema.row_bytes(number) for number in range(len(schema.tables))))
         parts, num_rows = [np.empty(0, FIELD_DTYPE)], 0
         for name, length in zip(answer[3::2], answer[4::2], strict=True):
             fence = self._log_of(bucket, name)
             log = log_key(key, fence) if fence.token == owner else fenced_log_key(key, fence)
             if not length:
                 raise RolledBackError(f"{self._label(bucket)} has lost the log {name.decode()} of bucket {bucket}")
-            for start in range(1, length, _LOG_GROUPS):
-                (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + _LOG_GROUPS - 1), TEXTS)])
+            for start in range(1, length, step):
+                (groups,) = self._run([KeyCommand(key, ("LRANGE", log, start, start + step - 1), TEXTS)])
                 joined = b"".join(groups)
-                if len(groups) != min(_LOG_GROUPS, length - start):
+                if len(groups) != min(step, length - start):
                     raise RolledBackError(f"{self._label(bucket)} has lost some of the log {name.decode()}")
                 if len(joined) % FIELD_BYTES:
                     raise StoreError(f"{self._label(bucket)}: the log {name.decode()} of bucket {bucket} is damaged")
@@ -377,6 +382,11 @@ class RedisLedger:
 
     def _label(self, bucket: int) -> str:
         return self._namespace.label_of(self._backend_of_key[self._keys[bucket]])
+
+
+def _groups_at_once(row_bytes: int) -> int:
+    """Groups of a log that are read at once. Narrow rows make large groups."""
+    return max(1, min(_LOG_GROUPS, _LOG_BYTES // (max_command_rows(row_bytes) * FIELD_BYTES)))
 
 
 def _decode(text: bytes) -> str:

@@ -17,6 +17,8 @@ _FIXED: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "redis": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
     "valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 4), (9, 0, 0)),
 }
+#: Of Redis, Valkey and their compiler.
+_KNOWN_VERSIONS = frozenset({"redis_version", "valkey_version", "gcc_version"})
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 
 
@@ -28,6 +30,9 @@ def scripting_advice(endpoint: str, info: Mapping[str, Any]) -> str:
     """
     if endpoint.startswith("unix:"):
         return ""
+    others = {key for key in info if key.endswith("_version")} - _KNOWN_VERSIONS
+    if others:
+        return ""  # a compatible server, which states the release of Redis that it resembles
     name = str(info.get("server_name", "redis"))
     text = str(info.get(f"{name}_version", ""))
     found = _VERSION.match(text)

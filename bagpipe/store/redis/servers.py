@@ -26,7 +26,7 @@ from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.redis.bounded_socket import bounded
+from bagpipe.store.redis.bounded_socket import ReplyTooLarge, bounded
 from bagpipe.store.redis.link import Link
 from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.redis.reply_forms import ReplyForm, info_number
@@ -43,8 +43,9 @@ __all__ = [
 T = TypeVar("T")
 
 
-#: Commands per pipeline. The states of so many buckets with 256 writers each fit into `MAX_REPLY_BYTES`.
-PIPELINE_COMMANDS = 250
+#: Commands per pipeline. The states of so many buckets with the logs of 1,024 writers in two epochs each, as a crash
+#: between the two can leave them, fit into `MAX_REPLY_BYTES`.
+PIPELINE_COMMANDS = 64
 #: Characters of an unexpected reply in its message.
 _SHOWN = 60
 
@@ -291,6 +292,7 @@ _EXPLANATIONS: tuple[tuple[type[Exception], str], ...] = (
     (NoPermissionError, "the user may not run a command that is needed: {text}"),
     (redis.AuthenticationError, "user or password refused, give both in the URL ({text})"),
     (redis.TimeoutError, "no answer within store.timeout_s = {timeout_s:g} s ({text})"),
+    (ReplyTooLarge, "{text}"),
     (redis.InvalidResponse, "expected a Redis-protocol server, got another protocol ({text})"),
     (redis.ConnectionError, "cannot be reached: {text}"),
     (OSError, "cannot be reached: {text}"),

@@ -6,9 +6,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-import redis
 
-from bagpipe.store.redis.bounded_socket import BoundedSocket
+from bagpipe.store.redis.bounded_socket import MAX_REPLY_BYTES, BoundedSocket, ReplyTooLarge
+from bagpipe.store.redis.ledger import _groups_at_once
+from bagpipe.store.redis.row_codecs import max_command_rows
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_bytes_are_limited_from_one_command_to_the_next(pair: tuple[socket.socke
         pair[1].sendall(b"12345678")
         assert sock.recv(5) + sock.recv(5) == b"12345678"
     pair[1].sendall(b"123")
-    with pytest.raises(redis.InvalidResponse, match="an answer of more than 0 MiB"):
+    with pytest.raises(ReplyTooLarge, match="with more than 0 MiB"):
         sock.recv(5)
 
 
@@ -54,3 +55,11 @@ def test_a_look_without_waiting(pair: tuple[socket.socket, socket.socket]) -> No
     with pytest.raises(BlockingIOError):
         sock.recv(1)
     assert sock.fileno() == pair[0].fileno()
+
+
+@pytest.mark.parametrize("row_bytes", [4, 8, 24, 256, 1 << 20])
+def test_logs_are_read_in_parts_that_fit_a_reply(row_bytes: int) -> None:
+    """Groups of narrow rows hold many fields. A reply has a few bytes for each group beside them."""
+    num_groups = _groups_at_once(row_bytes)
+    assert 1 <= num_groups <= 256
+    assert num_groups * (12 * max_command_rows(row_bytes) + 32) < MAX_REPLY_BYTES

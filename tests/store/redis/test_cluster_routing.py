@@ -46,7 +46,20 @@ def test_a_node_that_does_not_know_its_host_is_the_one_asked(host: bytes | None)
     assert topology.num_covered == NUM_SLOTS
 
 
-@pytest.mark.parametrize("reply", [b"OK", [[0]], [[0, 1, []]], [[0, 1, [b"host", b"port"]]], [["x", 1, node(A)]], 7])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"OK",
+        [[0]],
+        [[0, 1, []]],
+        [[0, 1, [b"host", b"port"]]],
+        [["x", 1, node(A)]],
+        7,
+        [[0, 1, [b"\x1b]0;x\x07host", 7001, b"id"]]],
+        [[0, 1, [b"host", port, b"id"]] for port in range(1 << 16)],
+    ],
+    ids=["status", "no range", "no node", "no port", "no slot", "number", "control characters", "too many masters"],
+)
 def test_another_answer_is_refused(reply: object) -> None:
     with pytest.raises(StoreError, match="asked:7000: malformed CLUSTER SLOTS reply"):
         parse_slots(reply, ASKED)  # type: ignore[arg-type]

@@ -53,5 +53,10 @@ def test_other_lines(name: str, version: str, is_safe: bool) -> None:
     assert (advice(name, version) == "") == is_safe
 
 
+def test_a_compatible_server_is_left_out() -> None:
+    info = {"redis_version": "7.0.15", "dragonfly_version": "df-v1.30.0"}
+    assert scripting_advice("redis://store:6379", info) == ""
+
+
 def test_the_private_server_of_a_job_is_left_out() -> None:
     assert advice("redis", "7.0.15", "unix:///run/job/store.sock") == ""
