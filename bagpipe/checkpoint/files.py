@@ -8,17 +8,19 @@ Write errors stay `OSError`: the caller adds the context.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import stat
 from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 
-__all__ = ["check", "finish", "link_or_copy", "open_plain", "read_small", "sync_folder", "write_whole"]
+__all__ = ["check", "create_plain", "finish", "link_or_copy", "open_plain", "read_small", "sync_folder", "write_whole"]
 
 #: Bytes per read: large enough to amortize the system call, small enough for the CPU cache.
 _CHUNK_BYTES = 1 << 20
@@ -49,6 +51,21 @@ def open_plain(path: Path) -> FileIO:
         raise
 
 
+def create_plain(path: Path, *, buffer_bytes: int = -1) -> BinaryIO:
+    """Create a file to write, in place of what is there: a file that others link to, or a link, stays as it is.
+
+    Args:
+        path: of the file.
+        buffer_bytes: see `open`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return open(descriptor, "wb", buffering=buffer_bytes)
+
+
 def finish(path: Path) -> FileEntry:
     """Make a written file durable and describe it: fsync, length, XXH3-128 of the content as read back."""
     with path.open("rb") as file:
@@ -61,12 +78,11 @@ def check(folder: Path, entry: FileEntry) -> None:
     """Raise `BrokenCheckpoint`, naming the file and the difference, unless length and checksum match."""
     path = folder / entry.name
     try:
-        num_bytes = path.lstat().st_size
-        if num_bytes != entry.num_bytes:
-            raise BrokenCheckpoint(f"{path}: expected {entry.num_bytes} bytes, got {num_bytes}")
-        digest = _digest(path)[1]
+        num_bytes, digest = _digest(path, entry.num_bytes)
     except OSError as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
+    if num_bytes != entry.num_bytes:
+        raise BrokenCheckpoint(f"{path}: expected {entry.num_bytes} bytes, got {num_bytes}")
     if digest != entry.xxh3_128:
         raise BrokenCheckpoint(f"{path}: expected XXH3-128 {entry.xxh3_128}, got {digest}")
 
@@ -74,7 +90,7 @@ def check(folder: Path, entry: FileEntry) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a small file atomically: after a crash the old file, the new file or no file exists."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with create_plain(temporary) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -85,12 +101,12 @@ def write_whole(path: Path, content: bytes) -> None:
 def read_small(path: Path) -> bytes:
     """Content of a manifest or part. Raises `BrokenCheckpoint` if it cannot be read."""
     try:
-        with open_plain(path) as file:
-            if os.fstat(file.fileno()).st_size > _MAX_SMALL_BYTES:
-                raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes, got more")
-            content = file.read()
+        with io.BufferedReader(open_plain(path)) as file:
+            content = file.read(_MAX_SMALL_BYTES + 1)
     except OSError as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_SMALL_BYTES:
+        raise BrokenCheckpoint(f"{path}: expected at most {_MAX_SMALL_BYTES} bytes, got more")
     return content
 
 
@@ -120,11 +136,15 @@ def link_or_copy(source: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def _digest(path: Path) -> tuple[int, str]:
+def _digest(path: Path, expected_bytes: int | None = None) -> tuple[int, str]:
+    """Length and checksum; of a file of another length than expected the length alone."""
     hasher = xxhash.xxh3_128()
     num_bytes = 0
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if expected_bytes not in (None, size):
+            return size, ""
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])
             num_bytes += count

@@ -167,6 +167,8 @@ class CheckpointFolder:
         """
         folder = self._step_path(generation, step)
         folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder, got a symbolic link", str(folder))
         return folder
 
     def write_part(self, generation: int, step: int, part: Part) -> None:

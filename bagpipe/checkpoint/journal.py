@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.checkpoint.files import create_plain
 from bagpipe.checkpoint.manifest import FileEntry, RowFile
 from bagpipe.checkpoint.row_file import (
     MAX_STEP,
@@ -129,7 +130,7 @@ class RowWriter:
         if journal is None:
             path = self._folder / f"journal-{self._epoch:06d}-{self._rank:04d}-{row_bytes:06d}"
             dtype = file_dtype(self._schema, row_bytes)
-            file = path.open("wb", buffering=_BUFFER_BYTES)
+            file = create_plain(path, buffer_bytes=_BUFFER_BYTES)
             journal = _Journal(path=path, row_bytes=row_bytes, dtype=dtype, file=file)
             self._journals[row_bytes] = journal
         return journal

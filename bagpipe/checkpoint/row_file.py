@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from bagpipe.checkpoint.files import finish
+from bagpipe.checkpoint.files import create_plain, finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 from bagpipe.types.schema import ROW_TYPES, RowSchema
 
@@ -98,7 +98,7 @@ class RecordFile:
         return self._entry
 
     def __enter__(self) -> Self:
-        self._file = self.path.open("wb")
+        self._file = create_plain(self.path)
         self._file.write(_header(self.dtype, 0))
         return self
 

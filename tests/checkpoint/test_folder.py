@@ -225,6 +225,15 @@ def test_a_link_to_another_folder_is_refused_before_anything_is_removed(tmp_path
     assert content(rows_of(elsewhere.newest(no_warnings))) == models[-1]
 
 
+def test_a_step_is_not_written_through_a_link(tmp_path):
+    folder, _, _ = three_checkpoints(tmp_path / "job")
+    (tmp_path / "elsewhere").mkdir()
+    (folder.generation_folder(1) / "step-00000050").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="expected a folder, got a symbolic link"):
+        folder.step_folder(1, 50)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_pipe_in_place_of_a_file_is_a_broken_checkpoint(tmp_path):
     folder, checkpoints, models = three_checkpoints(tmp_path)
     for path in (checkpoints[-1].folder / "manifest.json", tmp_path / "generation-000001" / "start"):
