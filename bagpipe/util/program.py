@@ -89,7 +89,7 @@ def _report(error: BaseException, print_error: PrintError = _print_always) -> in
 def _write(error: BaseException) -> None:
     if isinstance(error, _EXPECTED):
         if _wants_tracebacks():
-            traceback.print_exception(error)
+            print_error("".join(traceback.format_exception(error)).removesuffix("\n"))
         print_error(f"error: {' '.join(str(error).split())}")
     elif isinstance(error, KeyboardInterrupt):
         print_error("interrupted")

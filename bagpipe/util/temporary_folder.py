@@ -1,6 +1,7 @@
 """`temporary_folder`: a private folder of this process; those of killed processes are removed with the next.
 
-<tmp>/bagpipe-x8k2/owner.lock     locked while the process lives; the kernel frees the lock when it is killed
+<tmp>/bagpipe-x8k2/owner.lock     names this start of the host; locked while the process lives, the kernel frees the
+                                  lock when it is killed
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -32,17 +34,24 @@ def temporary_folder(purpose: str = "") -> Iterator[Path]:
     # Hidden from `_sweep` until it is locked.
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{purpose}-" if purpose else f".{_PREFIX}", dir=parent))
     folder = parent / hidden.name.removeprefix(".")
-    with (hidden / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        hidden.rename(folder)
-        try:
+    try:
+        with (hidden / _LOCK).open("w") as lock:
+            lock.write(_host())
+            lock.flush()
+            with suppress(OSError):  # a file system without locks, where no folder is ever removed for another process
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            hidden.rename(folder)
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for path in (folder, hidden):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sweep(parent: Path) -> None:
-    """Remove this user's folders whose processes have ended. Those without a lock are not ours to judge."""
+    """Remove this user's folders whose processes have ended. Those without a lock, and those of other hosts that share
+    the file system, are not ours to judge: locks of some file systems hold for one host.
+    """
+    host = _host()
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
@@ -50,4 +59,12 @@ def _sweep(parent: Path) -> None:
                 continue
             with (folder / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
+                if lock.read(len(host) + 1) == host:
+                    shutil.rmtree(folder)
+
+
+def _host() -> str:
+    """This start of the host's kernel, which frees all locks when it ends; elsewhere than on Linux the host's name."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return socket.gethostname()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import signal
 import stat
 import subprocess
@@ -42,6 +44,26 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
         assert not left.exists()
         with temporary_folder():
             assert folder.exists(), "the folder of a living process"
+
+
+def test_folders_of_other_hosts_stay(tmp_path: Path) -> None:
+    """Their processes' locks may not be seen here."""
+    there = tmp_path / "bagpipe-there"
+    there.mkdir()
+    (there / "owner.lock").write_text("another start of another host")
+    with temporary_folder():
+        assert there.exists()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with temporary_folder() as first, temporary_folder() as second:
+        assert first.exists()
+        assert second.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_of_others_stay(tmp_path: Path) -> None:
