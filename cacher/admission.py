@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 from bagpipe.errors import JobError
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "made_room"]
+
+
+def made_room(start_timeout_s: float) -> JobError:
+    """The error of a job that was ended for another."""
+    return JobError(f"the job asked for nothing in {start_timeout_s:g} s and made room for another")
 
 
 class Admission:

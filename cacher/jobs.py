@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import first_difference, job_label
 from bagpipe.errors import InputError, JobError
-from cacher.admission import Admission
+from cacher.admission import Admission, made_room
 from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase
 from cacher.requests import PhaseRequest, check_hello, parse_start
@@ -256,7 +256,7 @@ class Jobs:
             for member in members:
                 self._retire(member)
             for stream in streams:
-                stream.fail(JobError(f"the job asked for nothing in {start_timeout_s:g} s and made room for another"))
+                stream.fail(made_room(start_timeout_s))
             return True
         return False
 

@@ -20,7 +20,7 @@ from bagpipe.client.agreement import MAX_IDS_BYTES, job_label
 from bagpipe.client.codec import CodecError
 from bagpipe.errors import JobError
 from bagpipe.lookahead.pieces import FrameJoiner
-from cacher.admission import Admission
+from cacher.admission import Admission, made_room
 from cacher.calls import Calls, ProtocolError, kind_of, receive
 from cacher.counters import Counters
 from cacher.plan_requests import CheckedIntake
@@ -45,12 +45,14 @@ class _PlanJob:
         label: of the job, for logs.
         since_s: when its first stream came, by `time.monotonic`.
         has_begun: some stream has asked for something.
+        error: why the daemon has ended its streams.
         tasks: the calls of its streams.
     """
 
     label: str
     since_s: float = field(default_factory=time.monotonic)
     has_begun: bool = False
+    error: JobError | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
@@ -99,6 +101,13 @@ class PlanService:
             self._counters.add(streams=1)
             await context.write(pb.PlanReply(welcome=pb.PlanWelcome()).SerializeToString())
             await _move(stream, context, job)
+        except asyncio.CancelledError:
+            if job.error is None:
+                raise
+            task = asyncio.current_task()
+            assert task is not None, "calls are tasks"
+            task.uncancel()  # by the daemon, which goes on to tell the trainer
+            raise job.error from None
         finally:
             stream.close()
             self._ending.append(stream)
@@ -140,6 +149,7 @@ class PlanService:
         """End the oldest job that has asked for nothing in this time. False if there is none."""
         for job in self._jobs.values():
             if not job.has_begun and time.monotonic() - job.since_s >= start_timeout_s:
+                job.error = made_room(start_timeout_s)
                 for task in job.tasks:
                     task.cancel()
                 job.tasks.clear()

@@ -150,8 +150,10 @@ def test_the_streams_of_a_process_are_one_job_and_bounded(tmp_path: Path) -> Non
 
 def test_planners_that_ask_for_nothing_make_room(tmp_path: Path) -> None:
     with plan_daemon(tmp_path, "--max-jobs", "1", "--start-timeout-s", "0.001") as daemon:
-        with RemotePlanner(spec_of(), Cacher(daemon.url)), RemotePlanner(spec_of(), Cacher(daemon.url)):
+        with RemotePlanner(spec_of(), Cacher(daemon.url)) as idle, RemotePlanner(spec_of(), Cacher(daemon.url)):
             assert said(daemon, hello(job_id="another"), half_close=True)[0] == ["welcome"]
+            with pytest.raises(JobError, match=r"the job asked for nothing in 0\.001 s and made room for another"):
+                list(idle.run(batches_of(50)))
         with RemotePlanner(spec_of(), Cacher(daemon.url)) as planner:
             run = planner.run(batches_of(50))
             next(run)
