@@ -31,6 +31,9 @@ __all__ = ["EndOfBatches", "EventRing", "Lane"]
 #: later on the same stream and therefore implies it. With the loop's read-ahead bound it completed long before.
 _EVENT_BATCHES = 64
 
+#: Lanes that work ahead of the computation or behind it, by the start of their names. It waits for turns of the others.
+_BACKGROUND = ("data", "net-in", "copy", "net-out", "ack")
+
 
 class EndOfBatches(Exception):
     """Raised by the source's handler: the requested batch does not exist."""
@@ -84,7 +87,7 @@ class Lane:
     ) -> None:
         self.name = plan.resource.name
         self.stream = stream
-        self._is_background = plan.resource.kind != "gpu"
+        self._is_background = plan.resource.name.startswith(_BACKGROUND)
         self.gate = threading.Lock()
         self._number = number
         self._plan = plan

@@ -124,7 +124,8 @@ def test_lanes_overlap() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux only")
-def test_lanes_beside_the_one_that_computes_have_a_lower_priority() -> None:
+def test_lanes_that_work_ahead_or_behind_have_a_lower_priority() -> None:
+    """The lane that computes waits for turns of the others, such as those between ranks."""
     here = os.getpriority(os.PRIO_PROCESS, 0)
     niceness: dict[str, int] = {}
 
