@@ -6,6 +6,7 @@ config(…) ─> Daemon | served ─> all_batches(url, …): every rank in a thr
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import selectors
@@ -16,13 +17,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from bagpipe.client import link
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import settings_of
 from bagpipe.client.remote import RemoteBatches
+from bagpipe.client.shared_ring import RingReader, SharedFile
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig, RunConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import Phase, RankBatch
@@ -224,6 +227,8 @@ def served(
 class CuttingProxy(SocketRelay):
     """A proxy between trainers and a cacher; it cuts every connection after so many bytes towards the trainer.
 
+    The cacher seems to be on another host: trainers that connect meanwhile cannot open its memory.
+
     Args:
         path: of the unix socket it listens on.
         target: path of the cacher's socket.
@@ -235,6 +240,16 @@ class CuttingProxy(SocketRelay):
         self.url = f"unix:{path}"
         self.num_cut = 0
         self._cuts = list(cuts)
+        self._memory = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._memory.enter_context(without_shared_memory())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._memory.close()
+        super().__exit__(*error)
 
     def _handlers(self, ours: socket.socket, theirs: socket.socket) -> tuple[OnReadable, OnReadable]:
         left = [self._cuts.pop(0) if self._cuts else 1 << 60]
@@ -252,6 +267,20 @@ class CuttingProxy(SocketRelay):
                 close_pair(selector, ours, theirs)
 
         return lambda selector: forward(selector, ours, theirs), lambda selector: forward(selector, theirs, ours)
+
+
+@contextmanager
+def without_shared_memory() -> Iterator[None]:
+    """Trainers of this process look for their cacher's memory in a process that does not exist."""
+
+    def out_of_reach(file: SharedFile) -> RingReader:
+        return RingReader(dataclasses.replace(file, pid=1 << 30))
+
+    before, link.RingReader = link.RingReader, out_of_reach
+    try:
+        yield
+    finally:
+        link.RingReader = before
 
 
 def free_port() -> int:

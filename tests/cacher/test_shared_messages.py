@@ -12,19 +12,23 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials, Link
-from bagpipe.client.shared_ring import RingReader, RingWriter, SharedFile
+from bagpipe.client.shared_ring import RingWriter
 from bagpipe.errors import JobError
-from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, remote, served, spec_of
+from tests.cacher.daemons import (
+    all_batches,
+    assert_same_batches,
+    config,
+    planned_batches,
+    remote,
+    served,
+    spec_of,
+    without_shared_memory,
+)
 
 pytestmark = pytest.mark.skipif(not RingWriter.is_supported, reason="files in memory need Linux")
 
 
-def out_of_reach(file: SharedFile) -> RingReader:
-    """A reader that looks among other processes, as in a container."""
-    return RingReader(dataclasses.replace(file, pid=1 << 30))
-
-
-def test_large_messages_go_through_memory(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_messages_go_through_memory(listen: str) -> None:
     """On one host. A trainer that cannot open the cacher's file, and one elsewhere, get the same through the stream."""
     job = config(batch_size=500, limit=5000)
     expected = planned_batches(job, 2)
@@ -38,8 +42,7 @@ def test_large_messages_go_through_memory(listen: str, monkeypatch: pytest.Monke
 
     shared, sent = shared_bytes(listen)
     assert shared == sent
-    with monkeypatch.context() as patched:
-        patched.setattr("bagpipe.client.link.RingReader", out_of_reach)
+    with without_shared_memory():
         assert shared_bytes(listen) == (0, sent)
     assert shared_bytes("127.0.0.1:0") == (0, sent)
 
