@@ -165,8 +165,8 @@ class StoreConfig:
         namespace: prefix of all keys.
         buckets: bucket hashes in a new namespace.
         timeout_s: deadline of one exchange with the store.
-        durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death; not the last
-            second before a power failure) or always (both). A server that promises less is refused.
+        durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death and a power
+            failure, but for the last second or two) or always (both). A server that promises less is refused.
         existing: rows of a job that this one does not resume: refuse them, train them on with a fresh dense part
             (rows-only), or delete them (reset).
         audit: read all rows before training. A bucket that differs from the checkpoint is loaded from its files; a job

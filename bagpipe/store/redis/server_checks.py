@@ -6,7 +6,7 @@
 | `store.durability` | the server dies (kill -9) | the machine loses power |
 |---|---|---|
 | memory | all rows are lost | all rows are lost |
-| everysec | nothing is lost | about the last second is lost |
+| everysec | nothing is lost; while its disk syncs, up to two seconds | the last second or two are lost |
 | always | nothing is lost | nothing is lost, if the disk tells the truth |
 
 Every loss is detected (`bagpipe.store.fencing.fence`); durability decides how many rows are reloaded from files.
