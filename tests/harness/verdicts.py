@@ -22,18 +22,21 @@ class Judged(Protocol):
 V = TypeVar("V", bound=Judged)
 
 
-def show(verdicts: Iterable[V], line: Callable[[V], str], repeat: Callable[[V], str]) -> list[V]:
+def show(
+    verdicts: Iterable[V], line: Callable[[V], str], repeat: Callable[[V], str], *, good: str = "equal"
+) -> list[V]:
     """Print every verdict as it comes, and return all.
 
     Args:
         verdicts: outcomes of runs.
         line: description of a run and its numbers.
         repeat: lines to print below a wrong run: its command and folder.
+        good: words for a run without a problem.
     """
     shown = []
     for verdict in verdicts:
         shown.append(verdict)
-        how = "equal" if not verdict.problem else f"WRONG: {verdict.problem}"
+        how = good if not verdict.problem else f"WRONG: {verdict.problem}"
         sys.stdout.write(f"{line(verdict)}: {how}\n")
         if verdict.problem:
             sys.stdout.write(f"{repeat(verdict)}\n")

@@ -1,0 +1,3 @@
+from tests.harness.histories.cli import main
+
+main()
