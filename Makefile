@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full check format suite browser search chaos fuzz soak gpu docs docs-commands setup clean
+.PHONY: help train test test-full check format suite browser search chaos jepsen fuzz soak gpu docs docs-commands setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -55,6 +55,9 @@ search: setup ## property tests on new random examples, ten times as many
 
 chaos: setup ## kill, rob and fool small jobs, and compare how they end (ARGS="--runs 20 --seed 7")
 	$(PY) -m tests.harness.chaos $(if $(ARGS),$(ARGS),--runs 200)
+
+jepsen: setup ## histories of a store under kills, cuts and takeovers, judged by a checker (ARGS="--runs 20 --seed 7")
+	$(PY) -m tests.harness.histories $(if $(ARGS),$(ARGS),--runs 100)
 
 fuzz: setup ## random jobs, each without a cache, with one, and killed and resumed (ARGS="--runs 20 --seed 7 --jobs 2")
 	$(PY) -m tests.harness.fuzz $(if $(ARGS),$(ARGS),--runs 200)
