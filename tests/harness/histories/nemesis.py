@@ -96,7 +96,6 @@ class Nemesis:
         await_true(lambda: disk.is_waiting or self._jobs.has_ended, "a sync")
         self._let_append()
         self._kill_server()
-        disk.release()
 
     def _in_take_over(self, fault: Callable[[], None]) -> None:
         """A fault after some commands of a takeover."""

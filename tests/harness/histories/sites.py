@@ -129,6 +129,8 @@ class ServerSite:
     def kill(self, number: int) -> None:
         """Kill a server."""
         os.kill(self._servers[number].process_id, signal.SIGKILL)
+        if self.disk is not None:
+            self.disk.release()  # the next process may sync when it starts
 
     def restart(self, number: int) -> None:
         """Start a server that was killed again, with what its files hold."""

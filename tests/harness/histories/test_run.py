@@ -21,7 +21,7 @@ from tests.harness.histories.plan import FAULT_KINDS, Plan, PlannedFault
 from tests.harness.histories.run import PRELOADED, make_history
 from tests.harness.zygote import Zygote
 
-pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
+pytestmark = [pytest.mark.redis, pytest.mark.multiproc, pytest.mark.usefixtures("no_leaks")]
 
 #: A defect may stay hidden if the machine schedules the clients one after the other.
 _TRIES = 10
@@ -79,8 +79,9 @@ def test_a_loss_that_nothing_explains_is_found(zygote: Zygote) -> None:
 def test_two_writers_of_which_one_is_late(zygote: Zygote) -> None:
     events = make_history(plan_of("memory", "pause-writers", "take-over", "kill-writers"), zygote)
     assert check(paired(events)) == ()
-    assert counts(events, Kind.TAKE_OVER)[Phase.OK] == 5, "one at first, one after each fault, one at the end"
-    assert counts(events, Kind.APPEND)[Phase.FAIL] > 0, "a refused writer stays refused"
+    assert counts(events, Kind.TAKE_OVER)[Phase.OK] >= 5, "one at first, one after each fault, one at the end"
+    appends = counts(events, Kind.APPEND)
+    assert appends[Phase.FAIL] + appends[Phase.UNKNOWN] > 0, "of writers that were refused or killed"
 
 
 def test_a_replica_takes_over(zygote: Zygote, caplog: pytest.LogCaptureFixture) -> None:
