@@ -24,7 +24,7 @@ __all__ = ["Budget", "Reader", "Writer"]
 
 #: Writes that a refused writer tries once more.
 _LATE_TRIES = 2
-_JOIN_TIMEOUT_S = 180.0
+_JOIN_TIMEOUT_S = 330.0
 _MAX_ROWS = 4
 
 

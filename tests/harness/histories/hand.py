@@ -26,8 +26,8 @@ from tests.harness.zygote import Started, Zygote
 
 __all__ = ["Hand", "main", "read_lists"]
 
-#: A process that is asked for something answers or ends within this time.
-_PATIENCE_S = 120.0
+#: A process that is asked for something answers or ends within this time. It may be stopped during a whole takeover.
+_PATIENCE_S = 300.0
 _UNKNOWN = {"phase": Phase.UNKNOWN.value, "error": "the process has ended"}
 
 

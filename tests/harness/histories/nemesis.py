@@ -53,6 +53,7 @@ class Nemesis:
         self._faults: dict[str, Callable[[], None]] = {
             "kill-server": self._kill_server,
             "kill-syncing-server": self._kill_syncing_server,
+            "kill-syncing-checkpoint": lambda: self._kill_syncing_server(with_checkpoint=True),
             "kill-server-in-take-over": lambda: self._in_take_over(self._kill_server),
             "cut": self._cut,
             "cut-take-over": self._cut,
@@ -62,6 +63,7 @@ class Nemesis:
             "no-commit": self._no_commit,
             "fail-over": self._fail_over,
             "lagging-fail-over": self._lagging_fail_over,
+            "lagging-checkpoint": lambda: self._lagging_fail_over(with_checkpoint=True),
             "fail-over-in-take-over": lambda: self._in_take_over(self._fail_over),
             "hand-over": self._hand_over,
             "isolate-master": self._isolate_master,
@@ -86,7 +88,7 @@ class Nemesis:
         site.restart(number)
         self._recorder.complete(loss, Phase.OK)
 
-    def _kill_syncing_server(self) -> None:
+    def _kill_syncing_server(self, *, with_checkpoint: bool = False) -> None:
         """The server is killed after groups that it acknowledged and has not written to its file."""
         disk = self._server_site.disk
         if disk is None:
@@ -95,6 +97,8 @@ class Nemesis:
         self._let_append()
         await_true(lambda: disk.is_waiting or self._jobs.has_ended, "a sync")
         self._let_append()
+        if with_checkpoint:
+            self._doomed_checkpoint()
         self._kill_server()
 
     def _in_take_over(self, fault: Callable[[], None]) -> None:
@@ -144,10 +148,21 @@ class Nemesis:
             site.await_replacement()
         self._recorder.complete(loss, Phase.OK)
 
-    def _lagging_fail_over(self) -> None:
+    def _lagging_fail_over(self, *, with_checkpoint: bool = False) -> None:
         self._cluster_site.make_replica_lag()
         self._let_append()
+        if with_checkpoint:
+            self._doomed_checkpoint()
         self._fail_over()
+
+    def _doomed_checkpoint(self) -> None:
+        """A checkpoint whose files are safe, and of which the store will lose groups, logs and perhaps the commit."""
+        commits = self._draw.random() < 0.5
+        self._jobs.checkpoint(commits=commits)
+        if not commits:
+            self._jobs.signal(signal.SIGKILL)
+        elif self._draw.random() < 0.5:
+            self._let_append()
 
     def _hand_over(self) -> None:
         site = self._cluster_site

@@ -41,6 +41,7 @@ class FaultKind:
 FAULT_KINDS = (
     FaultKind(name="kill-server", servers=_ON_ITS_OWN),
     FaultKind(name="kill-syncing-server", servers=frozenset({"everysec"})),
+    FaultKind(name="kill-syncing-checkpoint", servers=frozenset({"everysec"}), undoes=True),
     FaultKind(name="kill-server-in-take-over", servers=_ON_ITS_OWN, takes_over=True),
     FaultKind(name="cut"),
     FaultKind(name="cut-take-over", takes_over=True),
@@ -50,6 +51,7 @@ FAULT_KINDS = (
     FaultKind(name="no-commit", takes_over=True, undoes=True),
     FaultKind(name="fail-over", servers=_CLUSTER, is_single=True),
     FaultKind(name="lagging-fail-over", servers=_CLUSTER, is_single=True),
+    FaultKind(name="lagging-checkpoint", servers=_CLUSTER, is_single=True, undoes=True),
     FaultKind(name="fail-over-in-take-over", servers=_CLUSTER, takes_over=True, is_single=True),
     FaultKind(name="hand-over", servers=_CLUSTER, is_single=True),
     FaultKind(name="isolate-master", servers=_CLUSTER, is_single=True),
@@ -114,16 +116,14 @@ def draw_plan(seed: int, *, servers: Sequence[str] = (), kinds: Sequence[str] = 
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"expected names among {', '.join(known)}, got {', '.join(unknown)}")
     draw = random.Random(f"history {seed}")
-    chosen = list(servers or SERVER_KINDS)
+    wanted = [kind for kind in FAULT_KINDS if not kinds or kind.name in kinds]
+    chosen = [name for name in servers or SERVER_KINDS if any(name in kind.servers for kind in wanted)]
+    if not chosen:
+        raise ValueError(f"none of these faults can happen to {', '.join(servers)}: {', '.join(kinds)}")
     server = draw.choices(chosen, weights=[SERVER_KINDS[name] for name in chosen])[0]
-    undoes = draw.random() < 0.5
-    possible = [
-        kind
-        for kind in FAULT_KINDS
-        if server in kind.servers and (undoes or not kind.undoes) and (not kinds or kind.name in kinds)
-    ]
-    if not possible:
-        raise ValueError(f"none of these faults can happen to {server}: {', '.join(kinds)}")
+    possible = [kind for kind in wanted if server in kind.servers]
+    undoes = draw.random() < 0.5 or all(kind.undoes for kind in possible)
+    possible = [kind for kind in possible if undoes or not kind.undoes]
     faults = []
     for _ in range(draw.randint(2, 4)):
         if possible:
