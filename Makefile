@@ -10,7 +10,7 @@ ARGS ?=
 SOAK_S ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full check format suite browser search chaos jepsen fuzz soak gpu docs docs-commands setup clean
+.PHONY: help train test test-full check format suite browser search chaos jepsen fuzz soak gpu docs docs-commands locks sbom setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -78,6 +78,12 @@ docs: setup ## build the documentation site with the API reference into site/; w
 
 docs-commands: setup ## run the commands of README, docs and examples, in a checkout and from the wheel
 	$(PYTEST) -o faulthandler_timeout=0 -m "slow or not slow" tests/docs/test_commands_run.py $(ARGS)
+
+locks: setup ## write tools/locks anew from pyproject.toml (ARGS="--upgrade" or "--upgrade-package NAME")
+	@$(PY) -m tools.make_locks $(ARGS)
+
+sbom: setup ## write the bill of materials of .venv and the project, CycloneDX JSON, into dist/
+	@$(PY) -m tools.make_sbom $(ARGS)
 
 bench-%: setup ## run benchmarks/<name>, for example make bench-planner
 	$(PY) -m benchmarks.$*.main $(ARGS)

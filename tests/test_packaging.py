@@ -228,10 +228,3 @@ def test_no_extra_requires_torchrec_or_fbgemm():
         *(item for extra in project["optional-dependencies"].values() for item in extra),
     ]
     assert not [item for item in wanted if item.lower().startswith(("torchrec", "fbgemm"))]
-
-
-def test_every_pin_is_exact_and_the_trio_is_pinned_elsewhere():
-    lines = (ROOT / "tools" / "constraints.txt").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(pin.count("==") == 1 for pin in pins)
-    assert not [pin for pin in pins if pin.lower().startswith(("torch==", "torchrec==", "fbgemm"))]

@@ -1,6 +1,6 @@
 """Build the documentation site: ``python -m tools.make_docs [--out FOLDER]``.
 
-    pyproject (extra `docs`), tools/constraints.txt ──pip──> .venv ──mkdocs build --strict──> site/
+    pyproject (extra `docs`), tools/locks/docs.txt ──pip──> .venv ──mkdocs build --strict──> site/
 
 Only `make docs` needs these packages, so the set-up of the other targets leaves them out. Warnings are errors.
 """
@@ -14,7 +14,7 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 
-from tools.make_venv import ROOT, SetupError, pip_install
+from tools.make_venv import ROOT, SetupError, install_locked
 
 SITE = ROOT / "site"
 
@@ -44,10 +44,9 @@ def requirements() -> list[str]:
 
 
 def install(wanted: list[str]) -> None:
-    """Install the packages that this interpreter lacks, at the pinned versions."""
-    missing = [item for item in wanted if not is_installed(item.partition("[")[0])]
-    if missing:
-        pip_install(missing)
+    """Install the locked packages if this interpreter lacks one of those wanted."""
+    if not all(is_installed(item.partition("[")[0]) for item in wanted):
+        install_locked("docs.txt")
 
 
 def is_installed(name: str) -> bool:

@@ -1,12 +1,15 @@
 """Make the development environment: .venv with a working torch/fbgemm/torchrec trio and pinned tools.
 
-    pyproject (which packages)  ┐          the same as in .venv/stamp.json: done
-    tools/constraints.txt       ├─ digest ─┤
-    bagpipe/util/environment.py ┘          else: venv ─> torch ─> fbgemm and the rest ─> torchrec ─> do they load?
+    pyproject.toml              ┐          the same as in .venv/stamp.json: done
+    tools/locks (which packages)├─ digest ─┤
+    bagpipe/util/environment.py ┘          else: venv ─> torch's CPU build ─> the locked packages ─> does the trio load?
 
 Uses the standard library only, so the system's Python can run it. ``nvidia-smi`` on PATH selects CUDA builds, else CPU
-builds; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` overrides that. Packages come from pip's configured sources; the PyTorch
-index is added only when those have no CPU build of torch.
+builds; ``BAGPIPE_DEVICE=cpu`` or ``cuda`` overrides that. Packages come from pip's configured sources, as wheels whose
+sha256 is in tools/locks.
+
+torch's CPU build is not on PyPI, so it is in no lock: it comes by its exact version, from pip's configured sources, or
+else from the PyTorch index alone. PyPI takes no version with ``+cpu``, so nobody can put another one there.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for bagpipe.util.environment, which imports the standard library only
@@ -29,9 +32,17 @@ from bagpipe.util.environment import FBGEMM_NAMES, RECOMMENDED  # noqa: E402 (af
 
 VENV = ROOT / ".venv"
 STAMP = VENV / "stamp.json"
-CONSTRAINTS = ROOT / "tools" / "constraints.txt"
-INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "bagpipe" / "util" / "environment.py", Path(__file__).resolve())
-EXTRAS = ("torchrec-deps", "kernels", "store", "programs", "dev")
+LOCKS = ROOT / "tools" / "locks"
+RUN_EXTRAS = ("train", "programs")  # of pyproject.toml: those in run.txt
+DEV_EXTRAS = ("dev",)
+DEVICE_LOCKS = {"cpu": "cpu.txt", "cuda": "cuda.txt"}
+COMMON_LOCKS = ("build.txt", "run.txt", "dev.txt")
+INPUTS = (
+    ROOT / "pyproject.toml",
+    ROOT / "bagpipe" / "util" / "environment.py",
+    Path(__file__).resolve(),
+    *(LOCKS / name for name in (*COMMON_LOCKS, *DEVICE_LOCKS.values())),
+)
 
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -99,11 +110,10 @@ def make_venv(device: str) -> None:
         if done.returncode != 0:
             raise SetupError(f"python -m venv failed (on Debian: apt install python3-venv): {last_line(done)}")
     remove_other_flavour(device)
-    install_torch(device)
-    say("installing fbgemm, torchrec and the tools")
-    pip_install([f"{FBGEMM_NAMES[device]}=={RECOMMENDED.fbgemm}", *requirements()])
-    # --no-deps: torchrec's metadata asks for the CUDA fbgemm of any version, a pair that does not load.
-    pip_install(["--no-deps", f"torchrec=={RECOMMENDED.torchrec}"])
+    if device == "cpu":
+        install_torch()
+    say(f"installing the locked packages ({device})")
+    install_locked(*COMMON_LOCKS, DEVICE_LOCKS[device])
     say("checking that torch, fbgemm and torchrec load together")
     code = f"from bagpipe.util.environment import check_environment as check; check({device!r}); import torchrec"
     done = venv_run(["-W", "ignore", "-c", code])
@@ -134,34 +144,33 @@ def remove_other_flavour(device: str) -> None:
         venv_run(["-m", "pip", "uninstall", "--yes", *unwanted])
 
 
-def install_torch(device: str) -> None:
-    """Install the pinned torch from pip's configured sources; if that fails, also from the PyTorch index."""
-    say(f"installing torch {RECOMMENDED.torch} ({device})")
-    if device == "cuda":
-        return pip_install([f"torch=={RECOMMENDED.torch}"])
-    build = f"torch=={RECOMMENDED.torch}+cpu"
-    tries: tuple[list[str], ...] = ([build], [build, "--extra-index-url", PYTORCH_CPU_INDEX])
-    for number, arguments in enumerate(tries, start=1):
-        try:
-            return pip_install(arguments, quiet=number < len(tries))
-        except SetupError:
-            if number == len(tries):
-                raise
-    return None
+def install_torch() -> None:
+    """Install the pinned CPU build of torch from pip's configured sources; if that fails, from the PyTorch index.
+
+    Its dependencies are in the locks. The second index takes the first one's place: with two, either could answer for
+    any name.
+    """
+    say(f"installing torch {RECOMMENDED.torch} (cpu)")
+    build = ["--no-deps", f"torch=={RECOMMENDED.torch}+cpu"]
+    try:
+        pip_install(build, quiet=True)
+    except SetupError:
+        # The variable replaces further indexes of pip's configuration files, which the option would leave.
+        alone = {"PIP_EXTRA_INDEX_URL": PYTORCH_CPU_INDEX}
+        pip_install(["--index-url", PYTORCH_CPU_INDEX, *build], environment=alone)
 
 
-def requirements() -> list[str]:
-    """Requirements of pyproject.toml, without torch, which is installed separately."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted: list[str] = [item for item in project["dependencies"] if not item.startswith("torch")]
-    for extra in EXTRAS:
-        wanted += project["optional-dependencies"][extra]
-    return wanted
+def install_locked(*names: str) -> None:
+    """Install lock files: wheels only, each with one of its sha256. A lock is complete, so pip resolves nothing."""
+    files = [word for name in names for word in ("--requirement", str((LOCKS / name).relative_to(ROOT)))]
+    pip_install(["--require-hashes", "--no-deps", "--only-binary", ":all:", *files])
 
 
-def pip_install(arguments: Sequence[str], *, quiet: bool = False) -> None:
+def pip_install(
+    arguments: Sequence[str], *, quiet: bool = False, environment: Mapping[str, str] = MappingProxyType({})
+) -> None:
     command = ["-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    done = venv_run([*command, *PIP_PATIENCE, "--constraint", str(CONSTRAINTS), *arguments])
+    done = venv_run([*command, *PIP_PATIENCE, *arguments], environment)
     if done.returncode == 0:
         return
     if not quiet:
@@ -169,10 +178,12 @@ def pip_install(arguments: Sequence[str], *, quiet: bool = False) -> None:
     raise SetupError(f"pip install {' '.join(arguments)}: {last_line(done)}")
 
 
-def venv_run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def venv_run(
+    arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     command = [str(VENV / "bin" / "python"), *arguments]
-    environment = {**os.environ, "PYTHONPATH": ""}  # another project's packages must not leak in
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    whole = {**os.environ, "PYTHONPATH": "", **environment}  # another project's packages must not leak in
+    return subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, check=False)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

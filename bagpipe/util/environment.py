@@ -198,9 +198,8 @@ def _pip_commands(trio: Trio, flavour: str, *, torch: bool = False, remove: Sequ
     """The shell line that removes packages and installs `trio` (torch only on request)."""
     parts = [f"python -m pip uninstall -y {' '.join(remove)}"] if remove else []
     if torch and flavour == "cpu":
-        parts.append(
-            f"python -m pip install torch=={trio.torch}+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
-        )
+        # One index in place of the usual one: with two, either could answer for the name of a dependency.
+        parts.append(f"python -m pip install torch=={trio.torch}+cpu --index-url https://download.pytorch.org/whl/cpu")
     elif torch:
         parts.append(f"python -m pip install torch=={trio.torch}")
     parts.append(f"python -m pip install {FBGEMM_NAMES[flavour]}=={trio.fbgemm}")

@@ -23,7 +23,7 @@ from bagpipe.util.environment import (
 )
 
 CPU_213 = (
-    "python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu && "
+    "python -m pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu && "
     "python -m pip install fbgemm-gpu-cpu==1.8.0 && python -m pip install --no-deps torchrec==1.9.2"
 )
 
