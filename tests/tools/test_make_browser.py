@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 import pytest
 
 from tools import make_browser
@@ -35,6 +38,7 @@ def test_the_environments_own_browser_finds_its_libraries(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(make_browser, "FOLDER", tmp_path)
     (tmp_path / "chromium").touch()
+    make_browser.write_fonts(tmp_path)
     found = make_browser.find_browser()
     assert found == tmp_path / "chromium"
     assert make_browser.environment_of(found)["LD_LIBRARY_PATH"] == str(tmp_path / "lib")
@@ -71,6 +75,37 @@ def test_a_browser_that_does_not_run_here_is_not_kept(tmp_path, monkeypatch, cap
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setattr(make_browser, "NAMES", ())
     monkeypatch.setattr(make_browser, "FOLDER", environment / "browser")
+    monkeypatch.setattr(make_browser, "check", lambda package: None)  # the fake one's sha512 is another
     assert make_browser.main() == 0
     assert ("its test is skipped" in capsys.readouterr().out) == (code != 0)
     assert [path.name for path in environment.iterdir()] == left
+
+
+def test_a_package_with_another_sha512_is_neither_unpacked_nor_run(tmp_path, monkeypatch, capsys):
+    """node, which would unpack it, leaves a trace."""
+    programs, environment = tmp_path / "bin", tmp_path / "venv"
+    programs.mkdir()
+    environment.mkdir()
+    for name, text in (("npm", NPM.format(code=0)), ("node", f"#!/bin/sh\ntouch {tmp_path}/unpacked\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(make_browser, "NAMES", ())
+    monkeypatch.setattr(make_browser, "FOLDER", environment / "browser")
+    assert make_browser.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"browser: {make_browser.PACKAGE}: expected {make_browser.INTEGRITY}, got sha512-"
+    assert line.startswith(start)
+    assert line.endswith("; it is neither unpacked nor run")
+    assert not (tmp_path / "unpacked").exists()
+    assert list(environment.iterdir()) == []
+
+
+def test_the_published_package_is_recognised(tmp_path, monkeypatch):
+    (tmp_path / "package.tgz").write_bytes(b"abc")
+    digest = base64.b64encode(hashlib.sha512(b"abc").digest()).decode()
+    monkeypatch.setattr(make_browser, "INTEGRITY", f"sha512-{digest}")
+    make_browser.check(tmp_path / "package.tgz")
+    monkeypatch.setattr(make_browser, "INTEGRITY", f"sha512-{digest[:-4]}AA==")
+    with pytest.raises(make_browser.WrongPackageError, match="expected sha512-"):
+        make_browser.check(tmp_path / "package.tgz")
