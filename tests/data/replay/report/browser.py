@@ -15,26 +15,16 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tools import make_browser as tool
+from tests.data.replay.report.confinement import Way, room_for, start, ways
 
-#: Moves the pipe's ends to the descriptors that the browser uses, then execs the browser.
-_LAUNCH = """
-import fcntl, os, sys
-ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]  # 3 and 4 may be taken, by each other
-os.dup2(ends[0], 3)
-os.dup2(ends[1], 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # the pages are our own, and the sandbox needs rights that containers lack
-    "--no-zygote",
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -48,18 +38,21 @@ class Browser:
     """One browser with one page.
 
     Args:
-        program: the executable. folder: for its profile.
+        program: the executable.
 
     Attributes:
+        way: how it runs. reasons: why not in the more confined ways, each with what the browser said.
+        pid: of its first process. address: of the page shown.
         problems: console messages, page errors and policy violations.
         requests: addresses requested by the page, its own file included.
     """
 
-    def __init__(self, program: Path, folder: Path, timeout_s: float = 60.0) -> None:
+    def __init__(self, program: Path, timeout_s: float = 60.0) -> None:
+        self.reasons: list[str] = []
+        self.address = ""
         self.problems: list[str] = []
         self.requests: list[str] = []
         self._program = program
-        self._folder = folder
         self._timeout_s = timeout_s
         self._number = 0
         self._session = ""
@@ -67,17 +60,28 @@ class Browser:
         self._loaded = False
 
     def __enter__(self) -> Browser:
+        with ExitStack() as stack:
+            self._room = stack.enter_context(room_for(self._program))
+            choices = ways(os.getuid())
+            for self.way in choices:
+                try:
+                    self._start(self.way)
+                    break
+                except (EOFError, OSError) as error:  # OSError: its pipe is closed, or it is silent
+                    if self.way == choices[-1]:
+                        raise
+                    self.reasons.append(f"{self.way}: {error}")
+            self._stack = stack.pop_all()
+        return self
+
+    def _start(self, way: Way) -> None:
+        """Start it in one way, and open its page."""
+        self._buffer, self._session = b"", ""
         command_out, self._commands = os.pipe()
         self._answers, answer_in = os.pipe()
-        flags = [*_FLAGS, f"--user-data-dir={self._folder}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(command_out), str(answer_in), str(self._program), *flags],
-            pass_fds=(command_out, answer_in),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=tool.environment_of(self._program),
-        )
+        log = self._room.pages.parent / "log"
+        self._process = start(way, self._room, _FLAGS, (command_out, answer_in), log)
+        self.pid = self._process.pid
         os.close(command_out)
         os.close(answer_in)
         try:
@@ -85,13 +89,16 @@ class Browser:
             self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.send(f"{domain}.enable")
-        except BaseException:
+            self.evaluate("1 + 1")  # by the process of the page
+        except BaseException as error:
             self._close()
+            told = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            error.args = (f"{error}; it says: {told[-1] if told else 'nothing'}",)
             raise
-        return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._close()
+        self._stack.close()
 
     def _close(self) -> None:
         os.close(self._commands)
@@ -102,10 +109,9 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def open(self, file: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show `file` in a fresh window of this size and scheme, and wait until it is loaded."""
+        """Show a copy of `file` in a fresh window of this size and scheme, and wait until it is loaded."""
         self.problems.clear()
         self.requests.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -113,7 +119,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.send("Page.navigate", url=file.as_uri())
+        page = self._room.pages / file.name
+        shutil.copyfile(file, page)
+        page.chmod(0o644)
+        self.address = page.as_uri()
+        self.send("Page.navigate", url=self.address)
         while not self._loaded:
             self._receive()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,11 +24,11 @@ FIRST_CELLS = "[...document.querySelectorAll('#tables tbody tr')].map(row => row
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     program = find_browser()
     if program is None:
         pytest.skip("no chromium or chrome on PATH, and `make browser` could fetch none")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+    with Browser(program) as browser:
         yield browser
 
 
@@ -58,7 +60,7 @@ def test_reports_draw_without_errors(browser, reports, name, width, dark, traces
     assert browser.evaluate(TRACES) == traces
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate("window.hacked") is None
-    assert browser.requests == [file.as_uri()]
+    assert browser.requests == [browser.address]
     assert browser.problems == []
 
 
@@ -199,3 +201,40 @@ def test_a_wide_table_says_that_it_goes_on(browser, reports):
     )
     assert browser.evaluate(end)
     assert not browser.evaluate(f"{box}.classList.contains('right')")
+
+
+def test_the_browser_is_confined(browser):
+    """The process that reads the page has a filter of system calls (`Seccomp: 2`), and none runs as root."""
+    if not browser.way.sandbox:
+        pytest.skip(f"the browser runs {browser.way}, because {'; '.join(browser.reasons)}")
+    filters = []
+    for pid in descendants(browser.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split()  # forked ones have spaces there
+        assert "--no-sandbox" not in words
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert "0" not in status["Uid"].split()
+        if "--type=renderer" in words:
+            filters.append(status["Seccomp"].strip())
+    assert set(filters) == {"2"}
+
+
+def descendants(pid: int) -> list[int]:
+    """Process numbers of a process and all that it started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
+    return [pid, *(number for child in children for number in descendants(int(child)))]
+
+
+def test_a_browser_that_starts_in_no_way_says_why():
+    with tempfile.TemporaryDirectory() as name:
+        program = Path(name) / "chromium"
+        program.write_text("#!/bin/sh\necho 'No usable sandbox!' >&2\nexit 1\n")
+        for path in (program.parent, program):
+            path.chmod(0o755)
+        browser = Browser(program)
+        with pytest.raises((EOFError, OSError), match="it says: No usable sandbox!"):
+            browser.__enter__()
+    first, *_ = browser.reasons
+    assert first.startswith(f"as user {os.getuid() or 65534}, with its sandbox: ")
+    assert first.endswith("it says: No usable sandbox!")
+    assert len(browser.reasons) == (2 if os.getuid() == 0 else 1)
