@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature
+from bagpipe.util.distinct_ids import distinct_ids
 from data.arrow_numbers import as_ids, as_numbers, split_texts
 from data.column_rules import ColumnRules, is_list
 from data.columns import Columns, take_rows
@@ -120,7 +121,7 @@ def columns_of(rules: ColumnRules, block: ArrowBlock, *, bad_rows: str, locate: 
         lengths=columns.lengths,
         weights=columns.weights,
         num_raw_rows=block.num_raw_rows,
-        bad_rows=np.union1d(block.malformed, block.raw_rows[bad]),
+        bad_rows=distinct_ids([block.malformed, block.raw_rows[bad]]),
         example_weights=columns.example_weights,
     )
     return take_rows(columns, np.setdiff1d(np.arange(columns.num_rows), bad)) if bad.size else columns
@@ -146,7 +147,7 @@ class _TableReader:
     def bad_rows(self) -> NDArray[np.int64]:
         if not self.problems:
             return np.zeros(0, np.int64)
-        return np.unique(np.concatenate([rows for rows, _ in self.problems]))
+        return distinct_ids([rows for rows, _ in self.problems])
 
     def reason(self, row: int) -> str:
         return next(reason for rows, reason in self.problems if rows[0] == row)
@@ -267,7 +268,7 @@ class _TableReader:
             array = array.drop_null()
         if column.separator:
             array, wrong = as_numbers(array)
-            rows = np.unique(_row_of(counts, wrong))
+            rows = distinct_ids([_row_of(counts, wrong)])
             if rows.size:
                 self.problems.append((rows, f"expected numbers in column {name!r}, got a text"))
         weights: NDArray[np.float32] = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
@@ -285,7 +286,7 @@ class _TableReader:
 
     def _add(self, lengths: NDArray[np.int32], positions: NDArray[np.int64], reason: str) -> None:
         """Add the rows of bad ids, given by position."""
-        self.problems.append((np.unique(_row_of(lengths, positions)), reason))
+        self.problems.append((distinct_ids([_row_of(lengths, positions)]), reason))
 
     def _add_texts(self, lengths: NDArray[np.int32], texts: pa.Array, positions: NDArray[np.int64], words: str) -> None:
         if positions.size:

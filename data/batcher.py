@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
+from data.bad_row_limit import BadRowLimit
 from data.columns import Columns, RowSlice, bag_starts, join
 from data.row_order import Position, RowIndex, RowRange, segment_order
 from data.shuffle_buffer import Part, mixed
@@ -92,6 +93,7 @@ class Batcher:
         self.in_flight_peak = 0
         self.blocks_read = 0
         self.rows_read = 0
+        self._bad_rows = BadRowLimit(order.source)
         self._rows_before = 0  # raw rows of the previous epoch, if there is no index
 
     def batches(self, start: Position) -> Iterator[tuple[Batch, Position]]:
@@ -209,6 +211,7 @@ class Batcher:
             assert task is not None, "the result of an entry without a task raises"
             self.blocks_read += 1
             self.rows_read += columns.num_raw_rows
+            self._bad_rows.check(task.block, columns.num_raw_rows, columns.bad_rows)
             yield task, columns
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.labels import LOSS_LABELS
+from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
 from data.source import Block, Source
 
@@ -35,7 +36,7 @@ def read_checked(source: Source, block: Block) -> Columns:
         row = int(outside[0])
         raise InputError(f"{source.locate(block, int(raw_rows[row]))}: {_reason(source, columns, row)}")
     kept = take_rows(columns, np.delete(np.arange(columns.num_rows), outside))
-    return dataclasses.replace(kept, bad_rows=np.union1d(columns.bad_rows, raw_rows[outside]))
+    return dataclasses.replace(kept, bad_rows=distinct_ids([columns.bad_rows, raw_rows[outside]]))
 
 
 def _is_unlabelled(source: Source) -> bool:
@@ -52,10 +53,10 @@ def _bad_rows(columns: Columns, *, unlabelled: bool) -> NDArray[np.int64]:
     """Ascending rows with a label outside its range or a weight that is none."""
     outside = _outside(columns.labels, unlabelled=unlabelled)
     if columns.labels.ndim > 1:
-        outside = np.unique(outside // columns.labels.shape[1])
+        outside = distinct_ids([outside // columns.labels.shape[1]])
     weights = columns.example_weights
     if weights is not None:
-        outside = np.union1d(outside, np.flatnonzero(~((weights >= 0) & np.isfinite(weights))))
+        outside = distinct_ids([outside, np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))])
     return outside
 
 

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
 from data.arrow_files import embed_schema
+from data.bad_row_limit import BadRowLimit
 from data.checked_read import read_checked
 from data.column_rules import target_columns
 from data.columns import RowSlice, bag_starts, join
@@ -79,8 +80,10 @@ def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
     """Whole blocks collected into groups, each with the number of its skipped rows."""
     group: list[RowSlice] = []
     raw_rows = skipped = 0
+    limits = BadRowLimit(source)
     for block in (block for segment in source.segments() for block in source.blocks(segment)):
         columns = read_checked(source, block)
+        limits.check(block, columns.num_raw_rows, columns.bad_rows)
         used = min(columns.num_raw_rows, limit - raw_rows) if limit else columns.num_raw_rows
         bad = int(np.searchsorted(columns.bad_rows, used))
         group.append(RowSlice(columns, bag_starts(columns.lengths), 0, used - bad))

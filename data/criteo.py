@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns
 from data.delimited import place_ids
 from data.hashing import first_out_of_range
@@ -74,7 +75,7 @@ class CriteoSource(TextSource):
         text = read_text(block)
         parsed = parse_lines(text)
         values, bad = self._apply_tables(parsed)
-        bad_lines = np.union1d(parsed.bad_lines, bad)
+        bad_lines = distinct_ids([parsed.bad_lines, bad])
         if bad_lines.size and self.bad_rows == "stop":
             raise self._error(block, text, int(bad_lines[0]))
         labels, dense, present = parsed.labels, parsed.dense, parsed.present
@@ -100,7 +101,7 @@ class CriteoSource(TextSource):
             parsed.ids[number], problem = place_ids(table, parsed.ids[number], parsed.present[number])
             if problem is not None:
                 bad.append(parsed.lines[problem.lines])
-        return parsed.ids, np.unique(np.concatenate(bad)) if bad else np.zeros(0, np.int64)
+        return parsed.ids, distinct_ids(bad) if bad else np.zeros(0, np.int64)
 
     def _error(self, block: Block, text: bytes, line: int) -> InputError:
         content = text.split(b"\n", line + 1)[line]

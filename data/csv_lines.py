@@ -21,11 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from bagpipe.util.distinct_ids import distinct_ids
 from data.arrow_columns import ArrowBlock
 from data.csv_layout import CsvLayout, split_line
 from data.number_parsing import quote
 
 __all__ = ["parse_lines"]
+
+#: Malformed lines of a block that only trials by halves find, such as those with an open quote. A trial takes
+#: up to a millisecond.
+_MAX_TRIED = 10_000
 
 _WORDS = {pa.int64(): "an integer", pa.float64(): "a number", pa.float32(): "a number"}
 
@@ -51,7 +56,15 @@ def parse_lines(
     whole = None if strange.size else parser.table(text, ends.size)
     if whole is not None:
         return ArrowBlock(table=whole, num_raw_rows=ends.size)
-    bad = np.union1d(strange, parser.bad_lines(np.setdiff1d(lines, strange, assume_unique=True)))
+    found, is_all = parser.bad_lines(np.setdiff1d(lines, strange, assume_unique=True))
+    bad = distinct_ids([strange, found])
+    if not is_all and not stops:
+        return ArrowBlock(
+            table=parser.table(b"", 0),
+            num_raw_rows=ends.size,
+            malformed=found[:1],
+            problem=f"expected at most {_MAX_TRIED} lines with open quotes in a block, got more",
+        )
     good = lines[: bad[0]] if stops else np.setdiff1d(lines, bad, assume_unique=True)
     table = parser.table(parser.text_of(good), good.size)
     assert table is not None, "lines that are accepted one by one are refused together"
@@ -134,16 +147,16 @@ class _Parser:
         buffer = np.frombuffer(self.text, np.uint8)
         follows = np.append(buffer[1:], 0)
         places = np.flatnonzero((buffer == 0) | ((buffer == ord("\r")) & (follows != ord("\n"))))
-        return np.unique(np.searchsorted(self.bounds[1:], places, side="right"))
+        return distinct_ids([np.searchsorted(self.bounds[1:], places, side="right")])
 
-    def bad_lines(self, lines: Lines) -> Lines:
-        """The malformed ones of ascending lines."""
+    def bad_lines(self, lines: Lines) -> tuple[Lines, bool]:
+        """The malformed ones of ascending lines, and whether these are all: not if too many need trials."""
         bad = self._bad_values(lines)
         rest = np.setdiff1d(lines, bad, assume_unique=True)
-        if self.table(self.text_of(rest), rest.size) is None:
-            unexplained = _refused(rest.size, lambda low, high: self._accepts(rest[low:high]))
-            bad = np.union1d(bad, rest[unexplained])
-        return bad
+        if self.table(self.text_of(rest), rest.size) is not None:
+            return bad, True
+        unexplained = _refused(rest.size, lambda low, high: self._accepts(rest[low:high]), most=_MAX_TRIED)
+        return distinct_ids([bad, rest[unexplained]]), unexplained.size <= _MAX_TRIED
 
     def _accepts(self, lines: Lines) -> bool:
         return self.table(self.text_of(lines), lines.size) is not None
@@ -165,7 +178,7 @@ class _Parser:
         for name, kind in self.types.items():
             if kind != pa.binary():
                 bad.append(regular[_bad_numbers(texts.column(name), kind)])
-        return np.unique(np.concatenate(bad))
+        return distinct_ids(bad)
 
     def explain(self, number: int) -> str:
         """The fault of a malformed line."""
@@ -206,11 +219,14 @@ def _is_number(texts: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
-def _refused(count: int, accepts: Callable[[int, int], bool]) -> Lines:
-    """The items of ``[0, count)`` that are refused alone, if a range is accepted just when all its items are."""
+def _refused(count: int, accepts: Callable[[int, int], bool], most: int | None = None) -> Lines:
+    """The items of ``[0, count)`` that are refused alone, if a range is accepted just when all its items are.
+
+    Ascending; at most one more than `most`.
+    """
     found = []
     waiting = [(0, count)] if count else []
-    while waiting:
+    while waiting and (most is None or len(found) <= most):
         low, high = waiting.pop()
         if accepts(low, high):
             continue

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
 from data.arrow_numbers import split_texts
+from data.bad_row_limit import BadRowLimit
 from data.column_rules import ColumnRules, is_list
 from data.source import Source
 from data.string_dictionary import write_dictionary
@@ -69,10 +70,12 @@ def _tables(source: Source, limit: int) -> Iterator[pa.Table]:
     """The rows of all blocks."""
     assert isinstance(source, ArrowSource), "checked by the caller"
     raw_rows = 0
+    limits = BadRowLimit(source)
     for block in (block for segment in source.segments() for block in source.blocks(segment)):
         found: ArrowBlock = source.arrow_block(block)
         if found.problem:
             raise InputError(f"{source.locate(block, int(found.malformed[0]))}: {found.problem}")
+        limits.check(block, found.num_raw_rows, found.malformed)
         used = found.num_raw_rows if not limit else min(found.num_raw_rows, limit - raw_rows)
         yield found.table.slice(0, int(np.searchsorted(found.raw_rows, used)))
         raw_rows += used

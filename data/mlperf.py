@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
 from data.npy_files import map_array, member_names
@@ -228,9 +229,9 @@ class MlperfSource:
             elif (first := first_out_of_range(ids, table)) is not None and table.rows is not None:
                 outside = np.flatnonzero((ids < 0) | (ids >= table.rows))
                 reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[first]}"
-                problems.append((np.unique(outside // array.shape[1]), reason))
+                problems.append((distinct_ids([outside // array.shape[1]]), reason))
             values.append(ids)
-        bad = np.unique(np.concatenate([found for found, _ in problems])) if problems else np.zeros(0, np.int64)
+        bad = distinct_ids([found for found, _ in problems]) if problems else np.zeros(0, np.int64)
         if bad.size and self.bad_rows == "stop":
             reason = next(reason for found, reason in problems if found[0] == bad[0])
             raise InputError(f"{self.locate(block, int(bad[0]))}: {reason}")

@@ -171,10 +171,10 @@ def text_blocks(segment: Segment, block_bytes: int) -> Iterator[Block]:
 
 def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator[Block]:
     pieces = _inflate(file, block_bytes)
-    rest, line, ended = b"", 1, False
+    rest, line, ended, wanted = b"", 1, False, block_bytes
     while not ended:
         parts, held = [rest], len(rest)
-        while held < block_bytes and not ended:
+        while held < wanted and not ended:
             try:
                 piece = next(pieces, b"")
             except InputError as error:
@@ -191,11 +191,11 @@ def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator
         if text:
             lines = text.count(b"\n") + (not text.endswith(b"\n"))
             yield Block(file=file, start=0, stop=0, num_rows=lines, line=line, payload=text)
-            line += lines
+            line, wanted = line + lines, block_bytes
         elif len(rest) > MAX_LINE_BYTES:
             raise _long_line(file, line)
         elif not ended:
-            block_bytes += held  # the line is longer than a block
+            wanted += held  # the line is longer than a block
     if line == 1:
         raise InputError(f"{file}: the file is empty, expected lines of text")
     if line == 1 + header_lines:

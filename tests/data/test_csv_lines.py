@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data import csv_lines
 from data.arrow_columns import ArrowBlock
 from data.csv_layout import CsvLayout
 from data.csv_lines import parse_lines
@@ -101,3 +102,15 @@ def test_a_file_of_one_column() -> None:
     found = parse_lines(b"1\n\nx\n2\n", ("y",), {"y": pa.int64()}, CsvLayout(), stops=False)
     assert found.table.column("y").to_pylist() == [1, None, 2]
     assert found.malformed.tolist() == [2]
+
+
+def test_lines_that_take_a_trial_each_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_lines, "_MAX_TRIED", 5)
+    few, many = b'1,,2,"a\n1,,2,a\n' * 5, b"1,,2,a\n" + b'1,,2,"a\n' * 100_000
+    assert parse(few).malformed.tolist() == [0, 2, 4, 6, 8]
+    found = parse(many)
+    assert (found.malformed.tolist(), found.num_raw_rows) == ([1], 100_001)
+    assert found.problem == "expected at most 5 lines with open quotes in a block, got more"
+    stopped = parse(many, stops=True)
+    assert stopped.malformed.tolist() == [1]
+    assert stopped.problem == "expected quotes that end in the same line, got an open one"
