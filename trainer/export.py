@@ -8,7 +8,6 @@ base, delta ──apply_delta──> the full export
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from bagpipe.util.outputs import new_folder
 from bagpipe.util.printing import print_text
 from bagpipe.util.program import note
 from bagpipe.util.programs import command_of
+from bagpipe.util.temporary_folder import temporary_folder
 from trainer.export_source import SourceOptions, built_model, names_of, source_of
 
 __all__ = ["apply", "export"]
@@ -44,8 +44,8 @@ def export(argv: Sequence[str]) -> int:
     checkpoint = _chosen(options.checkpoint_dir, options.step)
     if options.format == "dcp":
         return _export_dcp(checkpoint, options)
-    with tempfile.TemporaryDirectory() as name, new_folder(Path(options.out), "--out") as folder:
-        text = _write(checkpoint, options, Path(name), folder)
+    with temporary_folder("export") as work, new_folder(Path(options.out), "--out") as folder:
+        text = _write(checkpoint, options, work, folder)
     print_text(f"{text} in {options.out}")
     return EXIT_DONE
 

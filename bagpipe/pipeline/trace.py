@@ -83,7 +83,7 @@ class Trace:
             lanes: the order to show lanes in; what a device did for one is shown below it.
         """
         target = Path(path)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        partial = target.with_name(f"{target.name}.partial")
         name = f"{process} ({self.dropped} later spans not kept)" if self.dropped else process
         events = trace_events(self.spans(), process=name, process_id=os.getpid(), lanes=self._rows(lanes))
         try:

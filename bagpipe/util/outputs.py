@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -101,7 +104,7 @@ def write_whole(path: str, content: bytes) -> None:
 
 @contextmanager
 def new_folder(out: Path, flag: str) -> Iterator[Path]:
-    """A temporary folder beside `out`, renamed to it at a clean exit, else removed.
+    """A temporary folder beside `out`, renamed to it at a clean exit, else removed; after a kill, by the next call.
 
     Args:
         out: absent, or empty.
@@ -113,11 +116,16 @@ def new_folder(out: Path, flag: str) -> Iterator[Path]:
     """
     out = out.absolute()
     temporary: Path | None = None
+    lock: int | None = None
     try:
         if out.exists() and any(out.iterdir()):
             raise InputError(f"{flag} {out} is not empty")
+        _remove_abandoned(out)
         temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}.tmp")  # random: a fixed name can exist
-        temporary.mkdir(parents=True)
+        hidden = temporary.with_name(f".{temporary.name}")  # from other calls until it is locked
+        hidden.mkdir(parents=True)
+        lock = _lock_folder(hidden)
+        hidden.rename(temporary)
         yield temporary
         temporary.replace(out)
     except OSError as error:
@@ -125,3 +133,32 @@ def new_folder(out: Path, flag: str) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove what killed processes of this user left of the folder `out`."""
+    form = re.compile(re.escape(out.name) + r"\.[0-9a-f]{8}\.tmp")
+    for folder in out.parent.glob("*.tmp"):
+        if form.fullmatch(folder.name) is None:
+            continue
+        with suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = _lock_folder(folder)
+            if lock is not None:
+                shutil.rmtree(folder)
+                os.close(lock)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """The descriptor of a folder that is locked until it is closed. None: another process has it, or nobody can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

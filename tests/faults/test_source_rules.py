@@ -1,4 +1,4 @@
-"""Static rules: no wall clocks, expiry, pickles, evaluated text or plain prints in production modules."""
+"""Static rules: no wall clocks, expiry, pickles, evaluated text, plain prints or lasting temporary files."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ PRINTS = {"sys.stdout.write": ("bagpipe/util/printing.py", "bagpipe/cli/main.py"
           "sys.stderr.write": ("bagpipe/util/printing.py",),
           "print": ("bagpipe/cli/progress.py",), "traceback.print_exc": (),
           "traceback.print_exception": ("bagpipe/util/program.py",)}  # fmt: skip
+#: A named temporary file stays after a kill. Those of `temporary_folder` are removed by the next process; the kernel removes
+#: unnamed ones.
+UNNAMED = ("bagpipe/checkpoint/checkpoint_rows.py", "bagpipe/lookahead/link.py", "bagpipe/pipeline/order_log.py")
+TEMPORARY = {"tempfile.TemporaryDirectory": (), "tempfile.NamedTemporaryFile": (), "tempfile.mkstemp": (),
+             "tempfile.SpooledTemporaryFile": (), "tempfile.mktemp": (), "tempfile.TemporaryFile": UNNAMED,
+             "tempfile.mkdtemp": ("bagpipe/util/temporary_folder.py",)}  # fmt: skip
 PICKLES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 
 
@@ -50,9 +56,15 @@ def calls() -> tuple[tuple[str, int, str], ...]:
     return tuple((name, node.lineno, ast.unparse(node.func)) for name, node in nodes() if isinstance(node, ast.Call))
 
 
-@pytest.mark.parametrize("rule", [WALL_CLOCKS, EXPIRY, CODE, PRINTS], ids=["wall clocks", "expiry", "code", "prints"])
+@pytest.mark.parametrize(
+    "rule",
+    [WALL_CLOCKS, EXPIRY, CODE, PRINTS, TEMPORARY],
+    ids=["wall clocks", "expiry", "code", "prints", "temporary files"],
+)
 def test_forbidden_calls(rule: dict[str, tuple[str, ...]]) -> None:
-    """Deadlines are monotonic, nothing in a store expires, no received data is executed, none is printed as it is."""
+    """Deadlines are monotonic, nothing in a store expires, no received data is executed, none is printed as it is,
+    and no temporary file stays.
+    """
     wrong = []
     for name, line, called in calls():
         for call, allowed in rule.items():

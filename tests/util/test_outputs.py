@@ -3,6 +3,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,23 @@ def test_a_new_folder_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch
         with new_folder(tmp_path / "file" / "out", "--out"):
             raise AssertionError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here", "here.tmp"]
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> None:
+    """Not those of a living one, of other names, or without a lock's holder that can be known."""
+    program = (
+        "import os, signal, sys; from pathlib import Path; from bagpipe.util.outputs import new_folder\n"
+        "with new_folder(Path(sys.argv[1]), '--out') as folder:\n"
+        "    (folder / 'file').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    out, beside = tmp_path / "out", tmp_path / "out.of-mine.tmp"
+    beside.mkdir()
+    done = subprocess.run([sys.executable, "-c", program, str(out)], cwd=Path.cwd(), check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if path != beside)
+    (tmp_path / "out.0123abcd.tmp").symlink_to(beside)
+    with new_folder(out, "--out") as first:
+        assert not left.exists()
+        with new_folder(out, "--out"):
+            assert first.exists(), "the folder of a living process"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.0123abcd.tmp", "out.of-mine.tmp"]
