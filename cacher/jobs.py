@@ -85,7 +85,7 @@ class Job:
         world_size: number of its ranks.
     """
 
-    job_id: str
+    job_id: str = field(repr=False)
     label: str
     world_size: int
     since_s: float = field(default_factory=time.monotonic)

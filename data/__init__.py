@@ -22,7 +22,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids
-    checked_read    a block without the rows that the loss is not defined for
+    checked_read    a block without the rows that the loss is not defined for; bad_row_limit: too many malformed
     columns         parsed rows; schema_file: the schema TOML
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data

@@ -12,7 +12,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bagpipe.config.sections import Config
@@ -22,6 +22,7 @@ from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.passwords import with_password
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util.programs import command_of
+from bagpipe.util.redaction import redacted_repr
 from bagpipe.util.secret_files import STORE_PASSWORD, read_secret
 from bagpipe.util.temporary_folder import temporary_folder
 from cacher.embedded import EmbeddedCacher
@@ -40,9 +41,12 @@ class Services:
     """
 
     cacher_url: str
-    secret: str
+    secret: str = field(repr=False)
     store_url: str
-    job_id: str
+    job_id: str = field(repr=False)
+
+    def __repr__(self) -> str:
+        return redacted_repr(self)
 
 
 def open_cacher(config: Config, stack: ExitStack) -> str:

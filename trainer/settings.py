@@ -20,6 +20,7 @@ from bagpipe.config.sections import CheckpointConfig, Config, ModelConfig, Optim
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.redaction import redact
 from trainer.orders import replay_hash
 
 __all__ = [
@@ -65,6 +66,7 @@ _FREE = frozenset(
         "pipeline.replay",
         "run.steps",
         "run.peer_timeout_s",
+        "run.strict",
         "run.trace",
         "run.verify",
         "run.nonfinite",  # a job that failed on a bad batch can resume and skip it
@@ -89,8 +91,8 @@ def config_of_rank(config: Config, membership: Membership | None) -> Config:
         return config
     if config.store.url.startswith("memory:"):
         raise InputError(
-            f"store.url is {config.store.url}, which is private to one process; {membership.world_size} ranks need a "
-            "server: leave store.url empty, or name a server"
+            f"store.url is {redact(config.store.url)}, which is private to one process; "
+            f"{membership.world_size} ranks need a server: leave store.url empty, or name a server"
         )
     device = config.run.device
     if device.startswith("cuda:"):

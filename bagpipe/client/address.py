@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
+from bagpipe.util.redaction import redact
 
 __all__ = ["Address", "parse_address"]
 
@@ -73,6 +74,7 @@ def parse_address(text: str, *, subject: str = "cacher.url", others: str = "") -
     match = re.fullmatch(r"(?:(grpcs?)://)?(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:
         raise InputError(
-            f"{subject} must be {others}unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, got {text!r}"
+            f"{subject} must be {others}unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT, "
+            f"got {redact(text)!r}"
         )
     return Address(host=match[2].strip("[]"), port=int(match[3]), tls=match[1] == "grpcs")

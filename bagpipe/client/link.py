@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -55,10 +55,10 @@ class Credentials:
         tls_ca, tls_cert, tls_key: contents of PEM files.
     """
 
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     tls_ca: bytes | None = None
     tls_cert: bytes | None = None
-    tls_key: bytes | None = None
+    tls_key: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, config: CacherConfig, secret: str = "") -> Credentials:

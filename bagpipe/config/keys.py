@@ -20,6 +20,7 @@ from typing import Any
 from bagpipe.config.ranges import IntOrAuto, NumberText, Range, one_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.util.redaction import redact
 
 __all__ = ["Given", "Key", "config_keys", "convert", "section_type"]
 
@@ -57,7 +58,7 @@ class Key:
 class Given:
     """A value as the user wrote it, and its location: ``file.toml:12: data.limit`` or ``--data.limit``."""
 
-    value: object
+    value: object = dataclasses.field(repr=False)  # it can be a URL with a password
     subject: str
 
 
@@ -135,7 +136,7 @@ def convert(key: Key, given: Given) -> object:
     words, converter = CONVERTERS[key.type]
     value = converter(given.value)
     if value is None:
-        raise InputError(f"{given.subject} must be {words}, got {given.value!r}")
+        raise InputError(f"{given.subject} must be {words}, got {redact(repr(given.value))}")
     return value
 
 

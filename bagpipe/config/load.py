@@ -29,6 +29,9 @@ from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.util.program import note
+from bagpipe.util.redaction import has_password, redact
+from bagpipe.util.secret_files import unprotected_mode
 
 __all__ = ["CommandLine", "Option", "parse_config"]
 
@@ -83,7 +86,8 @@ def parse_config(
     keys = {key.path: dataclasses.replace(key, default=defaults.get(key.path, key.default)) for key in config_keys()}
     options = tuple(extra_options)
     names = _parse_flags(_make_parser(prog, keys.values(), options), argv, keys, options)
-    given = read_toml(Path(names.config), keys) if names.config else {}
+    file_values = read_toml(Path(names.config), keys) if names.config else {}
+    given = dict(file_values)
     for path in keys:
         text = getattr(names, path)
         if text is not None:
@@ -97,6 +101,8 @@ def parse_config(
     config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
     config = dataclasses.replace(config, data=with_format(config.data), pipeline=with_plan(config.pipeline))
     check_config(config, subjects={path: item.subject for path, item in given.items()})
+    if names.config:
+        _check_private(names.config, file_values, refuse=config.run.strict)
     values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
     return CommandLine(config=config, options=values)
 
@@ -121,7 +127,7 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
             raise InputError(f"{location}: unknown section {section!r}{hint}")
         if not isinstance(table, dict):
             location = f"{path}:{_line_of(text, section, None)}"
-            raise InputError(f"{location}: {section} is a section, written [{section}], got {table!r}")
+            raise InputError(f"{location}: {section} is a section, written [{section}], got {redact(repr(table))}")
         for name, value in table.items():
             location = f"{path}:{_line_of(text, section, name)}"
             key_path = f"{section}.{name}"
@@ -130,6 +136,25 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
                 raise InputError(f"{location}: unknown key {key_path}{_nearest(key_path, keys, same_name)}")
             given[key_path] = Given(value=value, subject=f"{location}: {key_path}")
     return given
+
+
+def _check_private(path: str, given: Mapping[str, Given], *, refuse: bool) -> None:
+    """Warn of a configuration file with a password that other users can read.
+
+    Raises:
+        InputError: the same, if such a file is refused.
+    """
+    secret = next((item for item in given.values() if has_password(str(item.value))), None)
+    mode = unprotected_mode(path) if secret is not None else None
+    if secret is None or mode is None:
+        return
+    text = (
+        f"{secret.subject} holds a password, and the file is open to other users: mode {mode:04o}; chmod o-rwx it, or "
+        "use store.password_file"
+    )
+    if refuse:
+        raise InputError(f"{text} (run.strict)")
+    note(text)
 
 
 def _line_of(text: str, section: str, name: str | None) -> int:
@@ -156,7 +181,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises InputError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
+        raise InputError(f"{redact(message)} (--help lists the options)")
 
 
 def _make_parser(prog: str, keys: Iterable[Key], options: Iterable[Option]) -> _Parser:
@@ -194,10 +219,10 @@ def _parse_flags(
     if unknown:
         flag = unknown[0].partition("=")[0]
         if not flag.startswith("-"):
-            raise InputError(f"expected flags such as --data.path FILE, got {flag!r}")
+            raise InputError(f"expected flags such as --data.path FILE, got {redact(repr(flag))}")
         known = [f"--{path}" for path in keys] + [option.flag for option in options] + ["--config", "--help"]
         same_name = [f"--{key.path}" for key in keys.values() if key.name == flag.lstrip("-").rpartition(".")[2]]
-        raise InputError(f"unknown option {flag}{_nearest(flag, known, same_name)}")
+        raise InputError(f"unknown option {redact(flag)}{_nearest(flag, known, same_name)}")
     return names
 
 

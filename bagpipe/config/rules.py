@@ -18,6 +18,7 @@ from bagpipe.config.pipeline_rules import PIPELINE_PROBLEMS, predicts_weights
 from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import InputError
 from bagpipe.types.schema import ROW_TYPES
+from bagpipe.util.redaction import redact
 
 __all__ = ["check_config"]
 
@@ -261,7 +262,7 @@ def check_config(config: Config, subjects: Mapping[str, str] | None = None) -> N
     for key in config_keys():
         value = getattr(getattr(config, key.section), key.name)
         if key.range is not None and not key.range.contains(value):
-            raise InputError(f"{names.get(key.path, key.path)} must be {key.range.words}, got {value!r}")
+            raise InputError(f"{names.get(key.path, key.path)} must be {key.range.words}, got {redact(repr(value))}")
     for rule in RULES:
         problem = rule.problem(config)
         if problem is not None:

@@ -15,6 +15,7 @@ from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
 from bagpipe.config.pipeline_section import PipelineConfig
 from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, IntOrAuto, Range, at_least, at_least_or_auto, each_of, matching
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
+from bagpipe.util.redaction import redacted_repr
 
 __all__ = [
     "Assignment",
@@ -185,6 +186,9 @@ class StoreConfig:
     existing: Literal["refuse", "rows-only", "reset"] = "refuse"
     audit: bool = False
 
+    def __repr__(self) -> str:
+        return redacted_repr(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacherConfig:
@@ -308,6 +312,7 @@ class RunConfig:
             or triton. All sum in the same order.
         compile: compile the dense part with torch.compile; results differ from the uncompiled ones in rounding.
         cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
+        strict: refuse a configuration file that holds a password and that other users can read, instead of a warning.
         verify: first batches of a pipeline to compute again by a serial reference and compare (docs/exactness.md).
     """
 
@@ -336,6 +341,7 @@ class RunConfig:
     loss_scale_growth_interval: Annotated[int, at_least(0)] = 0
     compile: bool = False
     cuda_graph: bool = False
+    strict: bool = False
     verify: Annotated[int, at_least(0)] = 0
 
 

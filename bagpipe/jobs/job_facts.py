@@ -14,10 +14,10 @@ from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.client.agreement import first_difference
 from bagpipe.errors import InputError
 from bagpipe.jobs.arithmetic import first_unlike
-from bagpipe.store.redis.urls import redact
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.program import note
+from bagpipe.util.redaction import redact
 
 __all__ = ["JobFacts", "changes", "compare"]
 

@@ -17,7 +17,7 @@ from bagpipe.distributed.launcher import following_launcher
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from bagpipe.store.redis.urls import redact
+from bagpipe.util.redaction import redact
 
 __all__ = ["Ranks", "check_same", "open_ranks", "state_shapes"]
 

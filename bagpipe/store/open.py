@@ -7,6 +7,7 @@ import re
 from bagpipe.errors import InputError
 from bagpipe.store.interface import Store
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.redaction import redact
 
 __all__ = ["SCHEMES", "open_store"]
 
@@ -68,5 +69,5 @@ def _open_memory(url: str, namespace: str, schema: RowSchema, buckets: int, dura
         raise InputError(f"store.durability is {durability}, but memory:// keeps rows in this process only")
     name = url.removeprefix("memory://")
     if not re.fullmatch(r"[A-Za-z0-9_.-]*", name):
-        raise InputError(f"store.url: expected memory:// or memory://NAME of letters, digits, _.-, got {url!r}")
+        raise InputError(f"store.url: expected memory:// or memory://NAME of letters, digits, _.-, got {redact(url)!r}")
     return MemoryStore(schema, name=name, namespace=namespace, num_buckets=buckets)

@@ -37,6 +37,7 @@ from bagpipe.training.engine import EngineSettings
 from bagpipe.training.part import LoopPart
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.util.program import note
+from bagpipe.util.redaction import redact
 from bagpipe.util.temporary_folder import temporary_folder
 
 __all__ = ["OpenPipeline", "open_pipeline"]
@@ -210,8 +211,8 @@ def _check_ranks(options: Options, membership: Membership | None) -> None:
         return
     if (options.store or "").startswith("memory:"):
         raise InputError(
-            f"store is {options.store}, which is private to one process; {membership.world_size} ranks need a server: "
-            "leave store out, or name a server"
+            f"store is {redact(options.store or '')}, which is private to one process; "
+            f"{membership.world_size} ranks need a server: leave store out, or name a server"
         )
     if options.store is None and membership.local_world_size < membership.world_size:
         raise InputError(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from bagpipe.embedding.table_dtypes import RowDtypes
 from bagpipe.errors import InputError
 from bagpipe.lookahead.select import PlannerChoice, check_planner
+from bagpipe.util.redaction import redacted_repr
 
 __all__ = ["Options"]
 
@@ -89,6 +90,9 @@ class Options:
             raise InputError(f"start_without {', '.join(self.start_without)} needs start_from, what is taken")
         if self.checkpoint_every and not self.checkpoint_dir:
             raise InputError("checkpoint_every needs checkpoint_dir, the folder of the checkpoints")
+
+    def __repr__(self) -> str:
+        return redacted_repr(self)
 
     def shared(self) -> dict[str, Any]:
         """Values that all ranks must have alike, JSON-able, by name."""

@@ -11,7 +11,7 @@ import stat
 
 from bagpipe.errors import InputError
 
-__all__ = ["CACHER_SECRET", "STORE_PASSWORD", "read_secret"]
+__all__ = ["CACHER_SECRET", "STORE_PASSWORD", "read_secret", "unprotected_mode"]
 
 #: Environment variables: the secret that cacher and trainers share, and the password of the store's user.
 CACHER_SECRET, STORE_PASSWORD = "BAGPIPE_CACHER_SECRET", "BAGPIPE_STORE_PASSWORD"
@@ -48,14 +48,20 @@ def read_secret(path: str, *, subject: str, variable: str, least: int = 1) -> st
     return secret
 
 
+def unprotected_mode(file: str | int) -> int | None:
+    """The mode of a file that every user of the machine can read, write or execute. None: none can."""
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    return mode if mode & 0o007 else None
+
+
 def _read(subject: str, path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            mode = unprotected_mode(file.fileno())
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{subject} {path}: {error.strerror}") from None
-    if mode & 0o007:
+    if mode is not None:
         raise InputError(
             f"{subject} {path}: expected a file that other users cannot read, got mode {mode:04o}: chmod o-rwx it"
         )

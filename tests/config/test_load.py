@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,40 @@ def test_a_mistake_is_found_without_importing_numpy_or_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "2 []"
     assert done.stderr == "error: --data.limit must be an integer, got 'x'\n"
+
+
+def protected_file(folder: Path, text: str, mode: int) -> str:
+    file = folder / "job.toml"
+    file.write_text(text)
+    file.chmod(mode)
+    return str(file)
+
+
+PASSWORD_IN_FILE = '[store]\nnamespace = "n"\nurl = "redis://trainer:sesame@host"\n'
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o666])
+def test_a_file_with_a_password_that_others_can_read(
+    tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = protected_file(tmp_path, PASSWORD_IN_FILE, mode)
+    said = (
+        f"{path}:3: store.url holds a password, and the file is open to other users: mode {mode:04o}; "
+        "chmod o-rwx it, or use store.password_file"
+    )
+    config = parse_config(["--config", path], "bagpipe").config
+    assert config.store.url == "redis://trainer:sesame@host"
+    assert capsys.readouterr().err == f"note: {said}\n"
+    with pytest.raises(InputError, match=f"^{re.escape(said)} \\(run.strict\\)$"):
+        parse_config(["--config", path, "--run.strict", "true"], "bagpipe")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [(PASSWORD_IN_FILE, 0o600), (PASSWORD_IN_FILE, 0o640), ('[store]\nurl = "redis://a:1,redis://user@b:2"\n', 0o644)],
+)
+def test_private_files_and_those_without_a_password_are_silent(
+    tmp_path: Path, text: str, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_config(["--config", protected_file(tmp_path, text, mode), "--run.strict", "true"], "bagpipe")
+    assert capsys.readouterr().err == ""

@@ -27,8 +27,8 @@ PRINTS = {"sys.stdout.write": ("bagpipe/util/printing.py", "bagpipe/cli/main.py"
           "sys.stderr.write": ("bagpipe/util/printing.py",),
           "print": ("bagpipe/cli/progress.py",), "traceback.print_exc": (),
           "traceback.print_exception": ("bagpipe/util/program.py",)}  # fmt: skip
-#: A named temporary file stays after a kill. Those of `temporary_folder` are removed by the next process; the kernel removes
-#: unnamed ones.
+#: A named temporary file stays after a kill. Those of `temporary_folder` are removed by the next process, unnamed
+#: ones by the kernel.
 UNNAMED = ("bagpipe/checkpoint/checkpoint_rows.py", "bagpipe/lookahead/link.py", "bagpipe/pipeline/order_log.py")
 TEMPORARY = {"tempfile.TemporaryDirectory": (), "tempfile.NamedTemporaryFile": (), "tempfile.mkstemp": (),
              "tempfile.SpooledTemporaryFile": (), "tempfile.mktemp": (), "tempfile.TemporaryFile": UNNAMED,

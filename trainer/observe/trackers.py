@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.store.redis.urls import redact
+from bagpipe.util.redaction import redact
 from trainer.metrics import METRICS, by_label
 from trainer.observe.events import Event
 

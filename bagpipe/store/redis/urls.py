@@ -17,26 +17,16 @@ from redis.connection import AbstractConnection, Connection, parse_url
 from bagpipe.errors import InputError
 from bagpipe.store.redis.cluster_routing import Address
 from bagpipe.store.redis.servers import Server
+from bagpipe.util.redaction import OPEN_OPTIONS, redact
 
-__all__ = ["is_cluster_url", "parse_cluster_url", "parse_urls", "redact", "server_at"]
+__all__ = ["is_cluster_url", "parse_cluster_url", "parse_urls", "server_at"]
 
 _FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 #: Supported query options of a URL, with redis-py's names.
-_QUERY_OPTIONS = frozenset({"db", "username", "password", "ssl_cert_reqs", "ssl_check_hostname", *_FILE_OPTIONS})
-_HIDDEN = "***"
-#: Values of options that are not known to be harmless: `passwrod=` holds a password too.
-_SECRET_OPTION = re.compile(rf"([?&](?!(?:{'|'.join(sorted(_QUERY_OPTIONS - {'password'}))})=)[^=&]*=)[^&]*")
+_QUERY_OPTIONS = OPEN_OPTIONS | {"password"}
 #: A comma starts another URL only before a scheme, so a socket path can contain commas.
 _NEXT_URL = re.compile(r",\s*(?=[a-z][a-z+]*://)")
 _CLUSTER = re.compile(r"(rediss?)\+cluster://(?:(?P<user>.*)@)?(?P<hosts>[^/?]*)(?P<rest>.*)", re.DOTALL)
-
-
-def redact(url: str) -> str:
-    """The URL with every password replaced by stars. Never raises."""
-    # By pattern, because a URL in an error message is often unparsable. Up to the last @, because a password that was
-    # not percent-encoded can contain one.
-    url = re.sub(r"(://[^:@/]*:).*@", rf"\1{_HIDDEN}@", url, flags=re.DOTALL)
-    return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", url)
 
 
 def is_cluster_url(urls: str) -> bool:

@@ -177,6 +177,7 @@ TWIN: Mapping[str, Values] = {
     "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},
     "run.log_format": _even("run.log_format"),
     "run.log_every_s": {"10": 2, "0.01": 1},
+    "run.strict": _even("run.strict"),
     "checkpoint.take_over": _even("checkpoint.take_over", false=3),
     "eval.every": {"0": 4, "1": 0.5, "3": 1, "5": 1},
     "eval.unit": _even("eval.unit", step=3),
