@@ -24,6 +24,7 @@ from cacher.counters import Counters
 from cacher.planning import PlannedData, PlannedPhase
 from cacher.requests import PhaseRequest, check_hello, parse_start
 from cacher.run import Run
+from cacher.security import check_client
 
 __all__ = ["EnteredRun", "Jobs", "Member"]
 
@@ -83,11 +84,13 @@ class Job:
         label: stands for it there.
         since_s: when its first rank came, by `time.monotonic`.
         world_size: number of its ranks.
+        client: of its first rank, see `cacher.security.client_of`.
     """
 
     job_id: str = field(repr=False)
     label: str
     world_size: int
+    client: tuple[str, ...] = ()
     since_s: float = field(default_factory=time.monotonic)
     members: dict[int, Member] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
@@ -133,11 +136,16 @@ class Jobs:
         self._failed: dict[str, str] = {}  # reasons by job id
         admission.can_make_room(self._end_idle_job)
 
-    def enter(self, hello: pb.Hello, stream: Stream) -> Member:
+    def enter(self, hello: pb.Hello, stream: Stream, client: tuple[str, ...] = ()) -> Member:
         """Add a rank to a new or known job, or replace its stream.
 
+        Args:
+            hello: of the rank.
+            stream: its connection.
+            client: see `cacher.security.client_of`.
+
         Raises:
-            InputError: it does not match the cacher's configuration or the job's other ranks.
+            InputError: it does not match the cacher's configuration or the job's other ranks, or is another client.
             JobError: no room for another job, or this job has failed.
         """
         check_hello(hello, self._settings, self._known_data.schema)
@@ -145,8 +153,9 @@ class Jobs:
             raise JobError(f"the job was given up: {self._failed[hello.job_id]}")
         job = self._jobs.get(hello.job_id)
         if job is None:
-            job = self._add(hello)
-        elif job.world_size != hello.world_size:
+            job = self._add(hello, client)
+        check_client(job.label, job.client, client)
+        if job.world_size != hello.world_size:
             raise InputError(
                 f"world size: the job's other ranks have {job.world_size}, rank {hello.rank} has {hello.world_size}"
             )
@@ -239,9 +248,9 @@ class Jobs:
         members = [member for job in list(self._jobs.values()) for member in list(job.members.values())]
         return len(self._jobs), sum(member.stream is not None for member in members)
 
-    def _add(self, hello: pb.Hello) -> Job:
+    def _add(self, hello: pb.Hello, client: tuple[str, ...]) -> Job:
         self._admission.enter()
-        job = Job(job_id=hello.job_id, label=job_label(hello.job_id), world_size=hello.world_size)
+        job = Job(job_id=hello.job_id, label=job_label(hello.job_id), world_size=hello.world_size, client=client)
         self._jobs[job.job_id] = job
         _LOG.info("job started", extra={"job": job.label, "world_size": job.world_size})
         return job

@@ -26,6 +26,7 @@ from cacher.counters import Counters
 from cacher.plan_requests import CheckedIntake
 from cacher.plan_stream import PlanStream
 from cacher.requests import check_name, check_protocol
+from cacher.security import check_client, client_of
 
 __all__ = ["MAX_STREAMS_OF_JOB", "PlanService"]
 
@@ -43,6 +44,7 @@ class _PlanJob:
 
     Attributes:
         label: of the job, for logs.
+        client: of its first stream, see `cacher.security.client_of`.
         since_s: when its first stream came, by `time.monotonic`.
         has_begun: some stream has asked for something.
         error: why the daemon has ended its streams.
@@ -50,6 +52,7 @@ class _PlanJob:
     """
 
     label: str
+    client: tuple[str, ...]
     since_s: float = field(default_factory=time.monotonic)
     has_begun: bool = False
     error: JobError | None = None
@@ -93,7 +96,7 @@ class PlanService:
         hello = (await self._calls.first(context, pb.PlanRequest)).hello
         check_protocol(hello.protocol)
         check_name("job id", hello.job_id)
-        job = self._enter(hello.job_id)
+        job = self._enter(hello.job_id, client_of(context))
         intake = partial(CheckedIntake, max_bytes=self._max_bytes, counters=self._counters)
         stream = PlanStream(f"cacher-plans-{job_label(hello.job_id)}", intake, self._counters)
         try:
@@ -117,14 +120,15 @@ class PlanService:
         if stream.error is not None:
             raise stream.error
 
-    def _enter(self, job_id: str) -> _PlanJob:
+    def _enter(self, job_id: str, client: tuple[str, ...]) -> _PlanJob:
         if len(self.ending()) >= _MAX_ENDING:
             raise JobError(f"the cacher is still ending {len(self._ending)} planners, at most {_MAX_ENDING}")
         job = self._jobs.get(job_id)
         if job is None:
             self._admission.enter()
-            job = self._jobs[job_id] = _PlanJob(label=job_label(job_id))
+            job = self._jobs[job_id] = _PlanJob(label=job_label(job_id), client=client)
             _LOG.info("plan job started", extra={"job": job.label})
+        check_client(job.label, job.client, client)
         if len(job.tasks) >= MAX_STREAMS_OF_JOB:
             raise JobError(f"the job has {len(job.tasks)} planners already, at most {MAX_STREAMS_OF_JOB}")
         task = asyncio.current_task()

@@ -1,10 +1,12 @@
 """Authentication: a listener that other machines can reach needs a secret, or TLS with client certificates.
 
 metadata ──SecretInterceptor──> correct: the service    wrong or missing: UNAUTHENTICATED, before a request is read
+client certificate ──client_of──> its names: a job is that of its first client    others: refused
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,7 +22,15 @@ from bagpipe.errors import InputError
 from bagpipe.util.secret_files import CACHER_SECRET
 from cacher.counters import Counters
 
-__all__ = ["MIN_SECRET_CHARACTERS", "Access", "SecretInterceptor", "check_access", "server_credentials"]
+__all__ = [
+    "MIN_SECRET_CHARACTERS",
+    "Access",
+    "SecretInterceptor",
+    "check_access",
+    "check_client",
+    "client_of",
+    "server_credentials",
+]
 
 _LOG = logging.getLogger("cacher")
 
@@ -79,6 +89,32 @@ def server_credentials(access: Access) -> grpc.ServerCredentials | None:
     authority = _read(access.tls_client_ca, "--tls-client-ca") if access.tls_client_ca else None
     pair = (_read(access.tls_key, "--tls-key"), _read(access.tls_cert, "--tls-cert"))
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+
+
+def client_of(context: Any) -> tuple[str, ...]:
+    """Who the client of a call is, by its certificate: the names in it, else its hash. Empty: it has none."""
+    found = context.auth_context()
+    names = found.get("x509_subject_alternative_name") or found.get("x509_common_name")
+    if names:
+        return tuple(sorted(name.decode(errors="backslashreplace") for name in names))
+    return tuple(hashlib.sha256(text).hexdigest() for text in found.get("x509_pem_cert", ()))
+
+
+def check_client(label: str, first: tuple[str, ...], client: tuple[str, ...]) -> None:
+    """Refuse a client whose certificate has other names than that of the job's first one.
+
+    Args:
+        label: of the job.
+        first, client: as from `client_of`.
+
+    Raises:
+        InputError: they differ.
+    """
+    if client != first:
+        raise InputError(
+            f"job {label} belongs to a client with another certificate: expected its names in yours, "
+            f"got {', '.join(client) or 'no certificate'}"
+        )
 
 
 class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -45,6 +46,10 @@ _MAX_METADATA_BYTES = 16 << 10
 #: A trainer needs one; health probes need a few.
 _MAX_STREAMS_PER_CONNECTION = 16
 _MIN_PING_INTERVAL_MS = 5000
+#: If file descriptors have no limit.
+_MAX_CONNECTIONS = 1 << 20
+#: File descriptors that connections leave to the jobs' readers and worker processes, at most half of all.
+_RESERVED_DESCRIPTORS = 512
 _JOIN_TIMEOUT_S = 10.0
 
 
@@ -227,6 +232,7 @@ class CacherServer:
             ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+            ("grpc.max_allowed_incoming_connections", _max_connections()),
             # A second daemon on the same port is an error.
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", round(limits.hello_timeout_s * _MS)),
@@ -237,6 +243,18 @@ class CacherServer:
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
+
+
+def _max_connections() -> int:
+    """Most connections at a time, silent ones included. Others are closed at once.
+
+    gRPC sets no limit of its own: without one, connections take all file descriptors, and a job whose reader opens its
+    next file ends.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return min(_MAX_CONNECTIONS, limit - min(_RESERVED_DESCRIPTORS, limit // 2))
 
 
 def _check_unused(path: str) -> None:

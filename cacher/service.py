@@ -23,6 +23,7 @@ from cacher.calls import Calls, ProtocolError, error_of, kind_of, receive
 from cacher.counters import Counters
 from cacher.jobs import EnteredRun, Jobs, Member
 from cacher.planning import PlannedData
+from cacher.security import client_of
 
 __all__ = ["TrainService"]
 
@@ -56,7 +57,7 @@ class TrainService:
         hello = (await self._calls.first(context, pb.TrainerMessage)).hello
         if self._welcome is None:
             raise InputError("the cacher has no data: it was started to plan only (--plan-only)")
-        member = self._jobs.enter(hello, stream)
+        member = self._jobs.enter(hello, stream, client_of(context))
         stream.member = member
         opened = ExitStack()
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -87,7 +86,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
             server = stack.enter_context(EmbeddedServer(Path(folder), durability=config.store.durability))
             phase("store started", server=server.description)
             store_url = server.url
-        services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=uuid.uuid4().hex)
+        services = Services(cacher_url=cacher_url, secret=secret, store_url=store_url, job_id=secrets.token_hex(16))
     return Services(**ranks.share(asdict(services) if services is not None else None))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import uuid
+import secrets
 from collections.abc import Generator, Mapping
 from typing import Any, Self
 
@@ -64,8 +64,8 @@ class RemoteBatches:
             raise ValueError("the ranks of a job need a common job_id")
         hello = pb.Hello(
             protocol=PROTOCOL_VERSION,
-            job_id=job_id or uuid.uuid4().hex,
-            instance=uuid.uuid4().hex,
+            job_id=job_id or secrets.token_hex(16),
+            instance=secrets.token_hex(16),
             rank=rank,
             world_size=world_size,
             credits=credits,

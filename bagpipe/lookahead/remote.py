@@ -10,9 +10,9 @@ connection ends the run with one error, and the job resumes from its checkpoint.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Generator, Iterable
 
 from bagpipe.client.access import Cacher
@@ -35,7 +35,7 @@ __all__ = ["RemotePlanner"]
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
 
 #: A cacher counts the streams of a process, such as those of training and of evaluation, as one job.
-_JOB_ID = uuid.uuid4().hex
+_JOB_ID = secrets.token_hex(16)
 
 
 class _RemotePlan(FramedPlan):

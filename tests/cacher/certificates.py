@@ -1,4 +1,4 @@
-"""Test certificates: an authority, a server's, a trainer's, and one of another authority."""
+"""Test certificates: an authority, a server's, two of a trainer, another's, and one of another authority."""
 
 from __future__ import annotations
 
@@ -38,8 +38,15 @@ class Certificates:
 def make_certificates(folder: Path) -> Certificates:
     ours, other = trustme.CA(), trustme.CA()
     ours.cert_pem.write_to_path(str(folder / "ca.pem"))
-    for name, authority in (("server", ours), ("trainer", ours), ("stranger", other)):
-        made = authority.issue_cert("localhost", "127.0.0.1")
+    here = ("localhost", "127.0.0.1")
+    for name, authority, names in (
+        ("server", ours, here),
+        ("trainer", ours, here),
+        ("renewed", ours, here),
+        ("neighbour", ours, ("neighbour.example",)),
+        ("stranger", other, here),
+    ):
+        made = authority.issue_cert(*names)
         made.private_key_pem.write_to_path(str(folder / f"{name}-key.pem"))
         with (folder / f"{name}.pem").open("wb") as file:
             for blob in made.cert_chain_pems:

@@ -9,11 +9,25 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bagpipe.client.access import Cacher
 from bagpipe.client.address import parse_address
+from bagpipe.client.agreement import job_label
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.lookahead.remote import RemotePlanner
 from cacher.security import Access, check_access
 from tests.cacher.certificates import Certificates, make_certificates
-from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, refused_daemon, served
+from tests.cacher.daemons import (
+    all_batches,
+    assert_same_batches,
+    config,
+    planned_batches,
+    refused_daemon,
+    remote,
+    served,
+    spec_of,
+)
+from tests.lookahead import streams
 
 SECRET = "a secret of some length"
 
@@ -102,6 +116,43 @@ def test_tls_with_certificates_on_both_sides(certificates: Certificates) -> None
                 all_batches(url, unknown)
         with pytest.raises(InputError, match="was not reached within 1 s"):  # no TLS
             all_batches(server.address.target, dataclasses.replace(job, cacher=certificates.trainer()))
+
+
+def test_a_job_is_that_of_the_certificate_of_its_first_rank(certificates: Certificates) -> None:
+    """A renewed certificate has the same names."""
+
+    def job_of(name: str) -> Config:
+        return dataclasses.replace(config(), cacher=certificates.trainer(name, timeout_s=20))
+
+    said = "belongs to a client with another certificate: expected its names in yours, got neighbour.example"
+    with served(config(), "127.0.0.1:0", access=certificates.access) as server:
+        url = str(server.address)
+        with remote(url, job_of("trainer"), rank=0, world_size=2, job_id="shared") as first:
+            for rank in (0, 1):
+                with pytest.raises(InputError, match=f"^job {job_label('shared')} {said}$"):
+                    remote(url, job_of("neighbour"), rank=rank, world_size=2, job_id="shared").__enter__()
+            assert len(all_batches(url, job_of("neighbour"), job_id="own")[0]) == 18
+            with remote(url, job_of("renewed"), rank=1, world_size=2, job_id="shared") as second:
+                for source in (first, second):
+                    assert next(source.batches("train", spec_of(config(), source.schema, 2))).batch.index == 0
+        assert len(all_batches(url, job_of("neighbour"), job_id="shared")[0]) == 18, "the job has ended"
+
+
+def test_planners_of_a_job_are_those_of_one_certificate(certificates: Certificates) -> None:
+    def cacher(name: str) -> Cacher:
+        cert, key = certificates.path(name), certificates.path(f"{name}-key")
+        return Cacher(str(server.address), tls_ca=certificates.path("ca"), tls_cert=cert, tls_key=key)
+
+    with served(config(), "127.0.0.1:0", access=certificates.access) as server:
+        with RemotePlanner(streams.spec_of(), cacher("trainer")) as planner:
+            plans = planner.run(streams.batches_of(9))
+            found = [streams.plain_part(next(plans))]
+            with pytest.raises(InputError, match="belongs to a client with another certificate"):
+                RemotePlanner(streams.spec_of(), cacher("neighbour")).__enter__()
+            with RemotePlanner(streams.spec_of(), cacher("renewed")) as second:
+                assert len(list(second.run(streams.batches_of(9)))) == 9
+            found += [streams.plain_part(part) for part in plans]
+        assert found == streams.expected_parts(streams.batches_of(9), streams.spec_of())
 
 
 def test_a_cacher_with_a_wrong_certificate(certificates: Certificates) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import cacher.server
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.cacher_pb2_grpc import CacherStub
@@ -32,6 +34,7 @@ from tests.cacher.daemons import (
     refused_daemon,
     remote,
     served,
+    spec_of,
 )
 
 JOB = config()
@@ -183,3 +186,34 @@ def test_startup_errors_are_one_line(flags: tuple[str, ...], message: str) -> No
     assert said.startswith("error: ")
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_connections_leave_file_descriptors_to_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections beyond the limit are closed at once, and a job under way does not notice; later ones find
+    room when the silent ones' time is over.
+    """
+    monkeypatch.setattr(cacher.server, "_MAX_CONNECTIONS", 20)
+    with served(JOB, "127.0.0.1:0", limits=Limits(hello_timeout_s=5.0)) as server, ExitStack() as stack:
+        url, [expected] = str(server.address), planned_batches(JOB)
+        source = stack.enter_context(remote(url, JOB))
+        batches = source.batches("train", spec_of(JOB, source.schema))
+        taken = [next(batches)]
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", server.address.port))) for _ in range(60)]
+        closed = 0
+        for connection in reversed(opened):  # the later ones are refused
+            connection.settimeout(60)
+            if closed < 41:
+                assert connection.recv(1) == b"", "closed without a byte"
+                closed += 1
+        assert_same_batches([*taken, *batches], expected)
+        assert_same_batches(all_batches(url, JOB, job_id="later")[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "connections"), [(1024, 512), (20_000, 19_488), (100, 50), (resource.RLIM_INFINITY, 1 << 20)]
+)
+def test_the_limit_of_connections_follows_that_of_file_descriptors(
+    descriptors: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
+    assert cacher.server._max_connections() == connections

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.multiproc,
     pytest.mark.skipif(
-        resource.getrlimit(resource.RLIMIT_NOFILE)[1] < NUM_CONNECTIONS + 500, reason="too few file descriptors"
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1] < NUM_CONNECTIONS + 1000, reason="too few file descriptors"
     ),
 ]
 
