@@ -52,12 +52,15 @@ class BlockOrder:
         """The blocks of the epoch of `start`, from its block on, without those known to lie outside the row range."""
         numbers = list(range(len(self.segments))) if self.index is None else self.index.overlapping(self.row_range)
         order = segment_order(numbers, self.seed, start.epoch, self.shuffle)
+        if start.segment and start.segment >= len(order):
+            raise InputError(f"loader state: expected a segment below {len(order)}, got {start.segment}")
         for ordinal in range(start.segment, len(order)):
             first_block = start.block if ordinal == start.segment else 0
             yield from self._segment_tasks(start.epoch, ordinal, order[ordinal], first_block)
 
     def _segment_tasks(self, epoch: int, ordinal: int, segment: int, first_block: int) -> Iterator[ReadTask]:
         first_row = None if self.index is None else self.index.first_rows[segment]
+        number = -1
         for number, block in enumerate(self.source.blocks(self.segments[segment])):
             rows = block.num_rows
             if rows is None and self.index is not None:
@@ -74,6 +77,8 @@ class BlockOrder:
             first_row = None if first_row is None or rows is None else first_row + rows
             if first_row is not None and self.row_range.high is not None and first_row >= self.row_range.high:
                 return
+        if number < first_block:
+            raise InputError(f"loader state: {self.segments[segment].file} has no block {first_block}")
         counted = None if self.index is None else self.index.first_rows[segment + 1]
         if counted is not None and first_row is not None and first_row < counted:
             raise InputError(
@@ -118,6 +123,11 @@ class Batcher:
                 first_row=part.first_row,
                 skipped=following.skipped_before + part.skipped,
             )
+            if here.row > part.last - part.first:
+                raise InputError(
+                    f"loader state: expected at most {part.last - part.first} rows of block {here.block} of segment "
+                    f"{here.segment}, got {here.row}"
+                )
             starts = bag_starts(part.columns.lengths)
             while part.first + here.row < part.last:
                 low = part.first + here.row

@@ -150,21 +150,49 @@ class Position:
     def from_state(cls, state: Mapping[str, Any], order: Mapping[str, Any]) -> Position:
         """Inverse of `to_state`.
 
+        A state can come from a stranger. What the data alone can tell is checked where it is read.
+
         Raises:
-            InputError: another version, not a loader state, or saved under settings that give another order.
+            InputError: another version, not a loader state, saved under settings that give another order, or numbers
+                that no loader saves.
         """
         if state.get("version") != STATE_VERSION:
             raise InputError(f"loader state: expected version {STATE_VERSION}, got {state.get('version')!r}")
-        saved = state.get("order", {})
+        saved = state.get("order")
+        if not isinstance(saved, Mapping):
+            raise InputError(f"loader state: expected the settings of its order, got {str(saved)[:80]!r}")
         for key, value in order.items():
             if saved.get(key) != value:
                 raise InputError(f"loader state: {key} was {saved.get(key)!r} when saved, is {value!r} now")
         numbers = {name: state.get(name) for name in _FIELDS}
         for name, number in numbers.items():
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-                raise InputError(f"loader state: {name} must be an integer from 0, got {number!r}")
-        return cls(**{name: int(number) for name, number in numbers.items() if number is not None})
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MOST:
+                raise InputError(f"loader state: {name} must be an integer from 0, got {repr(number)[:80]}")
+        share = state.get("share")
+        if share is not None and (not isinstance(share, (int, float)) or not 0 <= share <= 1):
+            raise InputError(f"loader state: share must be a number from 0 to 1, got {str(share)[:80]}")
+        position = cls(**{name: int(number) for name, number in numbers.items() if number is not None})
+        position._check_sums(order)
+        return position
 
+    def _check_sums(self, order: Mapping[str, Any]) -> None:
+        """Check what the numbers say of each other.
+
+        Raises:
+            InputError: no loader saves them together.
+        """
+        if self.skipped_before > self.skipped:
+            raise InputError(f"loader state: {self.skipped} rows skipped, and {self.skipped_before} before the block")
+        is_counted = order.get("phase") == "train" and not order.get("shuffle") and not self.epoch
+        if is_counted:  # raw rows are counted from 0 on, and each batch but the last is full
+            served = self.first_row - self.skipped_before + self.row
+            batch = -(-served // int(order["batch_size"]))
+            if served < 0 or self.batch != batch:
+                raise InputError(f"loader state: batch must be {batch} after {served} rows, got {self.batch}")
+
+
+#: Above the numbers of any data.
+_MOST = 1 << 62
 
 #: Names of the position's numbers.
 _FIELDS = tuple(item.name for item in dataclasses.fields(Position))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,10 +18,15 @@ import pytest
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, SECRET_METADATA, job_label
+from bagpipe.client.codec import encode_rank_batch
+from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
+from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
+from cacher.planning import PlannedData
 from cacher.security import Access
 from cacher.server import Limits
 from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, remote, served, spec_of
+from tests.data.files import criteo_lines
 
 
 def test_too_many_jobs_are_refused(listen: str) -> None:
@@ -89,3 +101,78 @@ def test_who_has_the_secret_but_not_the_id_is_another_job(listen: str) -> None:
 def _then_wait(message: bytes, closing: threading.Event) -> Iterator[bytes]:
     yield message
     closing.wait()
+
+
+def text_job(folder: Path, **data: Any) -> Config:
+    """Four files of lines, every fifth of which is malformed."""
+    days = folder / "days"
+    days.mkdir()
+    for day in range(4):
+        lines = criteo_lines(60, seed=day).splitlines(keepends=True)
+        (days / f"day_{day}").write_bytes(b"".join(line if n % 5 else b"bad\n" + line for n, line in enumerate(lines)))
+    text = {"format": "criteo-tsv", "path": str(days), "bad_rows": "skip", "eval_fraction": 0.0, "limit": 0}
+    return config(batch_size=9, **{**text, **data})
+
+
+def plain(rank_batch: RankBatch) -> bytes:
+    """Its bytes, without the times."""
+    span = PlanSpan(read_start_ns=0, plan_start_ns=0, plan_end_ns=0)
+    return b"".join(map(bytes, encode_rank_batch(dataclasses.replace(rank_batch, span=span))))
+
+
+def lies(states: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """States that say of some place of the data that it is before the batch after `states[5]`."""
+    true, late = states[5], states[-2]
+    here = {"batch": true["batch"]}
+    yield {**late, **here}
+    yield {**states[1], **here}
+    for name in ("epoch", "segment", "block", "row", "first_row", "skipped", "skipped_before"):
+        yield {**true, name: true[name] + 1}
+        yield {**true, name: 10**6}
+    yield {**true, "batch": 0}
+    yield {**true, "row": -1}
+    yield {**true, "row": 1e300}
+    yield {**true, "first_row": 10**1000}
+    yield {**true, "order": [1]}
+    yield {**true, "share": [["x"]]}
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer": 50}])
+def test_a_job_with_false_reader_states_is_alone_with_them(
+    tmp_path: Path, listen: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It lies before, while and after another job asks for the same batches, from the beginning and from the middle:
+    the other's batches are those of a daemon that serves it alone.
+    """
+    job = text_job(tmp_path, **options)
+    expected = planned_batches(job)[0]
+    states = [rank_batch.batch.reader_state or {} for rank_batch in expected]
+    false = [json.loads(json.dumps(state)) for state in lies(states)]
+
+    def lie(state: Mapping[str, Any]) -> None:
+        with remote(listen, job) as liar, suppress(InputError):
+            asked = {"first_batch": 6, "reader_state": state}
+            deque(liar.batches("train", spec_of(job, liar.schema), **asked), maxlen=0)
+
+    def honest(between: Iterable[Mapping[str, Any]], first_batch: int = 0) -> list[bytes]:
+        with remote(listen, job) as source:
+            state = states[first_batch - 1] if first_batch else None
+            asked = {"first_batch": first_batch, "reader_state": state}
+            batches, found = source.batches("train", spec_of(job, source.schema), **asked), []
+            for rank_batch, lying in zip_longest(batches, between):
+                if lying is not None:
+                    lie(lying)
+                if rank_batch is not None:
+                    found.append(plain(rank_batch))
+        return found
+
+    data = PlannedData(job.data, job.run.seed)
+    resumed = list(data.batches("train", spec_of(job, data.schema), first_batch=6, reader_state=states[5]))
+    assert [batch.batch.index for batch in resumed] == list(range(6, len(expected)))
+    with served(job, listen) as server:
+        for state in false[:4]:
+            lie(state)
+        assert honest(false) == [plain(rank_batch) for rank_batch in expected]
+        assert honest(false[:6], first_batch=6) == [plain(rank_batch) for rank_batch in resumed]
+        assert server.counters.totals().dropped == 0
+    assert not [record for record in caplog.records if record.exc_info], "a state is no defect of the daemon"

@@ -349,3 +349,25 @@ def test_evaluation_files_are_read_whole_and_once(tmp_path: Path) -> None:
     assert sum(batch.num_examples for batch in read_all(open_loader(config, seed=0))) == 30
     with pytest.raises(InputError, match="own_files is of the phase eval"):
         LookaheadLoader(CriteoSource.at(str(train)), batch_size=10, own_files=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segment": 99}, r"loader state: expected a segment below \d+, got 99"),
+        ({"block": 99}, r"loader state: .* has no block 99"),
+        ({"row": 10**6}, r"loader state: expected at most \d+ rows of block 0 of segment 0, got 1000000"),
+    ],
+)
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True}, {"shuffle": True, "shuffle_buffer": 20}, {"eval_fraction": 0.5}]
+)
+def test_a_state_of_a_place_that_the_data_does_not_have(
+    source: CriteoSource, change: dict[str, int], message: str, options: dict[str, Any]
+) -> None:
+    """The loader has no way to see it before it reads."""
+    options = {**options, "batch_size": 7, "phase": "eval" if "eval_fraction" in options else "train"}
+    with LookaheadLoader(source, **options) as loader:
+        state = {**loader.state(), **change}
+    with LookaheadLoader(source, state=state, **options) as loader, pytest.raises(InputError, match=message):
+        list(loader)

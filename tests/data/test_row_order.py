@@ -73,10 +73,19 @@ def test_positions_survive_json() -> None:
         ({"row": -1}, "row must be an integer from 0, got -1"),
         ({"batch": "x"}, "batch must be an integer from 0, got 'x'"),
         ({"epoch": None}, "epoch must be an integer from 0, got None"),
-        ({"order": {"batch_size": 2}}, "batch_size was 2 when saved, is 1 now"),
+        ({"order": {"phase": "train", "shuffle": False, "batch_size": 2}}, "batch_size was 2 when saved, is 1 now"),
+        ({"order": [1]}, r"expected the settings of its order, got '\[1\]'"),
+        ({"order": None}, "expected the settings of its order, got 'None'"),
+        ({"first_row": 1 << 62}, f"first_row must be an integer from 0, got {1 << 62}"),
+        ({"share": 2.0}, "share must be a number from 0 to 1, got 2.0"),
+        ({"share": [[]]}, "share must be a number from 0 to 1"),
+        ({"skipped_before": 1}, "0 rows skipped, and 1 before the block"),
+        ({"batch": 3}, "batch must be 0 after 0 rows, got 3"),
+        ({"row": 3, "batch": 1}, "batch must be 3 after 3 rows, got 1"),
+        ({"first_row": 2, "skipped": 3, "skipped_before": 3}, "batch must be -1 after -1 rows, got 0"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
-    order = {"batch_size": 1}
+    order = {"phase": "train", "shuffle": False, "batch_size": 1}
     with pytest.raises(InputError, match=message):
         Position.from_state(Position().to_state(order) | change, order)
