@@ -224,7 +224,7 @@ def _refused(count: int, accepts: Callable[[int, int], bool], most: int | None =
 
     Ascending; at most one more than `most`.
     """
-    found = []
+    found: list[int] = []
     waiting = [(0, count)] if count else []
     while waiting and (most is None or len(found) <= most):
         low, high = waiting.pop()
