@@ -50,7 +50,19 @@ class SharedFile:
     nonce: bytes
 
 
-class RingWriter:
+class _OpenFile:
+    """A file that is open inside a ``with`` block."""
+
+    _fd = -1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+class RingWriter(_OpenFile):
     """The cacher's end. For one thread; usable inside a ``with`` block.
 
     Args:
@@ -65,7 +77,6 @@ class RingWriter:
     def __init__(self, num_bytes: int = RING_BYTES) -> None:
         self._num_bytes = num_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._fd = -1
         self._put = 0
         self._free_to = 0  # bytes before are taken, or were left out
 
@@ -86,12 +97,6 @@ class RingWriter:
             self.__exit__(None, None, None)
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._fd)
-        self._fd = -1
 
     @property
     def file(self) -> SharedFile:
@@ -119,7 +124,7 @@ class RingWriter:
         return start
 
 
-class RingReader:
+class RingReader(_OpenFile):
     """The trainer's end. For one thread; usable inside a ``with`` block.
 
     Args:
@@ -128,7 +133,6 @@ class RingReader:
 
     def __init__(self, file: SharedFile) -> None:
         self._file = file
-        self._fd = -1
 
     def __enter__(self) -> Self:
         """Open the file.
@@ -151,12 +155,6 @@ class RingReader:
             self.__exit__(None, None, None)
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._fd)
-        self._fd = -1
 
     def take(self, start: int, num_bytes: int) -> bytes:
         """Copy a message, and free its place.
