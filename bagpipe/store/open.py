@@ -7,6 +7,7 @@ import re
 from bagpipe.errors import InputError
 from bagpipe.store.interface import Store
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.packages import missing_line
 from bagpipe.util.redaction import redact
 
 __all__ = ["SCHEMES", "open_store"]
@@ -54,9 +55,7 @@ def open_store(
     except ModuleNotFoundError as error:
         if error.name != "redis":
             raise
-        raise InputError(
-            "store.url needs the Python package redis, which is not installed: pip install redis"
-        ) from None
+        raise InputError(f"store.url names servers: {missing_line(['redis'])}") from None
     return RedisStore(
         url, schema=schema, namespace=namespace, num_buckets=buckets, timeout_s=timeout_s, durability=durability
     )

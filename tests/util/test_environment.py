@@ -134,14 +134,29 @@ def test_the_check_imports_none_of_the_packages():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("module", "package"), [("redis", "redis"), ("pyre_extensions", "pyre-extensions")])
-def test_a_missing_package_is_named_with_the_command(module, package):
-    code = f"import sys; sys.modules[{module!r}] = None; import bagpipe; bagpipe.TrainPipeline"
+@pytest.mark.parametrize(
+    ("module", "package", "statement", "line"),
+    [
+        (
+            "pyre_extensions",
+            "pyre-extensions",
+            "import bagpipe; bagpipe.TrainPipeline",
+            "the package {fix} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)",
+        ),
+        (
+            "redis",
+            "redis",
+            "from bagpipe.store.open import open_store; open_store('redis://host', namespace='n', schema=None)",
+            "store.url names servers: the package {fix}",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command(module, package, statement, line):
+    code = f"import sys; sys.modules[{module!r}] = None; {statement}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr.splitlines()[-1] == (
-        f"bagpipe.errors.InputError: the package {package} is not installed; fix: {sys.executable} -m pip install "
-        f"{package} (the extra `train` of bagpipe-recsys names all that TrainPipeline needs)"
-    )
+    fix = f"{package} is not installed; fix: {sys.executable} -m pip install {package}"
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"bagpipe.errors.InputError: {line.format(fix=fix)}"
 
 
 def test_errors_of_other_causes_are_left_alone():
