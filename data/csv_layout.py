@@ -78,3 +78,13 @@ def split_line(line: str, form: CsvLayout) -> list[str]:
         return next(csv.reader([line], delimiter=form.delimiter, quotechar=form.quote))
     except csv.Error:  # a value beyond the module's limit of 128 KiB
         return line.split(form.delimiter)
+
+
+def has_open_quote(line: str, form: CsvLayout) -> bool:
+    """Whether the last quoted value of a line does not end in it. False for values that `split_line` does not read."""
+    reader = csv.reader([line.rstrip("\r\n"), ""], delimiter=form.delimiter, quotechar=form.quote)
+    try:
+        next(reader)
+    except csv.Error:
+        return False
+    return reader.line_num > 1  # an open value goes on in the next line
