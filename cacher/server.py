@@ -48,7 +48,9 @@ _MAX_STREAMS_PER_CONNECTION = 16
 _MIN_PING_INTERVAL_MS = 5000
 #: If file descriptors have no limit.
 _MAX_CONNECTIONS = 1 << 20
-#: File descriptors that connections leave to the jobs' readers and worker processes, at most half of all.
+#: Most ranks that get large messages through memory, 32 MiB each: more than one host has.
+_MAX_RINGS = 256
+#: File descriptors that connections and rings leave to the jobs' readers and worker processes, at most half of all.
 _RESERVED_DESCRIPTORS = 512
 _JOIN_TIMEOUT_S = 10.0
 
@@ -135,7 +137,8 @@ class CacherServer:
             data, settings, admission=self._admission, grace_s=self._limits.grace_s, counters=self.counters
         )
         self._calls = Calls(self.counters, hello_timeout_s=self._limits.hello_timeout_s)
-        self._training = TrainService(self.jobs, data, self._calls, self.counters, shares_memory=bool(listen.path))
+        max_rings = descriptor_shares()[1] if listen.path else 0
+        self._training = TrainService(self.jobs, data, self._calls, self.counters, max_rings=max_rings)
         self._planning = PlanService(self._admission, self._calls, self.counters, max_bytes=self._limits.plan_bytes)
         self._access = Access() if access is None else access
         self._health = health.aio.HealthServicer()
@@ -232,7 +235,7 @@ class CacherServer:
             ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
-            ("grpc.max_allowed_incoming_connections", _max_connections()),
+            ("grpc.max_allowed_incoming_connections", descriptor_shares()[0]),
             # A second daemon on the same port is an error.
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", round(limits.hello_timeout_s * _MS)),
@@ -245,16 +248,17 @@ class CacherServer:
         ]
 
 
-def _max_connections() -> int:
-    """Most connections at a time, silent ones included. Others are closed at once.
+def descriptor_shares() -> tuple[int, int]:
+    """(most connections, most files of shared memory) at a time; the other descriptors are left to the jobs.
 
-    gRPC sets no limit of its own: without one, connections take all file descriptors, and a job whose reader opens its
-    next file ends.
+    Connections beyond are closed at once, silent ones count. gRPC sets no limit of its own: without one, connections
+    take all descriptors, and a job whose reader opens its next file ends.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
-        return _MAX_CONNECTIONS
-    return min(_MAX_CONNECTIONS, limit - min(_RESERVED_DESCRIPTORS, limit // 2))
+        return _MAX_CONNECTIONS, _MAX_RINGS
+    rings = min(_MAX_RINGS, limit // 8)
+    return min(_MAX_CONNECTIONS, limit - min(_RESERVED_DESCRIPTORS, limit // 2) - rings), rings
 
 
 def _check_unused(path: str) -> None:

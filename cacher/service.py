@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -36,15 +36,15 @@ class TrainService:
         data: of all jobs; None: there is none, and every trainer is refused.
         calls: of the service.
         counters: totals for the metrics.
-        shares_memory: trainers are on this host: they get large messages through memory.
+        max_rings: most streams of ranks on this host that get large messages through memory.
     """
 
     def __init__(
-        self, jobs: Jobs, data: PlannedData | None, calls: Calls, counters: Counters, *, shares_memory: bool
+        self, jobs: Jobs, data: PlannedData | None, calls: Calls, counters: Counters, *, max_rings: int
     ) -> None:
         self._jobs = jobs
         self._welcome = None if data is None else _welcome(data)
-        self._shares_memory = shares_memory and RingWriter.is_supported
+        self._rings_left = max_rings if RingWriter.is_supported else 0
         self._calls = calls
         self._counters = counters
 
@@ -62,9 +62,8 @@ class TrainService:
         opened = ExitStack()
         try:
             self._counters.add(streams=1)
-            if self._shares_memory:
-                with suppress(OSError):  # without descriptors left, all messages go through the stream
-                    stream.ring = opened.enter_context(RingWriter())
+            if self._rings_left:
+                stream.ring = self._open_ring(opened)
             await stream.send_welcome(self._welcome)
             if await stream.serve():
                 self._jobs.leave(member, stream)
@@ -78,6 +77,19 @@ class TrainService:
         finally:
             self._jobs.lose(member, stream)  # no-op if it has left
             opened.close()
+
+    def _open_ring(self, opened: ExitStack) -> RingWriter | None:
+        """A ring until `opened` is closed; None without descriptors left: all messages go through the stream."""
+        try:
+            ring = opened.enter_context(RingWriter())
+        except OSError:
+            return None
+        self._rings_left -= 1
+        opened.callback(self._give_back_ring)
+        return ring
+
+    def _give_back_ring(self) -> None:
+        self._rings_left += 1
 
 
 def _welcome(data: PlannedData) -> pb.Welcome:

@@ -3,16 +3,18 @@
     cacher   RingWriter.put ──pwrite──> file: nonce │ number of bytes taken │ ring ──pread──> RingReader.take   trainer
              `Shared(start, num_bytes)` ───────────────────── stream ─────────────────────>
 
-The file has no name. The trainer opens it as a descriptor of the cacher's process, and recognises it by its nonce: in a
-container with processes of its own the number can be another process. Both ends use system calls, not mappings, so
-neither can crash the other by changing the file, whose size is sealed. A message that does not fit goes through the
-stream, as do small ones.
+The file has no name. The trainer opens it as a descriptor of the cacher's process. It uses a file with these seals and
+this nonce only: the number can be another process in a container with processes of its own, and a lying cacher could
+name any file. Both ends use system calls, not mappings, so neither can crash the other by changing the file, whose size
+is sealed. A message that does not fit, or for which there is no memory, goes through the stream, as do small ones.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -32,6 +34,8 @@ _COUNT_BYTES = 8
 _MAX_COUNT = 1 << 62
 #: Where the ring begins.
 _RING_AT = 64
+#: Of the file, so that its size stays. Only files in memory have seals, and others in memory have other ones.
+_SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("SHRINK", "GROW", "SEAL"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +55,13 @@ class SharedFile:
 
 
 class _OpenFile:
-    """A file that is open inside a ``with`` block."""
+    """A file that is open inside a ``with`` block.
 
+    Attributes:
+        is_supported: the system has files in memory.
+    """
+
+    is_supported = hasattr(os, "memfd_create")
     _fd = -1
 
     def __exit__(
@@ -67,12 +76,7 @@ class RingWriter(_OpenFile):
 
     Args:
         num_bytes: of the ring.
-
-    Attributes:
-        is_supported: the system has files in memory.
     """
-
-    is_supported = hasattr(os, "memfd_create")
 
     def __init__(self, num_bytes: int = RING_BYTES) -> None:
         self._num_bytes = num_bytes
@@ -86,13 +90,11 @@ class RingWriter(_OpenFile):
         Raises:
             OSError: there are no descriptors left, or no memory.
         """
-        import fcntl
-
         self._fd = os.memfd_create("bagpipe-messages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, _RING_AT + self._num_bytes)
             os.pwrite(self._fd, self._nonce, 0)
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -104,7 +106,7 @@ class RingWriter(_OpenFile):
         return SharedFile(pid=os.getpid(), fd=self._fd, num_bytes=self._num_bytes, nonce=self._nonce)
 
     def put(self, message: bytes) -> int | None:
-        """Write a message. Returns where it starts, counted in bytes put before; None if there is no room.
+        """Write a message. Returns where it starts, counted in bytes put before; None if there is no room or memory.
 
         Raises:
             ValueError: the reader says that it has taken more than was put.
@@ -119,7 +121,12 @@ class RingWriter(_OpenFile):
         free_to = start if is_empty else taken
         if start + num_bytes - free_to > self._num_bytes:
             return None
-        os.pwrite(self._fd, message, _RING_AT + start % self._num_bytes)
+        try:
+            num_written = os.pwrite(self._fd, message, _RING_AT + start % self._num_bytes)
+        except OSError:  # no memory: not even for the first page
+            return None
+        if num_written < num_bytes:
+            return None
         self._put, self._free_to = start + num_bytes, free_to
         return start
 
@@ -138,15 +145,17 @@ class RingReader(_OpenFile):
         """Open the file.
 
         Raises:
-            OSError: it is out of reach.
+            OSError: it is out of reach, or has no seals, or the system has no such files.
             ValueError: it is another file, has another size, or is too large.
         """
+        if not self.is_supported:
+            raise OSError("this system has no files in memory")
         if not 0 < self._file.num_bytes <= MAX_CACHER_MESSAGE_BYTES:
             raise ValueError(f"expected at most {MAX_CACHER_MESSAGE_BYTES} bytes, got {self._file.num_bytes}")
-        # O_NONBLOCK: in another process the descriptor could be a pipe's, which would wait for its other end.
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        self._fd = os.open(f"/proc/{self._file.pid}/fd/{self._file.fd}", flags)
+        self._fd = _open_plain(f"/proc/{self._file.pid}/fd/{self._file.fd}")
         try:
+            if fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) != _SEALS:
+                raise ValueError("expected the cacher's file of messages, got one with other seals")
             if os.fstat(self._fd).st_size != _RING_AT + self._file.num_bytes:
                 raise ValueError("expected the cacher's file of messages, got one of another size")
             if os.pread(self._fd, _NONCE_BYTES, 0) != self._file.nonce:
@@ -168,3 +177,19 @@ class RingReader(_OpenFile):
         message = os.pread(self._fd, num_bytes, _RING_AT + offset)
         os.pwrite(self._fd, (start + num_bytes).to_bytes(_COUNT_BYTES, "little"), _TAKEN_AT)
         return message
+
+
+def _open_plain(path: str) -> int:
+    """Open a file for reading and writing, unless it is a device, a pipe or a socket: opening one can have effects.
+
+    Raises:
+        OSError: it is out of reach.
+        ValueError: it is no file.
+    """
+    looked_at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(looked_at).st_mode):
+            raise ValueError("expected the cacher's file of messages, got no file")
+        return os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(looked_at)

@@ -49,15 +49,16 @@ def temporary_folder(purpose: str = "") -> Iterator[Path]:
 
 def _sweep(parent: Path) -> None:
     """Remove this user's folders whose processes have ended. Those without a lock, and those of other hosts that share
-    the file system, are not ours to judge: locks of some file systems hold for one host.
+    the file system, are not ours to judge: locks of some file systems hold for one host. Those of earlier starts of
+    this host look like another host's, and stay.
     """
-    host = _host()
+    host = _host().encode()
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
-            with (folder / _LOCK).open("r+") as lock:
+            with (folder / _LOCK).open("r+b") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if lock.read(len(host) + 1) == host:
                     shutil.rmtree(folder)

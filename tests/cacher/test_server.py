@@ -210,10 +210,11 @@ def test_connections_leave_file_descriptors_to_the_jobs(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "connections"), [(1024, 512), (20_000, 19_488), (100, 50), (resource.RLIM_INFINITY, 1 << 20)]
+    ("descriptors", "connections", "rings"),
+    [(1024, 384, 128), (20_000, 19_232, 256), (100, 38, 12), (resource.RLIM_INFINITY, 1 << 20, 256)],
 )
-def test_the_limit_of_connections_follows_that_of_file_descriptors(
-    descriptors: int, connections: int, monkeypatch: pytest.MonkeyPatch
+def test_connections_and_rings_leave_file_descriptors(
+    descriptors: int, connections: int, rings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
-    assert cacher.server._max_connections() == connections
+    assert cacher.server.descriptor_shares() == (connections, rings)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 
 import pytest
 
+import cacher.server
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials, Link
-from bagpipe.client.shared_ring import RingWriter
+from bagpipe.client.shared_ring import MIN_SHARED_BYTES, RingWriter
 from bagpipe.errors import JobError
 from tests.cacher.daemons import (
     all_batches,
@@ -45,6 +47,42 @@ def test_large_messages_go_through_memory(listen: str) -> None:
     with without_shared_memory():
         assert shared_bytes(listen) == (0, sent)
     assert shared_bytes("127.0.0.1:0") == (0, sent)
+
+
+def test_rings_are_bounded(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks beyond the limit get everything through the stream; a stream that ends makes room."""
+    monkeypatch.setattr(cacher.server, "descriptor_shares", lambda: (100, 1))
+    job = config(batch_size=500, limit=5000)
+    expected = planned_batches(job, 2)
+    with served(job, listen) as server:
+        for _ in range(2):
+            before = server.counters.totals()
+            for rank, rank_batches in enumerate(all_batches(listen, job, 2)):
+                assert_same_batches(rank_batches, expected[rank])
+            totals = server.counters.totals()
+            shared, sent = (getattr(totals, name) - getattr(before, name) for name in ("bytes_shared", "bytes_sent"))
+            assert 0 < shared < sent
+
+
+@pytest.mark.parametrize("fault", ["short", "refused"])
+def test_without_memory_messages_go_through_the_stream(
+    listen: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel without memory writes a part of a message, or none of it."""
+    write = os.pwrite
+
+    def failing(fd: int, data: bytes, offset: int) -> int:
+        if len(data) < MIN_SHARED_BYTES:
+            return write(fd, data, offset)
+        if fault == "refused":
+            raise OSError(errno.ENOSPC, "no space")
+        return write(fd, data[:4096], offset)
+
+    job = config(batch_size=500, limit=5000)
+    monkeypatch.setattr(os, "pwrite", failing)
+    with served(job, listen) as server:
+        assert_same_batches(all_batches(listen, job)[0], planned_batches(job)[0])
+        assert server.counters.totals().bytes_shared == 0
 
 
 def test_a_trainer_that_takes_what_was_not_sent_is_dropped(listen: str) -> None:

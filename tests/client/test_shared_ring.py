@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -76,6 +78,48 @@ def test_another_file_is_not_used(writer: RingWriter, change: dict[str, bytes | 
     file: SharedFile = replace(writer.file, **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message), RingReader(file):
         pass
+
+
+def test_a_file_of_a_file_system_is_not_used(writer: RingWriter, tmp_path: Path) -> None:
+    """A lying cacher names a file that the trainer may write, with the size and the first bytes that it says."""
+    with RingReader(writer.file) as reader:
+        content = os.pread(reader._fd, 2 * SIZE, 0)
+    path = tmp_path / "checkpoint"
+    path.write_bytes(content)
+    with path.open("r+b") as file:
+        named = replace(writer.file, pid=os.getpid(), fd=file.fileno())
+        with pytest.raises((OSError, ValueError)), RingReader(named):
+            pass
+    assert path.read_bytes() == content
+
+
+def test_a_file_in_memory_without_its_seals_is_not_used(writer: RingWriter) -> None:
+    """Its size could change."""
+    with RingReader(writer.file) as reader:
+        content = os.pread(reader._fd, 2 * SIZE, 0)
+    fd = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    try:
+        os.pwrite(fd, content, 0)
+        with pytest.raises(ValueError, match="one with other seals"), RingReader(replace(writer.file, fd=fd)):
+            pass
+    finally:
+        os.close(fd)
+
+
+def test_a_message_without_memory_is_not_put(writer: RingWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwrite
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with RingReader(writer.file) as reader:
+        for failing in (refuse, lambda fd, data, offset: write(fd, data[:-1], offset)):
+            monkeypatch.setattr(os, "pwrite", failing)
+            assert writer.put(b"lost") is None
+        monkeypatch.setattr(os, "pwrite", write)
+        start = writer.put(b"whole")
+        assert start is not None
+        assert reader.take(start, 5) == b"whole"
 
 
 def test_descriptors_that_are_no_files_are_not_waited_for(writer: RingWriter) -> None:

@@ -55,6 +55,14 @@ def test_folders_of_other_hosts_stay(tmp_path: Path) -> None:
         assert there.exists()
 
 
+def test_a_lock_file_of_any_bytes_is_passed_over(tmp_path: Path) -> None:
+    there = tmp_path / "bagpipe-there"
+    there.mkdir()
+    (there / "owner.lock").write_bytes(b"\xff\xfe")
+    with temporary_folder():
+        assert there.exists()
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
