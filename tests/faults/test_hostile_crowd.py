@@ -6,13 +6,15 @@ import json
 import resource
 import socket
 import struct
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from bagpipe.client.agreement import SECRET_METADATA
+from bagpipe.client.agreement import SECRET_METADATA, settings_of
 from bagpipe.config.load import parse_config
+from bagpipe.config.sections import Config
 from tests.cacher.daemons import Daemon
 from tests.cacher.test_hostile_peers import (
     GOOD_START,
@@ -36,7 +38,6 @@ pytestmark = [
     ),
 ]
 
-#: A call with a wrong secret, and one with the right one that says hello and then nothing.
 SECRET = "a secret of some length"
 
 
@@ -52,7 +53,7 @@ JOB = [
     "--store.url", "memory://",
 ]  # fmt: skip
 
-#: What a hostile connection sends first; it stays open.
+#: What a hostile connection sends first; it stays open. A job that asks for nothing is the ninth.
 OPENINGS = (
     b"",
     b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)),
@@ -62,8 +63,16 @@ OPENINGS = (
     dialogue(hello(job_id="idle").SerializeToString()),  # without the secret
     call_with("a wrong secret of some length", hello(job_id="idle").SerializeToString()),
     call_with(SECRET),
-    call_with(SECRET, hello(job_id="idle").SerializeToString()),
 )
+
+
+def opening(number: int, job: Config) -> bytes:
+    kind = number % (len(OPENINGS) + 1)
+    if kind < len(OPENINGS):
+        return OPENINGS[kind]
+    # With the secret and the right settings it is a job, which then asks for nothing.
+    idle = hello(job_id=f"idle-{number}", settings=json.dumps(settings_of(job)))
+    return call_with(SECRET, idle.SerializeToString())
 
 
 def test_a_training_job_amid_hostile_connections(tmp_path: Path) -> None:
@@ -84,16 +93,23 @@ def test_a_training_job_amid_hostile_connections(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the daemon inherits it
     try:
         job = parse_config(JOB, "test").config
-        with Daemon(job, "127.0.0.1:0", "--secret-file", str(secret)) as daemon, ExitStack() as stack:
+        flags = ("--secret-file", str(secret), "--max-jobs", "500")
+        with Daemon(job, "127.0.0.1:0", *flags) as daemon, ExitStack() as stack:
             host, _, port = daemon.url.rpartition(":")
             for number in range(NUM_CONNECTIONS):
                 connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
                 with suppress(OSError):
-                    connection.sendall(OPENINGS[number % len(OPENINGS)])
+                    connection.sendall(opening(number, job))
+                    if number % 2:
+                        connection.shutdown(socket.SHUT_WR)  # half open
             assert digests("amid.json", "--cacher.url", daemon.url, *known) == expected
             stack.close()
             assert digests("after.json", "--cacher.url", daemon.url, *known) == expected
             assert daemon.process.poll() is None
             assert not [line for line in daemon.logs if "traceback" in line]
+            counts = Counter(line["event"] for line in daemon.logs)
+            # Of 333, and of 111 of which half are half open: those whose first bytes were read before they ended.
+            assert counts["unauthenticated"] > 200
+            assert counts["job started"] > 40
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

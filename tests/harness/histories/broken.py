@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.errors import StoreError
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.interface import Rows, Store
 
@@ -54,5 +55,22 @@ class _Splitting(_Around):
             self._store.write(table, ids[number : number + 1], rows[number : number + 1])
 
 
+class _Refusing(_Around):
+    """Writes nothing, and says so."""
+
+    def write(self, table: int, ids: NDArray[np.int64], rows: Rows) -> None:
+        """Refuse.
+
+        Raises:
+            StoreError: always.
+        """
+        raise StoreError("this store refuses every write")
+
+
 #: Defects of the writers' stores, by name.
-DEFECTS: dict[str, Callable[[Store], Any]] = {"unfenced": _Unfenced, "early": _Early, "splitting": _Splitting}
+DEFECTS: dict[str, Callable[[Store], Any]] = {
+    "unfenced": _Unfenced,
+    "early": _Early,
+    "splitting": _Splitting,
+    "refusing": _Refusing,
+}

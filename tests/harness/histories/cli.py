@@ -77,6 +77,7 @@ def _histories(argv: Sequence[str]) -> int:
     total: Counter[str] = sum((verdict.num_operations for verdict in verdicts), Counter())
     print(
         f"{len(verdicts)} histories, seeds {seeds[0]} to {seeds[-1]}, {_counts(total)} operations, "
+        f"{sum(verdict.num_appends for verdict in verdicts)} acknowledged appends, "
         f"{sum(len(verdict.plan.faults) for verdict in verdicts)} faults in {time.monotonic() - start_s:.0f} s: "
         f"{len(wrong)} with anomalies" + (f", seeds {wrong}" if wrong else "")
     )

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,20 +48,24 @@ class Verdict:
     Attributes:
         plan: of the history.
         num_operations: by what became of them: ok, fail, unknown.
+        num_appends: acknowledged ones. A history without any shows nothing.
         findings: of the checker.
         seconds: wall time.
-        file: of the events, if there are findings.
+        file: of the events, if there is a problem.
     """
 
     plan: Plan
     num_operations: Counter[str]
+    num_appends: int
     findings: tuple[Finding, ...]
     seconds: float
     file: str = ""
 
     @property
     def problem(self) -> str:
-        """The kinds of anomalies; empty without one."""
+        """The kinds of anomalies, or why the history shows nothing; empty if it is sound."""
+        if not self.num_appends:
+            return "no append was acknowledged"
         return ", ".join(dict.fromkeys(finding.anomaly.value for finding in self.findings))
 
 
@@ -88,19 +92,21 @@ def run_many(
 
 
 def judge(plan: Plan, events: Sequence[Event], seconds: float, out: Path) -> Verdict:
-    """The verdict; a history with anomalies is written to ``out/history-SEED.jsonl``."""
+    """The verdict; a history with a problem is written to ``out/history-SEED.jsonl``."""
     findings = check(paired(events))
-    file = out / f"history-{plan.seed}.jsonl"
-    if findings:
-        out.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_lines(events))
-    return Verdict(
+    verdict = Verdict(
         plan=plan,
         num_operations=Counter(event.phase.value for event in events if event.phase is not Phase.INVOKE),
+        num_appends=sum(event.kind is Kind.APPEND and event.phase is Phase.OK for event in events),
         findings=findings,
         seconds=seconds,
-        file=str(file) if findings else "",
     )
+    if not verdict.problem:
+        return verdict
+    file = out / f"history-{plan.seed}.jsonl"
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_lines(events))
+    return replace(verdict, file=str(file))
 
 
 def make_history(plan: Plan, zygote: Zygote, *, defect: str = "") -> tuple[Event, ...]:

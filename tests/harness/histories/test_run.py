@@ -159,12 +159,21 @@ def test_a_history_with_an_anomaly_is_kept(
     assert "fenced-write" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("command")
+def test_a_history_without_writes_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("--servers", "memory", "--kinds", "take-over", "--defect", "refusing")
+    assert run_command(monkeypatch, "--runs", "1", "--seed", "3", "--out", "kept", *chosen) == 1
+    assert "WRONG: no append was acknowledged" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--runs", "0"], "--runs: expected at least 1, got 0"),
         (["--servers", "mainframe"], "expected names among memory, "),
-        (["--defect", "ugly"], "--defect: expected one of unfenced, early, splitting, got ugly"),
+        (["--defect", "ugly"], "--defect: expected one of unfenced, early, splitting, refusing, got ugly"),
         (["--check", "nowhere"], "--check nowhere: "),
     ],
 )
