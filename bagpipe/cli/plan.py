@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bagpipe.cli.progress import Progress
+from bagpipe.cluster.network import Network
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster
@@ -94,9 +95,11 @@ def run(flags: argparse.Namespace) -> str:
     cluster = Cluster(
         devices=flags.devices,
         memory_bytes=bytes_of("--memory", flags.memory),
-        bandwidth_bytes_per_s=bytes_of("--link-bandwidth", flags.link_bandwidth),
-        latency_s=_number("--link-latency", flags.link_latency),
         weight_copies=_number("--weight-copies", flags.weight_copies),
+        network=Network(
+            bandwidth_bytes_per_s=bytes_of("--link-bandwidth", flags.link_bandwidth),
+            latency_s=_number("--link-latency", flags.link_latency),
+        ),
     )
     if flags.batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, got {flags.batch_size}")

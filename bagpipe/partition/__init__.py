@@ -1,8 +1,10 @@
 """Partitioner: assigns a model's operators to stages and devices by their costs. Pure: no torch, I/O or threads.
 
-operators ──OperatorGraph──> decompose ──SPTree──> series_parallel (GraphPipe) ─┐
-                         └─> cuts (exact) ─┬─> search ──layouts──> plan ──> result
-                         └─> chain (PipeDream, Alpa) ─┘               └─ predict: the schedule, simulated
-                                                               result ── plan_file: the plan as TOML, for jobs
-cost: the cost model of all searches        bisect: target time -> least bottleneck
+operators ──OperatorGraph + cost: Cluster──> CostModel ──planner: Problem──> a planner of `planners` ──> Found ──> plan
+    search     GraphPipe: cuts (all partitions of a small graph), series_parallel on the tree of `decompose`
+    pipedream  chains on hosts: chain (one level), two levels, ranges of unlike devices
+    alpa       chains on submeshes: the sum of stages and the longest          piper  downsets, for small graphs
+plan    simulates what was found (predict: the schedule, with the network) ──> result: the plan with the shortest step
+                                                                          └──> plan_file: the plan as TOML, for jobs
+bisect  target time ──> least bottleneck, for searches that answer whether a time is possible
 """

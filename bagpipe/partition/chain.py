@@ -86,11 +86,13 @@ class ChainSearch:
 
     def _times(self) -> _Table:
         """[replica choices, starts, ends]: `CostModel.time_per_example` of all runs; inf: no run."""
-        batch, cluster, sums = self.model.batch_examples, self.model.cluster, self.sums
+        model, sums = self.model, self.sums
+        batch = model.batch_examples
         d = self.replicas[:, None, None]
-        compute = sums["fixed_s"] * self.microbatches / batch + sums["per_example_s"] / d
-        transfer = sums["transfer_bytes"] / (cluster.bandwidth_bytes_per_s * d)
-        sync = 2 * (d - 1) / d * sums["param_bytes"] / cluster.bandwidth_bytes_per_s + 2 * (d - 1) * cluster.latency_s
+        rings = np.array([model.ring(int(replicas)) for replicas in self.replicas]).reshape(-1, 2)[:, :, None, None]
+        compute = (sums["fixed_s"] * self.microbatches / batch + sums["per_example_s"] / d) / model.speed
+        transfer = sums["transfer_bytes"] / (model.rank_bandwidth_bytes_per_s * d)
+        sync = rings[:, 0] * sums["param_bytes"] + rings[:, 1]
         times: _Table = np.maximum(compute, transfer) + sync / batch
         times[:, ~np.triu(np.ones(times.shape[1:], dtype=np.bool_), 1)] = np.inf
         return times

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import OperatorGraph, members
 
@@ -27,15 +29,15 @@ __all__ = ["Cluster", "CostModel", "Placed", "Totals", "in_flight_units"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The devices, which are all equal.
+    """The devices of a job, numbered by rank.
 
     Attributes:
         devices: number of devices.
         memory_bytes: per device; infinite: not checked.
-        bandwidth_bytes_per_s: per device link and direction.
-        latency_s: between two devices.
         weight_copies: memory of a parameter in multiples of its size: 2 for parameter and gradient, 3 with the state of
             Adagrad or momentum, 4 with Adam's.
+        network: links between the devices; by default they take no time.
+        speeds: per device, computation relative to the device on which operators were measured; empty: 1.
 
     Raises:
         InputError: a value out of range.
@@ -43,19 +45,35 @@ class Cluster:
 
     devices: int
     memory_bytes: float = math.inf
-    bandwidth_bytes_per_s: float = math.inf
-    latency_s: float = 0.0
     weight_copies: float = 3.0
+    network: Network = field(default_factory=Network)
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise InputError(f"devices must be at least 1, got {self.devices}")
-        for name in ("memory_bytes", "bandwidth_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("latency_s", "weight_copies"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+        if not self.memory_bytes > 0:
+            raise InputError(f"memory_bytes must be above 0, got {self.memory_bytes}")
+        if not 0 <= self.weight_copies < math.inf:
+            raise InputError(f"weight_copies must be a number of at least 0, got {self.weight_copies}")
+        if self.speeds and len(self.speeds) != self.devices:
+            raise InputError(f"speeds must be one per device, {self.devices}, got {len(self.speeds)}")
+        if not all(0 < speed < math.inf for speed in self.speeds):
+            raise InputError(f"speeds must be above 0, got {self.speeds}")
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all devices are alike, and each is alone on its host or all are on hosts of one size."""
+        return len(set(self.speeds)) <= 1 and len(set(self.host_sizes)) == 1
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Devices of each host, in the order of ranks."""
+        return tuple(len(list(group)) for _, group in groupby(map(self.network.host, range(self.devices))))
+
+    def speed(self, ranks: Sequence[int]) -> float:
+        """Of the slowest of some devices."""
+        return min(self.speeds[rank] for rank in ranks) if self.speeds else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +118,10 @@ class CostModel:
         self.cluster = cluster
         self.batch_examples = batch_examples
         self._totals: dict[int, Totals] = {}
+        self._rings: dict[int, tuple[float, float]] = {}
+        #: Of the slowest device: searches that do not say which devices a stage gets assume it.
+        self.speed = min(cluster.speeds, default=1.0)
+        self.rank_bandwidth_bytes_per_s = cluster.network.rank_bandwidth_bytes_per_s(cluster.devices)
 
     def totals(self, mask: int) -> Totals:
         """Sums over the operators in `mask`."""
@@ -127,18 +149,22 @@ class CostModel:
         return math.fsum(graph.operators[n].output_bytes for n in crossing)
 
     def time_per_example(self, totals: Totals, replicas: int, microbatches: int) -> float:
-        """Seconds per example of a stage."""
-        batch, bandwidth = self.batch_examples, self.cluster.bandwidth_bytes_per_s
-        compute = totals.fixed_s * microbatches / batch + totals.per_example_s / replicas
-        transfer = totals.transfer_bytes / (bandwidth * replicas)
+        """Seconds per example of a stage, on the slowest devices of the cluster."""
+        batch = self.batch_examples
+        compute = (totals.fixed_s * microbatches / batch + totals.per_example_s / replicas) / self.speed
+        transfer = totals.transfer_bytes / (self.rank_bandwidth_bytes_per_s * replicas)
         return max(compute, transfer) + self.sync_s(totals, replicas) / batch
 
     def sync_s(self, totals: Totals, replicas: int) -> float:
         """Seconds of the all-reduce of gradients over the replicas, once per batch."""
-        if replicas == 1:
-            return 0.0
-        share = 2 * (replicas - 1) / replicas * totals.param_bytes / self.cluster.bandwidth_bytes_per_s
-        return share + 2 * (replicas - 1) * self.cluster.latency_s
+        per_byte_s, fixed_s = self.ring(replicas)
+        return totals.param_bytes * per_byte_s + fixed_s
+
+    def ring(self, replicas: int) -> tuple[float, float]:
+        """`Network.ring` of as many replicas, the first of them at the start of a host."""
+        if replicas not in self._rings:
+            self._rings[replicas] = self.cluster.network.ring(range(replicas))
+        return self._rings[replicas]
 
     def memory_bytes(self, totals: Totals, replicas: int, in_flight_examples: float) -> float:
         """Bytes on each device of a stage."""
@@ -154,10 +180,10 @@ class CostModel:
     ) -> int | None:
         """The fewest of the ascending `choices` with which a stage meets `target` seconds per example and fits."""
         totals = self.totals(mask)
-        if totals.fixed_s * microbatches / self.batch_examples > target:
+        if totals.fixed_s * microbatches / self.batch_examples > target * self.speed:
             return None
         for replicas in choices:
-            if totals.per_example_s > target * replicas:
+            if totals.per_example_s > target * self.speed * replicas:
                 continue  # cheaper than the full test; most masks fail here
             if self.time_per_example(totals, replicas, microbatches) > target:
                 continue

@@ -21,9 +21,10 @@ from bagpipe.partition.bisect import Layout, least_bottleneck
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import OperatorGraph
-from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph
+from bagpipe.partition.planner import Found
+from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph, stage_ranks
 from bagpipe.partition.result import Alternative, Partition, Plan, StagePlan
-from bagpipe.partition.search import Found, find
+from bagpipe.partition.search import find
 from bagpipe.schedule.analysis.cover import check_cover
 
 __all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
@@ -142,12 +143,11 @@ def _promising(model: CostModel, layouts: Iterable[Layout]) -> list[Layout]:
 
 def _estimate(model: CostModel, layout: Layout) -> float:
     """Step time if all stages were the slowest: (M + depth - 1) micro-batches, plus delays of the hops."""
-    cluster = model.cluster
     smallest = model.batch_examples / max(stage.microbatches for stage in layout)
     fill = max(model.in_flight(layout)) - smallest  # examples before the last stage begins
-    link_s = max(model.totals(s.mask).transfer_bytes / s.replicas for s in layout) / cluster.bandwidth_bytes_per_s
-    hops = fill / smallest
-    return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * hops * (cluster.latency_s + smallest * link_s)
+    busiest = max(model.totals(stage.mask).transfer_bytes / stage.replicas for stage in layout)
+    hop_s = model.cluster.network.latency_s + smallest * busiest / model.rank_bandwidth_bytes_per_s
+    return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * fill / smallest * hop_s
 
 
 def _chain(model: CostModel, count: int, allowed: tuple[int, ...]) -> Iterator[_Candidate]:
@@ -202,9 +202,10 @@ def _partition(model: CostModel, candidate: _Candidate, predicted: Prediction) -
     if not candidate.relay:
         check_cover(cover(model, candidate.layout))
     stages = []
-    for stage, in_flight in zip(candidate.layout, predicted.in_flight, strict=True):
+    parts = zip(candidate.layout, stage_ranks(candidate.layout), predicted.in_flight, strict=True)
+    for stage, ranks, in_flight in parts:
         totals = model.totals(stage.mask)
-        forward_s, backward_s = micro_seconds(model, stage)
+        forward_s, backward_s = micro_seconds(model, stage, ranks)
         examples = -(in_flight * model.batch_examples // -stage.microbatches)
         stages.append(
             StagePlan(

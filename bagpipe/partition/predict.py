@@ -20,7 +20,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 
-__all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph"]
+__all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph", "stage_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +77,28 @@ def stage_graph(model: CostModel, layout: Sequence[Placed], *, relay: bool = Fal
 
 def cover(model: CostModel, layout: Sequence[Placed]) -> Cover:
     """Operators and devices of each stage, for `check_cover`; without relays."""
-    first = list(accumulate((stage.replicas for stage in layout), initial=0))
     return Cover(
         graph=stage_graph(model, layout),
         operators=tuple(frozenset(members(stage.mask)) for stage in layout),
         num_operators=model.graph.size,
         operator_edges=tuple((src, dst) for src, mask in enumerate(model.graph.consumers) for dst in members(mask)),
-        devices=tuple(frozenset(range(begin, end)) for begin, end in pairwise(first)),
+        devices=tuple(map(frozenset, stage_ranks(layout))),
     )
 
 
-def micro_seconds(model: CostModel, stage: Placed) -> tuple[float, float]:
-    """Seconds of a stage's forward and backward of one micro-batch, on each of its replicas."""
+def stage_ranks(layout: Sequence[Placed]) -> list[range]:
+    """The ranks of each stage: 0, 1, … in the order of the stages."""
+    ends = list(accumulate((stage.replicas for stage in layout), initial=0))
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def micro_seconds(model: CostModel, stage: Placed, ranks: Sequence[int]) -> tuple[float, float]:
+    """Seconds of a stage's forward and backward of one micro-batch, on the slowest of its ranks."""
     examples = model.batch_examples / stage.microbatches / stage.replicas
     own = [model.graph.operators[n] for n in members(stage.mask)]
-    return math.fsum(op.forward.at(examples) for op in own), math.fsum(op.backward.at(examples) for op in own)
+    speed = model.cluster.speed(ranks)
+    forward_s, backward_s = (math.fsum(getattr(op, way).at(examples) for op in own) for way in ("forward", "backward"))
+    return forward_s / speed, backward_s / speed
 
 
 def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay: bool = False) -> Prediction:
@@ -108,7 +115,8 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     """
     sizes = edge_bytes(model, layout, relay=relay)
     graph = StageGraph(micro_per_batch=tuple(s.microbatches for s in layout), edges=tuple(sorted(sizes)))
-    seconds = [dict(zip("FB", micro_seconds(model, stage), strict=True)) for stage in layout]
+    ranks = stage_ranks(layout)
+    seconds = [dict(zip("FB", micro_seconds(model, *each), strict=True)) for each in zip(layout, ranks, strict=True)]
     delays = _delays(model, layout, sizes)
 
     def latency(source: Action, target: Action) -> float:
@@ -122,7 +130,10 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
         for atom in timed.action.atoms:
             finish[atom.stage] = max(finish[atom.stage], timed.finish)
     totals = [model.totals(stage.mask) for stage in layout]
-    step_s = max(end + model.sync_s(own, s.replicas) for end, own, s in zip(finish, totals, layout, strict=True))
+    network = model.cluster.network
+    step_s = max(
+        end + network.all_reduce_s(own.param_bytes, on) for end, own, on in zip(finish, totals, ranks, strict=True)
+    )
     in_flight = tuple(done.lanes[f"rank{number}"].peak_in_flight for number in range(len(layout)))
     fits = all(
         model.fits(own, stage.replicas, -(live * model.batch_examples // -stage.microbatches))
@@ -135,10 +146,10 @@ def _delays(
     model: CostModel, layout: Sequence[Placed], sizes: Mapping[tuple[int, int], float]
 ) -> dict[tuple[int, int], float]:
     """Seconds of a message per edge: one micro-batch of the stage with fewer micro-batches."""
-    cluster, delays = model.cluster, {}
+    ranks, delays = stage_ranks(layout), {}
     for (producer, consumer), size in sizes.items():
-        pair = layout[producer], layout[consumer]
-        examples = model.batch_examples / min(stage.microbatches for stage in pair)
-        links = min(stage.replicas for stage in pair)
-        delays[producer, consumer] = cluster.latency_s + size * examples / (cluster.bandwidth_bytes_per_s * links)
+        examples = model.batch_examples / min(layout[producer].microbatches, layout[consumer].microbatches)
+        delays[producer, consumer] = model.cluster.network.split_batch_s(
+            size * examples, ranks[producer], ranks[consumer]
+        )
     return delays

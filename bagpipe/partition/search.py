@@ -10,36 +10,24 @@ The result is never worse than the best chain partition of the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from bagpipe.partition.bisect import Layout, probes
+from bagpipe.partition.bisect import probes
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import CostModel
 from bagpipe.partition.cuts import CutSearch, closed_sets
 from bagpipe.partition.decompose import decompose
+from bagpipe.partition.planner import Found, Problem, found
 from bagpipe.partition.series_parallel import TreeSearch
 
-__all__ = ["EXACT_LIMIT", "Found", "find"]
+__all__ = ["EXACT_LIMIT", "find", "graphpipe"]
 
 #: Limit of closed sets for the exact search: 8 operators have at most 256.
 EXACT_LIMIT = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Result of a search.
-
-    Attributes:
-        best: the layout with the least bottleneck.
-        bottleneck_s: its seconds per example.
-        layouts: all layouts visited, including `best`; worse bottlenecks often have fewer or shallower stages.
-        exact: no partition has a smaller bottleneck, to 1e-12 of it.
-    """
-
-    best: Layout
-    bottleneck_s: float
-    layouts: tuple[Layout, ...]
-    exact: bool
+def graphpipe(problem: Problem) -> Found | None:
+    """The best stages of a graph: `find` for each number of micro-batches, and for all of them together."""
+    return find(problem.model, problem.replicas, problem.microbatches)
 
 
 def find(
@@ -62,19 +50,10 @@ def find(
     sets = closed_sets(model.graph, exact_limit)
     if sets is not None:
         layouts = list(probes(model.bottleneck, CutSearch(model, allowed, microbatches, sets).solve))
-        return _found(model, layouts, exact=True)
+        return found(model, layouts, exact=True)
     layouts = []
     tree = decompose(model.graph)
     for count in microbatches:
         layouts += probes(model.bottleneck, TreeSearch(model, allowed, count, tree).solve, exact=False)
         layouts += probes(model.bottleneck, ChainSearch(model, allowed, count, relay=False).solve)
-    return _found(model, layouts, exact=False)
-
-
-def _found(model: CostModel, layouts: Sequence[Layout], *, exact: bool) -> Found | None:
-    if not layouts:
-        return None
-    # Of equal bottlenecks, the shallower.
-    best = min(layouts, key=lambda layout: (model.bottleneck(layout), max(model.in_flight(layout)), len(layout)))
-    unique = tuple(dict.fromkeys(layouts))
-    return Found(best=best, bottleneck_s=model.bottleneck(best), layouts=unique, exact=exact)
+    return found(model, layouts, exact=False)

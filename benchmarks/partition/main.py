@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bagpipe.cluster.network import Network
 from bagpipe.partition.bisect import least_bottleneck
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel
@@ -104,8 +105,7 @@ def measure(
     cluster = Cluster(
         devices=num_devices,
         memory_bytes=device.memory_bytes,
-        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
-        latency_s=device.latency_s,
+        network=Network(bandwidth_bytes_per_s=device.bandwidth_bytes_per_s, latency_s=device.latency_s),
     )
     allowed = range(1, num_devices + 1) if replicas == "each" else (1,)
     search_s, found = timed(

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS, Layout
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Resharding, send_to_all
 
 __all__ = ["COLUMNS", "NUM_RANKS", "Case", "cases"]

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from bagpipe.cluster.network import Network
 from bagpipe.distributed.links import TorchLinks
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.stage.resharding import reshard
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Resharding
 from bagpipe.schedule.resharding.simulate import simulate
 from benchmarks.resharding.cases import COLUMNS, NUM_RANKS, cases

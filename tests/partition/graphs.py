@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.predict import cover
@@ -80,13 +81,15 @@ def operator_graphs(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> 
 
 
 @st.composite
-def models(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> CostModel:
-    """A random graph, a cluster with possibly little memory, and a batch size."""
+def models(draw: st.DrawFn, max_size: int, *, chains: bool = False, has_memory: bool = True) -> CostModel:
+    """A random graph, a cluster with (unless `has_memory` is False) possibly little memory, and a batch size."""
     cluster = Cluster(
         devices=draw(st.integers(1, 5)),
-        memory_bytes=draw(st.sampled_from([math.inf, 60, 120, 240, 480])),
-        bandwidth_bytes_per_s=draw(st.sampled_from([math.inf, 1.0, 0.25])),
-        latency_s=draw(st.sampled_from([0.0, 2.0])),
+        memory_bytes=draw(st.sampled_from([math.inf, 60, 120, 240, 480])) if has_memory else math.inf,
+        network=Network(
+            bandwidth_bytes_per_s=draw(st.sampled_from([math.inf, 1.0, 0.25])),
+            latency_s=draw(st.sampled_from([0.0, 2.0])),
+        ),
     )
     return CostModel(draw(operator_graphs(max_size, chains=chains)), cluster, draw(st.sampled_from([16, 10])))
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, CostModel, Placed, in_flight_units
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
@@ -13,7 +14,6 @@ from bagpipe.schedule.builders.graphpipe import in_flight_limits
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import Layout
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.simulate import simulate
 from tests.partition.graphs import graph
 
@@ -29,7 +29,7 @@ def test_time_is_that_of_the_slowest_resource_and_the_gradients():
         output_bytes=10,
     )
     pair = OperatorGraph(operators=(op, Operator(name="b", forward=Cost(), backward=Cost())), edges=(("a", "b"),))
-    cluster = Cluster(devices=4, bandwidth_bytes_per_s=5.0, latency_s=0.5)
+    cluster = Cluster(devices=4, network=Network(bandwidth_bytes_per_s=5.0, latency_s=0.5))
     model = CostModel(pair, cluster, batch_examples=10)
     first = model.totals(0b01)
     # 2 micro-batches: 2 * (1 + 3) fixed over 10 examples, 2 + 4 per example; the link 10 / 5 is hidden
@@ -107,8 +107,9 @@ def test_least_replicas():
     [
         ({"devices": 0}, "devices must be at least 1, got 0"),
         ({"devices": 1, "memory_bytes": 0}, "memory_bytes must be above 0, got 0"),
-        ({"devices": 1, "bandwidth_bytes_per_s": math.nan}, "bandwidth_bytes_per_s must be above 0, got nan"),
-        ({"devices": 1, "latency_s": -1.0}, "latency_s must be a number of at least 0, got -1.0"),
+        ({"devices": 1, "weight_copies": -1.0}, "weight_copies must be a number of at least 0, got -1.0"),
+        ({"devices": 2, "speeds": (1.0,)}, "speeds must be one per device, 2, got 1"),
+        ({"devices": 1, "speeds": (0.0,)}, "speeds must be above 0, got"),
     ],
 )
 def test_bad_clusters(values: dict[str, float], message: str):
@@ -126,7 +127,7 @@ def test_the_link_between_stages_takes_as_long_as_its_resharding(senders, receiv
     """Of two stages with their own numbers of replicas: the busiest port, which `greedy` keeps busy."""
     examples, output_bytes = 60, 8
     pair = graph(["ab"], output_bytes=output_bytes)
-    model = CostModel(pair, Cluster(devices=16, bandwidth_bytes_per_s=5.0), examples)
+    model = CostModel(pair, Cluster(devices=16, network=Network(bandwidth_bytes_per_s=5.0)), examples)
     costed = max(model.time_per_example(model.totals(1 << n), d, 1) for n, d in enumerate((senders, receivers)))
     ranks = range(senders + receivers)
     source, target = (Layout(kind="batch", ranks=tuple(part)) for part in (ranks[:senders], ranks[senders:]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
@@ -10,7 +11,7 @@ from bagpipe.partition.plan import LINEAR_SCHEDULES, make_plan
 from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers
 
-LINKED = Cluster(devices=8, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, latency_s=1e-5)
+LINKED = Cluster(devices=8, memory_bytes=16e9, network=Network(bandwidth_bytes_per_s=12.5e9, latency_s=1e-5))
 
 
 def test_towers_on_eight_devices():
@@ -74,7 +75,7 @@ def test_stages_list_their_operators():
 def test_small_work_stays_on_one_device():
     """If a hop takes longer than the whole step, one device wins, and the plan says so."""
     small = graph(["ab", "bc"], dict.fromkeys("abc", 1e-9))
-    plan = make_plan(small, Cluster(devices=4, latency_s=1e-3), 64)
+    plan = make_plan(small, Cluster(devices=4, network=Network(latency_s=1e-3)), 64)
     assert plan.one_device_wins
     assert plan.partition == plan.one_device
     assert plan.speedup == 1

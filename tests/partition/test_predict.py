@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import ScheduleError
 from bagpipe.partition.cost import Cluster, CostModel, Placed
 from bagpipe.partition.predict import cover, edge_bytes, micro_seconds, predict, stage_graph
@@ -37,7 +38,7 @@ def test_branches_shorten_the_pipeline_only_where_the_schedule_knows_them(schedu
 def test_links_delay_and_replicas_share():
     model = CostModel(
         graph(["ab"], output_bytes=6, param_bytes=3),
-        Cluster(devices=4, bandwidth_bytes_per_s=3.0, latency_s=0.5),
+        Cluster(devices=4, network=Network(bandwidth_bytes_per_s=3.0, latency_s=0.5)),
         4,
     )
     # one micro-batch of 4 examples: forward 4/3 each, backward 8/3 each, twice 0.5 + 4 * 6 / 3
@@ -83,9 +84,26 @@ def test_the_stage_graph_names_its_stages():
 
 def test_seconds_of_a_micro_batch():
     model = CostModel(towers(2, 2), FREE, 64)
-    forward, backward = micro_seconds(model, Placed(0b0011, 2, 4))
+    forward, backward = micro_seconds(model, Placed(0b0011, 2, 4), (0, 1))
     assert forward == pytest.approx(2 * (3e-5 + 8 * 4e-6))
     assert backward == pytest.approx(2 * forward)
+
+
+def test_the_slowest_replica_takes_the_time_of_a_stage():
+    cluster = Cluster(devices=4, speeds=(1.0, 0.5, 2.0, 2.0))
+    model = CostModel(towers(2, 2), cluster, 64)
+    stage = Placed(0b0011, 2, 4)
+    assert micro_seconds(model, stage, (0, 1))[0] == pytest.approx(4 * (3e-5 + 8 * 4e-6))
+    assert micro_seconds(model, stage, (2, 3))[0] == pytest.approx(3e-5 + 8 * 4e-6)
+
+
+def test_stages_of_one_host_use_its_links():
+    """Ranks 0 and 1 are on one host, 2 on another: the first edge takes no time, the second 2 s and its bytes."""
+    line = graph(["ab", "bc"], output_bytes=6)
+    network = Network(bandwidth_bytes_per_s=3.0, latency_s=2.0, local_latency_s=0.0, hosts={0: 0, 1: 0})
+    model = CostModel(line, Cluster(devices=3, network=network), 1)
+    layout = tuple(Placed(1 << number, 1, 1) for number in range(3))
+    assert predict(model, layout).step_s == pytest.approx(3 * 1.0 + 2 * (2.0 + 6 / 3.0))
 
 
 def test_an_invalid_layout_is_detected():

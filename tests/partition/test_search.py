@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.partition.bisect import least_bottleneck
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import Cluster, CostModel
@@ -57,7 +58,7 @@ def test_a_chain_gets_what_the_chain_search_finds(model: CostModel, replicas: Se
 @pytest.mark.parametrize("replicas", [(1,), tuple(range(1, 9))], ids=["one", "any"])
 def test_branches_beat_the_best_chain_where_links_bind(branches: int, replicas: Sequence[int]):
     """A chain forwards everything that later stages need."""
-    cluster = Cluster(devices=8, bandwidth_bytes_per_s=1e9)
+    cluster = Cluster(devices=8, network=Network(bandwidth_bytes_per_s=1e9))
     model = CostModel(towers(branches, 4), cluster, 4096)
     found = find(model, replicas, (32,))
     search = ChainSearch(model, replicas, 32)
@@ -81,7 +82,7 @@ def test_branches_beat_the_best_chain_where_memory_binds():
 
 def test_sixteen_branches_over_32_devices():
     """128 layers, a concat and a final layer. The time is for one core, as in the benchmark."""
-    cluster = Cluster(devices=32, memory_bytes=16e9, bandwidth_bytes_per_s=12.5e9, latency_s=1e-5)
+    cluster = Cluster(devices=32, memory_bytes=16e9, network=Network(bandwidth_bytes_per_s=12.5e9, latency_s=1e-5))
     model = CostModel(towers(16, 8), cluster, 16384)
     start = time.process_time()
     found = find(model, range(1, 33), (64,))

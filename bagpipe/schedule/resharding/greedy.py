@@ -14,9 +14,9 @@ import math
 import random
 from collections.abc import Iterator
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.layouts import Layout
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Broadcast, Resharding, send_to_all
 from bagpipe.schedule.resharding.rounds import rounds
 from bagpipe.schedule.resharding.simulate import Clock, simulate

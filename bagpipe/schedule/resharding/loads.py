@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bagpipe.schedule.resharding.network import Network, Port
+from bagpipe.cluster.network import Network, Port
 from bagpipe.schedule.resharding.tasks import UnitTask
 
 __all__ = ["Loads"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagpipe.cluster.network import Port
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Port
 from bagpipe.schedule.resharding.tasks import UnitTask
 
 __all__ = ["rounds", "senders"]

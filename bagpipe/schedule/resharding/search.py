@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.greedy import broadcasts_of, greedy
 from bagpipe.schedule.resharding.layouts import Layout
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Broadcast, Resharding
 from bagpipe.schedule.resharding.simulate import Clock, simulate
 from bagpipe.schedule.resharding.tasks import UnitTask, unit_tasks

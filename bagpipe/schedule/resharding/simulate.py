@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bagpipe.schedule.resharding.network import Network, Port
+from bagpipe.cluster.network import Network, Port
 from bagpipe.schedule.resharding.plan import Broadcast, Message, Resharding
 
 __all__ = ["Clock", "Timeline", "simulate"]
@@ -76,8 +76,9 @@ class Clock:
             )
             end_s = start_s + busy_s
             self.free_s[out] = self.free_s[into] = end_s
-            arrivals[message.broadcast, message.receiver, message.first] = end_s + self.network.latency_s
-            self.makespan_s = max(self.makespan_s, end_s + self.network.latency_s)
+            arrival_s = end_s + self.network.delay_s(message.sender, message.receiver)
+            arrivals[message.broadcast, message.receiver, message.first] = arrival_s
+            self.makespan_s = max(self.makespan_s, arrival_s)
             times.append((start_s, end_s))
         return times
 

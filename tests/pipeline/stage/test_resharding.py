@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.resharding import reshard
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS, Layout
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Resharding, send_to_all
 from tests.distributed.processes import Ended, run_peers
 from tests.distributed.threads import run_threads

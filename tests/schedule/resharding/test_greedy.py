@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import Layout
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import send_to_all
 from bagpipe.schedule.resharding.simulate import simulate
 from tests.schedule.resharding.arrays import layout, sides

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.tasks import unit_tasks
 from tests.schedule.resharding.arrays import layout
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS, Layout
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Broadcast, Resharding, send_to_all
 from bagpipe.schedule.resharding.tasks import unit_tasks
 from tests.schedule.resharding.arrays import carry_out, layout, sides

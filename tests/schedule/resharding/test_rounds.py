@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.rounds import rounds, senders
 from bagpipe.schedule.resharding.tasks import unit_tasks
 from tests.schedule.resharding.arrays import layout

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.greedy import broadcasts_of, greedy
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
 from bagpipe.schedule.resharding.loads import Loads
-from bagpipe.schedule.resharding.network import Network
 from bagpipe.schedule.resharding.plan import Resharding
 from bagpipe.schedule.resharding.search import search
 from bagpipe.schedule.resharding.simulate import simulate

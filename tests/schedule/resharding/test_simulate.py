@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.resharding.network import Network
+from bagpipe.cluster.network import Network
 from bagpipe.schedule.resharding.plan import Broadcast, Resharding, send_to_all
 from bagpipe.schedule.resharding.simulate import simulate
 from bagpipe.schedule.resharding.tasks import unit_tasks
