@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.documents import parse_json
 from data.schema_file import SchemaFile
 from data.source import FileVersion, file_version
 
@@ -215,7 +216,7 @@ def embedded_schema(path: str, schema: pa.Schema) -> SchemaFile | None:
     if text is None:
         return None
     try:
-        value: dict[str, Any] = json.loads(text)
+        value: dict[str, Any] = parse_json(text)
         if value["version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: expected schema version {SCHEMA_VERSION}, got {value['version']!r}")
         return SchemaFile(schema=DataSchema.from_json(value["schema"]), weights=value["weights"])

@@ -163,6 +163,8 @@ class _Parser:
 
     def _explained(self, lines: Lines) -> Lines:
         """Those of ascending lines that have an open quote, another number of values, or a value that is no number."""
+        short = self._short_lines(lines)
+        lines = np.setdiff1d(lines, short, assume_unique=True)
         open_lines = np.zeros(0, np.int64)
         for parity in (None, 1, 0):  # an open quote is mostly the only one of its line; the rest need a longer look
             if parity is not None:
@@ -170,16 +172,35 @@ class _Parser:
             closed = np.setdiff1d(lines, open_lines, assume_unique=True)
             bad_values = self._bad_values(closed)
             if bad_values is not None:
-                return distinct_ids([open_lines, bad_values])
-        return open_lines
+                return distinct_ids([short, open_lines, bad_values])
+        return distinct_ids([short, open_lines])
+
+    def _short_lines(self, lines: Lines) -> Lines:
+        """Those of ascending lines without quotes that have another number of values: one more than delimiters.
+
+        An empty line has as many as there should be, all of them missing.
+        """
+        wrong = self._counts(self.form.delimiter) != len(self.names) - 1
+        text, starts = np.frombuffer(self.text, np.uint8), self.bounds[:-1]
+        wrong &= (text[starts] != ord("\n")) & ((text[starts] != ord("\r")) | (np.diff(self.bounds) != 2))
+        if self.form.quote:
+            wrong &= self._counts(self.form.quote) == 0
+        short: Lines = lines[wrong[lines]]
+        return short
+
+    def _counts(self, character: str) -> Lines:
+        """How often each line has a character."""
+        places = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord(character))
+        numbers = np.searchsorted(self.bounds[1:], places, side="right")
+        counts: Lines = np.bincount(numbers, minlength=self.bounds.size - 1)
+        return counts
 
     def _open_quotes(self, lines: Lines, parity: int) -> Lines:
         """Those of ascending lines with an odd (1) or even (0) number of quotes whose last one stays open."""
         if not self.form.quote:
             return np.zeros(0, np.int64)
-        places = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord(self.form.quote))
-        counts = np.bincount(np.searchsorted(self.bounds[1:], places, side="right"), minlength=self.bounds.size - 1)
-        quoted = lines[(counts[lines] > 0) & (counts[lines] % 2 == parity)]
+        counts = self._counts(self.form.quote)[lines]
+        quoted = lines[(counts > 0) & (counts % 2 == parity)]
         ends = zip(self.bounds[quoted].tolist(), self.bounds[quoted + 1].tolist(), strict=True)
         found = [has_open_quote(self.text[start:end].decode("latin-1"), self.form) for start, end in ends]
         opened: Lines = quoted[np.array(found, np.bool_)]

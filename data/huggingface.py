@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json
 from data.parquet import ParquetSource
 
 __all__ = ["dataset_files", "open_dataset"]
@@ -69,7 +69,7 @@ def dataset_files(path: str) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:

@@ -34,7 +34,6 @@ and, for movielens, its section.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.documents import parse_toml
 from data.log_buckets import LogBuckets
 from data.string_ids import StringIds
 
@@ -158,10 +158,10 @@ def read_schema_file(path: str) -> Mapping[str, Any]:
         InputError: no such file, invalid TOML, or an unknown key.
     """
     try:
-        value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        value = parse_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read schema {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None
     check_keys(path, value, _FILE_KEYS)
     for name, table in value.get("tables", {}).items():

@@ -10,7 +10,6 @@ is given.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.config.sections import CheckpointConfig
+from bagpipe.util.documents import parse_json
 from bagpipe.util.programs import module_environment, module_of
 from bagpipe.util.temporary_folder import temporary_folder
 from data.replay.options import Sweep
@@ -71,7 +71,7 @@ def run_trial(setting: Setting, sweep: Sweep) -> Trial:
         code, told = _run(trainer_command(setting, sweep, result, trace))
         if code or not result.exists():
             return Trial(**named, error=_last_error(told, code))
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_json(result.read_text(encoding="utf-8"))
         return Trial(
             **named,
             **{name: found[name] for name in RESULTS},
@@ -181,7 +181,7 @@ def _events(trace: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             text = line.strip().rstrip(",")
             if text.startswith('{"ph"'):
-                yield json.loads(text)
+                yield parse_json(text)
 
 
 def _stop(event: dict[str, Any]) -> float:

@@ -57,12 +57,20 @@ def refused_at(rows: list[bool], sizes: list[int], most: int) -> int | None:
 def test_the_first_row_beyond_the_limit_is_named_wherever_blocks_begin(
     rows: list[bool], cuts: list[int], most: int
 ) -> None:
-    run, expected = 0, None
+    balance, expected = 0, None
     for number, good in enumerate(rows):
-        run = 0 if good else run + 1
-        if run > most and expected is None:
+        balance = max(0, balance - 3) if good else balance + 1
+        if balance > most and expected is None:
             expected = number
-    assert refused_at(rows, [*cuts, len(rows)], most) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bad_row_limit, "GOOD_ROW", 3)
+        assert refused_at(rows, [*cuts, len(rows)], most) == expected
+
+
+def test_a_good_row_now_and_then_does_not_help() -> None:
+    rows = ([True] + [False] * 1000) * 20
+    assert refused_at(rows, [1001] * 20, 10_000) == 11 * 1001 + 101
+    assert refused_at(([True] + [False] * 100) * 200, [len(rows)], 10_000) is None
 
 
 def criteo(path: Path, text: bytes) -> CriteoSource:
@@ -103,8 +111,8 @@ def test_a_stream_of_malformed_lines_ends_the_job(
     source = make(tmp_path / "bomb.gz", line * 2000)
     header = int(make in (avazu, csv))
     said = (
-        f"{tmp_path}/bomb.gz:{1002 + header}: expected a good row among 1001 rows, "
-        f"got as many malformed ones in a row (data.bad_rows = skip)"
+        f"{tmp_path}/bomb.gz:{1002 + header}: expected at least one good row for 100 malformed ones, "
+        "got 1001 malformed ones beyond that (data.bad_rows = skip)"
     )
     for options in ({}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer": 10}, {"eval_fraction": 0.1}):
         with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
@@ -120,7 +128,7 @@ def test_millions_of_empty_lines_are_passed_over_within_seconds(
 ) -> None:
     """48 million of them are 47 KB of gzip."""
     source = make(tmp_path / "bomb.gz", b"\n" * (48 << 20))
-    with pytest.raises(InputError, match=rf"bomb\.gz:{MAX_BAD_ROWS + 2}: expected a good row among 10000001 rows"):
+    with pytest.raises(InputError, match=rf"bomb\.gz:{MAX_BAD_ROWS + 2}: expected at least one good row"):
         read(source)
 
 
