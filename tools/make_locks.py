@@ -1,4 +1,4 @@
-"""Write the lock files of tools/locks: exact versions, and the sha256 of every wheel that PyPI has of them.
+"""Write the lock files of tools/locks: exact versions, and the sha256 of every file that PyPI has of them.
 
     pyproject.toml, the trio ──> uv pip compile --universal --generate-hashes ─┬─> build.txt   what builds the wheel
     (bagpipe/util/environment.py)                                              ├─> run.txt     library and programs
@@ -22,7 +22,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from bagpipe.util.environment import FBGEMM_NAMES, RECOMMENDED
 from tools.make_venv import DEV_EXTRAS, LOCKS, ROOT, RUN_EXTRAS
@@ -77,14 +79,30 @@ STEPS = (
 def main(arguments: Sequence[str]) -> int:
     LOCKS.mkdir(exist_ok=True)
     try:
-        for number, step in enumerate(STEPS):
-            _compile(step, [before.file for before in STEPS[:number]], arguments)
+        with _restored_on_error([LOCKS / step.file for step in STEPS]):
+            for number, step in enumerate(STEPS):
+                _compile(step, [before.file for before in STEPS[:number]], arguments)
     except subprocess.CalledProcessError as error:
         sys.stderr.write(error.stderr)
         print("make_locks: uv could not resolve the requirements", file=sys.stderr)
         return 1
     print(f"make_locks: {', '.join(step.file for step in STEPS)} in {LOCKS.relative_to(ROOT)}")
     return 0
+
+
+@contextmanager
+def _restored_on_error(files: Sequence[Path]) -> Iterator[None]:
+    """The files get their contents back if the block fails: half a set of locks is of no use."""
+    before = {file: file.read_bytes() for file in files if file.exists()}
+    try:
+        yield
+    except BaseException:
+        for file in files:
+            if file in before:
+                file.write_bytes(before[file])
+            else:
+                file.unlink(missing_ok=True)
+        raise
 
 
 def pins(file: str) -> dict[str, str]:

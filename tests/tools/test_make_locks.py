@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 import pytest
 from packaging.markers import Marker
@@ -12,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bagpipe.util.environment import RECOMMENDED
+from tools import make_locks
 from tools.make_locks import DEVICE_NAMES, STEPS, pins
 from tools.make_venv import COMMON_LOCKS, DEV_EXTRAS, DEVICE_LOCKS, LOCKS, ROOT, RUN_EXTRAS
 
@@ -108,3 +111,20 @@ def test_the_locks_name_all_that_the_installed_packages_require():
 
 def _applies(marker: Marker | None) -> bool:
     return marker is None or marker.evaluate({"extra": ""})
+
+
+def test_a_failure_leaves_all_files_as_they_were(monkeypatch, tmp_path, capsys):
+    def fail_second(command, requirements):
+        file = command[command.index("--output-file") + 1]
+        Path(file).write_text("without hashes")
+        if file.endswith("run.txt"):
+            raise subprocess.CalledProcessError(1, command, stderr="no network")
+
+    (tmp_path / "build.txt").write_text("whole")
+    monkeypatch.setattr(make_locks, "LOCKS", tmp_path)
+    monkeypatch.setattr(make_locks, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(make_locks, "_uv", fail_second)
+    assert make_locks.main([]) == 1
+    assert capsys.readouterr().err.startswith("no network")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"build.txt": "whole"}
