@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_toml
 from bagpipe.util.program import note
 from bagpipe.util.redaction import has_password, redact
 from bagpipe.util.secret_files import unprotected_mode
@@ -111,12 +111,12 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
     """The values of a configuration file, by key path. Raises InputError with the file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except OSError as error:
         raise InputError(f"cannot read configuration file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
     given: dict[str, Given] = {}
     known_sections = {key.section for key in keys.values()}
@@ -144,9 +144,11 @@ def _check_private(path: str, given: Mapping[str, Given], *, refuse: bool) -> No
     Raises:
         InputError: the same, if such a file is refused.
     """
-    secret = next((item for item in given.values() if has_password(str(item.value))), None)
-    mode = unprotected_mode(path) if secret is not None else None
-    if secret is None or mode is None:
+    secret = given.get("store.url")
+    if secret is None or not has_password(str(secret.value)):
+        return
+    mode = unprotected_mode(path)
+    if mode is None:
         return
     text = (
         f"{secret.subject} holds a password, and the file is open to other users: mode {mode:04o}; chmod o-rwx it, or "

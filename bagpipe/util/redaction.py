@@ -18,7 +18,7 @@ OPEN_OPTIONS = frozenset(
 )
 _HIDDEN = "***"
 #: A comma starts another URL only before a scheme.
-_NEXT_URL = re.compile(r",\s*(?=[a-z][a-z+]*://)")
+_NEXT_URL = re.compile(r"(,\s*)(?=[a-z][a-z+]*://)")
 _PASSWORD = re.compile(r"(://[^:@]*:).*@", re.DOTALL)
 #: Values of options that are not known to be harmless: `passwrod=` holds a password too.
 _SECRET_OPTION = re.compile(rf"([?&](?!(?:{'|'.join(sorted(OPEN_OPTIONS))})=)[^=&]*=)[^&]*")
@@ -26,16 +26,23 @@ _SECRET_OPTION = re.compile(rf"([?&](?!(?:{'|'.join(sorted(OPEN_OPTIONS))})=)[^=
 
 def redact(text: str) -> str:
     """The text with every password of its URLs replaced by stars. Never raises."""
-    # By pattern, because a URL in an error message is often unparsable. Up to the last @, because a password that was
-    # not percent-encoded can contain one.
     if "://" not in text:
         return text
+    return "".join(map(_redact_url, _NEXT_URL.split(text)))
+
+
+def _redact_url(text: str) -> str:
+    # By pattern, because a URL in an error message is often unparsable. Up to the last @, because a password that was
+    # not percent-encoded can contain one.
     return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", _PASSWORD.sub(rf"\1{_HIDDEN}@", text))
 
 
-def has_password(urls: str) -> bool:
-    """Whether one of the URLs, separated by commas, holds a password."""
-    return any(redact(url) != url for url in _NEXT_URL.split(urls))
+def has_password(store_url: str) -> bool:
+    """Whether one of a store's URLs, separated by commas, holds a password.
+
+    Not for other URLs: an option that stores do not know counts as a secret.
+    """
+    return redact(store_url) != store_url
 
 
 def redacted_repr(record: Any) -> str:

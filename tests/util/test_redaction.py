@@ -93,6 +93,11 @@ def test_urls_without_one(url: str) -> None:
     assert not has_password(url)
 
 
+def test_hosts_are_shown_beside_passwords() -> None:
+    assert redact("redis://a:6379,redis://user@b:6379") == "redis://a:6379,redis://user@b:6379"
+    assert redact("redis://u:p@a:1, redis://v:q@b:2") == "redis://u:***@a:1, redis://v:***@b:2"
+
+
 @pytest.mark.parametrize("url", URLS)
 def test_records_do_not_show_passwords(url: str) -> None:
     store = StoreConfig(url=url)
