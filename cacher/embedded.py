@@ -8,7 +8,6 @@ A separate process, because planning and parsing would hold the trainer's interp
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from typing import Self
 from bagpipe.client.agreement import settings_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.documents import parse_json
 from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment, module_of
 from bagpipe.util.temporary_folder import temporary_folder
@@ -92,7 +92,7 @@ class EmbeddedCacher:
             said = ready.read()
         if not said:
             raise JobError("the cacher process ended unexpectedly")
-        answer = json.loads(said)
+        answer = parse_json(said)
         if "error" in answer:
             raise InputError(answer["error"])
         self.url = answer["url"]

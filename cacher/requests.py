@@ -21,6 +21,7 @@ from bagpipe.oracle.planner import MAX_SLOTS
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.documents import parse_json
 
 __all__ = [
     "MAX_RANKS",
@@ -206,8 +207,8 @@ def check_protocol(protocol: int) -> None:
 def json_object(text: str | bytearray, what: str) -> dict[str, Any]:
     """The JSON object in a text. InputError if there is none."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         raise InputError(f"{what}: expected a JSON object, got {text[:50]!r}") from None
     if not isinstance(value, dict):
         raise InputError(f"{what}: expected a JSON object, got {text[:50]!r}")

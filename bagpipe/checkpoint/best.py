@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bagpipe.checkpoint.files import open_plain, write_whole
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json
 
 __all__ = ["Best", "read_best", "write_best"]
 
@@ -54,14 +55,14 @@ def read_best(folder: Path) -> Best | None:
     except OSError as error:
         raise InputError(f"checkpoint.dir: {folder / _NAME} cannot be read: {error.strerror}") from None
     try:
-        value = json.loads(text)
+        value = parse_json(text)
         return Best(
             generation=int(value["generation"]),
             step=int(value["step"]),
             metric=str(value["metric"]),
             value=float(value["value"]),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, OverflowError, TypeError, KeyError) as error:
         raise InputError(f"checkpoint.dir: {folder / _NAME} does not name a checkpoint: {error!r}") from None
 
 

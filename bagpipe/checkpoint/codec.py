@@ -9,13 +9,10 @@ The checksum is compared first: a flipped bit makes a file broken, never a file 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
-import types
-import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import xxhash
 
@@ -23,10 +20,10 @@ from bagpipe.checkpoint.manifest import FORMAT_VERSION, BrokenCheckpoint, FileEn
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import check_token
 from bagpipe.store.keys import MAX_BUCKETS
+from bagpipe.types.schema import RowSchema
+from bagpipe.util.documents import parse_json, read_value
 
 __all__ = ["decode_manifest", "decode_part", "encode"]
-
-_T = TypeVar("_T")
 
 _CHECKSUM = "checksum"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
@@ -72,7 +69,7 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
             f"{path}: the checkpoint has format version {version}, this bagpipe reads versions up to {FORMAT_VERSION}"
         )
     value = _upgraded(value, version)
-    manifest: Manifest = _read(Manifest, value, path, "")
+    manifest: Manifest = read_value(Manifest, value, path)
     if not version:
         raise InputError(f"{path}: format_version: expected 1 to {FORMAT_VERSION}, got {version!r}")
     _check_manifest(manifest, path)
@@ -95,7 +92,7 @@ def _upgraded(value: dict[str, Any], version: object) -> dict[str, Any]:
 
 def decode_part(content: bytes, path: str) -> Part:
     """Decode a part; see `decode_manifest`."""
-    part: Part = _read(Part, _parse(content, path), path, "")
+    part: Part = read_value(Part, _parse(content, path), path)
     _check_files([entry for entry in (part.dense, part.dirty, *(rows.file for rows in part.rows)) if entry], path)
     return part
 
@@ -103,8 +100,8 @@ def decode_part(content: bytes, path: str) -> Part:
 def _parse(content: bytes, path: str) -> dict[str, Any]:
     """Parse a JSON object; verify and remove its checksum."""
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=_reject_duplicates)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(content.decode("utf-8"), _reject_duplicates)
+    except ValueError as error:
         raise BrokenCheckpoint(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BrokenCheckpoint(f"{path}: expected a JSON object")
@@ -133,53 +130,6 @@ def _checksum(value: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128(_canonical(value).encode()).hexdigest()
 
 
-@functools.cache
-def _field_types(record: type) -> dict[str, Any]:
-    return typing.get_type_hints(record)
-
-
-def _read(expected: Any, value: Any, path: str, name: str) -> Any:
-    """Convert a JSON value to the expected type. Strict: ``1`` is not a float, ``true`` not an integer."""
-    origin = typing.get_origin(expected)
-    if dataclasses.is_dataclass(expected):
-        return _read_record(expected, value, path, name)
-    if origin is tuple and isinstance(value, list):
-        item = typing.get_args(expected)[0]
-        return tuple(_read(item, each, path, f"{name}[{number}]") for number, each in enumerate(value))
-    if origin is types.UnionType:
-        inner = next(option for option in typing.get_args(expected) if option is not type(None))
-        return None if value is None else _read(inner, value, path, name)
-    if _is_mapping_of(expected, value) or (isinstance(expected, type) and type(value) is expected):
-        if isinstance(value, int) and value < 0:
-            raise InputError(f"{path}: {name}: expected 0 or more, got {value}")
-        return value
-    raise InputError(f"{path}: {name}: expected {_type_name(expected)}, got {str(value)[:80]!r}")
-
-
-def _read_record(expected: Any, value: Any, path: str, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: {name}: expected an object, got {str(value)[:80]!r}")
-    hints = _field_types(expected)
-    prefix = f"{name}." if name else ""
-    for difference, what in ((value.keys() - hints.keys(), "unknown"), (hints.keys() - value.keys(), "missing")):
-        if difference:
-            raise InputError(f"{path}: {what} field {prefix}{min(difference)}")
-    return expected(**{field: _read(hint, value[field], path, prefix + field) for field, hint in hints.items()})
-
-
-def _is_mapping_of(expected: Any, value: Any) -> bool:
-    if typing.get_origin(expected) is not Mapping or not isinstance(value, dict):
-        return False
-    item = typing.get_args(expected)[1]
-    return item is Any or all(type(each) is item for each in value.values())
-
-
-def _type_name(expected: Any) -> str:
-    return {"int": "an integer", "str": "a text", "bool": "true or false"}.get(
-        getattr(expected, "__name__", ""), "an object" if typing.get_origin(expected) is Mapping else "a list"
-    )
-
-
 def _check_manifest(manifest: Manifest, path: str) -> None:
     if not _HEX_128.fullmatch(manifest.lineage):
         raise InputError(f"{path}: lineage: expected 32 hexadecimal digits, got {manifest.lineage!r}")
@@ -187,9 +137,19 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
         check_token(manifest.token)
     except ValueError as error:
         raise InputError(f"{path}: token: {error}") from None
+    try:
+        RowSchema.from_json(manifest.row_schema)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     ranks = [part.rank for part in manifest.parts]
-    if ranks != list(range(manifest.world_size)):
+    if len(ranks) != manifest.world_size or ranks != list(range(len(ranks))):
         raise InputError(f"{path}: parts: expected ranks 0 to {manifest.world_size - 1}, got {ranks}")
+    objects = {"origin.takings": manifest.origin.get("takings", {})}
+    for part in manifest.parts:
+        objects[f"parts[{part.rank}].progress.reader_state"] = part.progress.get("reader_state") or {}
+    for name, value in objects.items():
+        if not isinstance(value, dict):
+            raise InputError(f"{path}: {name}: expected an object, got {str(value)[:80]!r}")
     steps = [file.step for file in manifest.row_files]
     if steps != sorted(steps) or (steps and steps[-1] > manifest.step):
         raise InputError(f"{path}: row files: expected ascending steps up to {manifest.step}, got {steps}")

@@ -33,6 +33,7 @@ from bagpipe.checkpoint.optimizer_state import compare_states, cut, restore_opti
 from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
+from bagpipe.util.documents import parse_json
 
 __all__ = [
     "MODEL",
@@ -314,12 +315,12 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
-        values = {name: json.loads(text) for name, text in metadata.items() if name.startswith(OPTIM)}
+        values = {name: parse_json(text) for name, text in metadata.items() if name.startswith(OPTIM)}
         pieces = {
             name.removeprefix(_PIECE): Piece(first=first, shape=tuple(shape))
             for name, text in metadata.items()
             if name.startswith(_PIECE)
-            for first, shape in [json.loads(text)]
+            for first, shape in [parse_json(text)]
         }
         state = replace(_divided(tensors, values, pieces), is_divided=_DIVIDED in metadata or bool(pieces))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
@@ -348,7 +349,8 @@ def load_of_rank(folder: Path, entries: Sequence[FileEntry], rank: int, *, is_st
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file. Raises OSError if the write fails."""
+    """Write a safetensors file, in place of what is there. Raises OSError if the write fails."""
+    path.unlink(missing_ok=True)  # a link: safetensors 0.5 writes through it
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
     except SafetensorError as error:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
+from bagpipe.util.documents import parse_json
 
 __all__ = ["CodecError", "decode_rank_batch", "encode_rank_batch", "values_are_derivable"]
 
@@ -172,8 +173,8 @@ def decode_rank_batch(frame: bytearray) -> RankBatch:
     if _PREFIX.size + header_bytes > len(frame):
         raise CodecError(f"malformed frame: {len(frame)} bytes, {_PREFIX.size + header_bytes} needed")
     try:
-        header = json.loads(frame[_PREFIX.size : _PREFIX.size + header_bytes])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(frame[_PREFIX.size : _PREFIX.size + header_bytes])
+    except ValueError as error:
         raise CodecError(f"malformed frame: {error}") from None
     reader = _Reader(frame, _aligned(_PREFIX.size + header_bytes))
     return _derive(_build(RankBatch, "rank_batch", header, reader))

@@ -9,7 +9,6 @@ connection.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -26,6 +25,7 @@ from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.documents import parse_json
 from bagpipe.util.priority import lower_thread_priority
 
 __all__ = ["Item", "QueueStatistics", "Receiver", "Run"]
@@ -310,13 +310,13 @@ def _check_same_batches(before: BatchIdentity, now: BatchIdentity) -> None:
 
 def _identity(text: str) -> BatchIdentity:
     try:
-        return BatchIdentity.from_json(json.loads(text))
-    except (ValueError, RecursionError, InputError) as error:
+        return BatchIdentity.from_json(parse_json(text))
+    except (ValueError, InputError) as error:
         raise JobError(f"the cacher sent an identity of its batches that cannot be read: {error}") from None
 
 
 def _schema(text: str) -> DataSchema:
     try:
-        return DataSchema.from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
+        return DataSchema.from_json(parse_json(text))
+    except (ValueError, InputError) as error:
         raise JobError(f"the cacher sent a schema that cannot be read: {error!r}") from None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import re
-import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import get_args
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_toml
 
 __all__ = ["with_format"]
 
@@ -148,8 +148,8 @@ def _names_label(schema: str) -> bool:
     if not schema:
         return False
     try:
-        return "label" in tomllib.loads(Path(schema).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # the reader explains it
+        return "label" in parse_toml(Path(schema).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError):  # the reader explains it
         return False
 
 

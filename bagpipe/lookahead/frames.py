@@ -19,6 +19,7 @@ from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.batch import Batch
+from bagpipe.util.documents import parse_json
 
 __all__ = ["FrameKind", "FramedPlan", "decode_error", "decode_spec", "encode_error", "encode_part", "encode_spec"]
 
@@ -44,7 +45,7 @@ def encode_spec(spec: OracleSpec) -> bytes:
 
 def decode_spec(data: bytearray) -> OracleSpec:
     """The spec in a frame."""
-    fields = json.loads(data)
+    fields = parse_json(data)
     fields["features"] = tuple(FeatureRef(**ref) for ref in fields["features"])
     return OracleSpec(**fields | {key: tuple(fields[key]) for key in ("table_rows", "example_shares")})
 
@@ -61,9 +62,9 @@ def decode_error(data: bytearray) -> InputError:
         CodecError: the frame holds none.
     """
     try:
-        name, message = json.loads(data)
+        name, message = parse_json(data)
         return _ERRORS.get(name, InputError)(message)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise CodecError(f"malformed error: {error}") from None
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json
 
 __all__ = ["Cost", "Operator", "OperatorGraph", "members", "union"]
 
@@ -184,8 +185,8 @@ class OperatorGraph:
             InputError: not JSON, an unknown or missing key, a cost that is not a number of at least 0, or a bad graph.
         """
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:  # also for numbers and nestings that are too long
+            data = parse_json(text)
+        except ValueError as error:  # also for numbers and nestings that are too long
             raise InputError(f"{source}: not JSON: {error}") from None
         if not isinstance(data, dict) or set(data) - {"operators", "edges"} or "operators" not in data:
             raise InputError(f"{source}: expected an object with 'operators' and 'edges'")

@@ -8,7 +8,6 @@ Needs neither numpy nor torch.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +17,7 @@ from bagpipe.errors import InputError
 from bagpipe.partition.result import Partition
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
+from bagpipe.util.documents import parse_toml
 
 __all__ = ["PlanFile", "PlannedStage", "plan_file"]
 
@@ -135,8 +135,8 @@ class PlanFile:
             InputError: one line: what was expected and what came.
         """
         try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            document = parse_toml(text)
+        except ValueError as error:
             raise InputError(f"{source}: not valid TOML: {error}") from None
         try:
             _check_keys(document, _KEYS)

@@ -28,6 +28,7 @@ from bagpipe.serving.export_folder import ExportSource, file_writers, with_progr
 from bagpipe.serving.manifest import MODEL_FILE, ExportFile, ExportManifest, read_manifest
 from bagpipe.serving.table_tensors import TableTensors, Words, specs_of
 from bagpipe.serving.tensor_file import TensorFile, TensorFileWriter, checksum_of
+from bagpipe.util.documents import parse_json
 
 __all__ = [
     "DELTA",
@@ -151,7 +152,7 @@ def read_delta(folder: Path) -> Delta:
     """
     path = folder / DELTA
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise InputError(f"{path}: expected a delta of `trainer export --since`, got something else")
         if value["format_version"] != FORMAT_VERSION:

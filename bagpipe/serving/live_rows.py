@@ -8,7 +8,6 @@ the state is transferred too, and dropped here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,6 +25,7 @@ from bagpipe.store.redis.row_reader import RowReader, reading_client
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
 from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema, base_optimizer
+from bagpipe.util.documents import parse_json
 
 __all__ = ["LiveRows"]
 
@@ -138,6 +138,6 @@ class LiveRows:
 
 def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
     try:
-        return RowSchema.from_json(json.loads(fields.get("schema", "")))
+        return RowSchema.from_json(parse_json(fields.get("schema", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{label} has a schema record that this bagpipe does not read: {error}") from None

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from bagpipe.errors import InputError
 from bagpipe.serving.initial_rows import RULE
 from bagpipe.types.schema import DataSchema, RowSchema
+from bagpipe.util.documents import parse_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -199,7 +200,7 @@ def read_manifest(folder: Path) -> ExportManifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = ExportManifest.decode(json.loads(path.read_bytes()), path)
+        manifest = ExportManifest.decode(parse_json(path.read_bytes()), path)
         for name, file in manifest.files.items():
             found = (folder / name).stat().st_size
             if found != file.num_bytes:

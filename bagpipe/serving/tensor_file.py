@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json
 
 __all__ = ["WORDS", "TensorFile", "TensorFileWriter", "TensorSpec", "checksum_of"]
 
@@ -78,7 +79,7 @@ class TensorFile:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 is_whole = length <= _MAX_HEADER_BYTES and 8 + length <= num_bytes
-                header = json.loads(file.read(length)) if is_whole else None
+                header = parse_json(file.read(length)) if is_whole else None
             self._data = np.memmap(path, np.uint8, "r", 8 + length) if num_bytes > 8 + length else np.empty(0, np.uint8)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -15,6 +15,7 @@ from typing import Any
 from bagpipe.errors import InputError
 from bagpipe.store.keys import FORMAT_VERSION, MAX_BUCKETS
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.documents import parse_json
 
 __all__ = ["SchemaRecord"]
 
@@ -115,7 +116,7 @@ class SchemaRecord:
 
 def _parse_schema(text: str, label: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):

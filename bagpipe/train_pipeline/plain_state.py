@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json
 
 __all__ = ["from_bytes", "to_bytes"]
 
@@ -47,7 +48,7 @@ def from_bytes(data: bytes) -> Any:
     try:
         # The format's header: its length, 8 bytes little-endian, then JSON.
         end = 8 + int.from_bytes(data[:8], "little")
-        tree = json.loads(json.loads(data[8:end])["__metadata__"]["tree"])
+        tree = parse_json(parse_json(data[8:end])["__metadata__"]["tree"])
         return _decode(tree, load(data))
     except (KeyError, TypeError, IndexError, UnicodeDecodeError, SafetensorError) as error:
         raise ValueError(f"not the bytes of a state: {error!r}") from None

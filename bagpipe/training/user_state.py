@@ -15,6 +15,7 @@ from typing import Any
 
 from bagpipe.errors import InputError, JobError
 from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.util.documents import parse_json
 
 __all__ = ["MAX_STATE_BYTES", "UserState", "saved_state"]
 
@@ -86,4 +87,4 @@ def _encode(step: int, state: Mapping[str, Any]) -> dict[str, Any]:
     num_bytes = sum(len(text) for part in (values, texts) for text in part.values())
     if num_bytes > MAX_STATE_BYTES:
         raise JobError(f"{where}: expected at most {MAX_STATE_BYTES} bytes, as JSON and base64, got {num_bytes}")
-    return {"values": {name: json.loads(text) for name, text in values.items()}, "bytes": texts}
+    return {"values": {name: parse_json(text) for name, text in values.items()}, "bytes": texts}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import read_value
 
 __all__ = [
     "DECAYED",
@@ -233,14 +234,13 @@ class DataSchema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DataSchema:
-        label = value["label"]
-        return cls(
-            label=label if isinstance(label, str) else tuple(label),
-            dense=tuple(value["dense"]),
-            features=tuple(Feature(**feature) for feature in value["features"]),
-            tables=tuple(Table(**table) for table in value["tables"]),
-            example_weight=value.get("example_weight", ""),
-        )
+        """The schema of its JSON form.
+
+        Raises:
+            InputError: a field is unknown, missing or of another type, or the schema is refused.
+        """
+        schema: DataSchema = read_value(cls, dict(value), "data schema", has_defaults=True)
+        return schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,13 +373,13 @@ class RowSchema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
-        return cls(
-            tables=tuple(RowTable(**table) for table in value["tables"]),
-            optimizer=value["optimizer"],
-            dtype=value["dtype"],
-            seed=value["seed"],
-            rounding=value.get("rounding", "nearest"),
-        )
+        """The schema of its JSON form.
+
+        Raises:
+            InputError: a field is unknown, missing or of another type, or the schema is refused.
+        """
+        schema: RowSchema = read_value(cls, dict(value), "row schema", has_defaults=True)
+        return schema
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, hex."""

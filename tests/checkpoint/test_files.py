@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import xxhash
+from safetensors.torch import save
 
-from bagpipe.checkpoint import files
+from bagpipe.checkpoint import dense_state, files
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 
 
@@ -62,6 +64,21 @@ def test_files_elsewhere_are_not_written_through_links(tmp_path: Path, make) -> 
     assert victim.read_bytes() == b"precious"
     assert (tmp_path / "rows.npy").read_bytes() == b"rows"
     assert not (tmp_path / "manifest.json").is_symlink()
+
+
+def test_a_dense_file_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As safetensors 0.5 does, which opens what is there."""
+
+    def write_in_place(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        path.write_bytes(save(tensors, metadata))
+
+    monkeypatch.setattr(dense_state, "save_file", write_in_place)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "dense.safetensors").symlink_to(victim)
+    dense_state.save_tensors({"a": torch.ones(2)}, tmp_path / "dense.safetensors", {})
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "dense.safetensors").is_symlink()
 
 
 def test_a_pipe_does_not_hold_a_writer(tmp_path: Path) -> None:

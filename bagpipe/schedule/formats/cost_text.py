@@ -15,6 +15,7 @@ from bagpipe.schedule.analysis.costs import measured_costs
 from bagpipe.schedule.ir.actions import parse
 from bagpipe.schedule.ir.ops import OPS, Role
 from bagpipe.schedule.ir.program import Program
+from bagpipe.util.documents import parse_json
 
 __all__ = ["amount", "check_complete", "check_stages", "costs_of_json", "costs_of_text"]
 
@@ -51,7 +52,7 @@ def costs_of_json(text: str, where: str) -> dict[str, float]:
         InputError: not such an object, an unknown op, or a duration that is not a number of at least 0.
     """
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
     if not isinstance(values, dict):

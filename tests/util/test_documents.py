@@ -1,0 +1,73 @@
+"""JSON and TOML from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json, parse_toml, read_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    name: str
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    kind: Literal["sum", "mean"]
+    label: str | tuple[str, ...]
+    inner: tuple[Inner, ...] = ()
+    share: float = 0.5
+    facts: Mapping[str, int] | None = None
+
+
+GOOD: dict[str, Any] = {"kind": "sum", "label": ["a", "b"], "inner": [{"name": "x", "rows": 2}, {"name": "y"}]}
+
+
+def test_a_record_is_read_back() -> None:
+    assert read_value(Outer, GOOD, "file", has_defaults=True) == Outer(
+        kind="sum", label=("a", "b"), inner=(Inner(name="x", rows=2), Inner(name="y"))
+    )
+    assert read_value(Outer, {**GOOD, "label": "a", "facts": {"n": 1}}, "file", has_defaults=True).facts == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "max"}, "file: kind: expected one of sum, mean, got 'max'"),
+        ({"kind": []}, "file: kind: expected one of sum, mean, got"),
+        ({"label": 5}, "file: label: expected a list, got '5'"),
+        ({"label": [5]}, r"file: label\[0\]: expected a text, got '5'"),
+        ({"inner": {}}, "file: inner: expected a list"),
+        ({"inner": [5]}, r"file: inner\[0\]: expected an object, got '5'"),
+        ({"inner": [{}]}, r"file: missing field inner\[0\]\.name"),
+        ({"inner": [{"name": "x", "rows": -1}]}, r"file: inner\[0\]\.rows: expected 0 or more, got -1"),
+        ({"inner": [{"name": "x", "rows": True}]}, r"file: inner\[0\]\.rows: expected an integer, got 'True'"),
+        ({"share": "half"}, "file: share: expected a number, got 'half'"),
+        ({"facts": {"n": "1"}}, "file: facts: expected an object"),
+        ({"more": 1}, "file: unknown field more"),
+    ],
+)
+def test_another_record_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_value(Outer, {**GOOD, **change}, "file", has_defaults=True)
+
+
+def test_without_defaults_every_field_is_needed() -> None:
+    with pytest.raises(InputError, match="file: missing field facts"):
+        read_value(Outer, GOOD, "file")
+
+
+def test_text_that_is_nested_too_deeply() -> None:
+    with pytest.raises(ValueError, match="fewer levels of brackets"):
+        parse_json("[" * 100_000)
+    with pytest.raises(ValueError, match="fewer levels of brackets"):
+        parse_toml("a = " + "[" * 100_000)
+    with pytest.raises(ValueError, match="Expecting value"):
+        parse_json(b"")
