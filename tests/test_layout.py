@@ -53,7 +53,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/distributed/interface.py": "tests/distributed",
     "bagpipe/training/evaluation.py": "tests/system/test_no_sync.py",
     "bagpipe/training/nonfinite.py": "tests/system/test_guard.py",
-    "bagpipe/partition/planner.py": "tests/partition/test_planners.py",
+    **{f"bagpipe/partition/{each}.py": "tests/partition/test_planners.py" for each in ("candidates", "planner")},
     "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
     "bagpipe/training/progress.py": "tests/trainer/observe/test_meter.py",
     "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step_program.py",

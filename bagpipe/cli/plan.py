@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bagpipe.cli.progress import Progress
+from bagpipe.cluster.cluster_file import load_cluster
 from bagpipe.cluster.network import Network
 from bagpipe.config.sections import ModelConfig
 from bagpipe.errors import InputError
-from bagpipe.partition.cost import Cluster
+from bagpipe.partition.cost import Cluster, cluster_of_job
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.plan_file import plan_file
 from bagpipe.partition.result import Partition, Plan
@@ -42,7 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|NAME|MODULE:FUNCTION",
         help="a .json operator graph, or a model to trace and measure on this machine",
     )
-    parser.add_argument("--devices", type=int, required=True, metavar="N", help="devices, all alike")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices; default: all of --cluster")
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE|NAME",
+        help="devices, hosts and links: a .toml file, or a preset; default: --devices alike, on hosts of their own",
+    )
+    parser.add_argument("--planner", default="auto", metavar="NAME", help="auto: the best of all; default: auto")
+    parser.add_argument(
+        "--recompute", action="store_true", help="stages that do not fit the memory may recompute activations"
+    )
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="examples per batch; default: 1024")
     parser.add_argument("--microbatches", type=int, metavar="M", help="per batch; default: powers of two are tried")
     parser.add_argument(
@@ -54,13 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixed-sizes", action="store_true", help="stages may differ in micro-batches (tried on small graphs only)"
     )
-    parser.add_argument(
-        "--memory", default="inf", metavar="BYTES", help="of a device, such as 16GiB; default: unlimited"
-    )
-    parser.add_argument(
-        "--link-bandwidth", default="inf", metavar="BYTES", help="per second and direction; default: unlimited"
-    )
-    parser.add_argument("--link-latency", default="0", metavar="SECONDS", help="device to device; default: 0")
+    parser.add_argument("--memory", metavar="BYTES", help="of a device, such as 16GiB; default: unlimited")
+    parser.add_argument("--link-bandwidth", metavar="BYTES", help="per second and direction; default: unlimited")
+    parser.add_argument("--link-latency", metavar="SECONDS", help="device to device; default: 0")
     parser.add_argument(
         "--weight-copies",
         default="3",
@@ -92,15 +98,7 @@ def run(flags: argparse.Namespace) -> str:
     """
     from bagpipe.partition.plan import make_plan  # with numpy, which the other commands do without
 
-    cluster = Cluster(
-        devices=flags.devices,
-        memory_bytes=bytes_of("--memory", flags.memory),
-        weight_copies=_number("--weight-copies", flags.weight_copies),
-        network=Network(
-            bandwidth_bytes_per_s=bytes_of("--link-bandwidth", flags.link_bandwidth),
-            latency_s=_number("--link-latency", flags.link_latency),
-        ),
-    )
+    cluster = _cluster(flags)
     if flags.batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, got {flags.batch_size}")
     with Progress("plan") as progress:
@@ -111,9 +109,11 @@ def run(flags: argparse.Namespace) -> str:
             graph,
             cluster,
             flags.batch_size,
+            planner=flags.planner,
             microbatches=flags.microbatches,
             replicas=flags.replicas,
             mixed_sizes=flags.mixed_sizes,
+            recompute=flags.recompute,
             on_search=progress.phase("comparing partitions"),
         )
     if flags.out:
@@ -123,6 +123,31 @@ def run(flags: argparse.Namespace) -> str:
     if flags.json:
         return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
     return "\n".join(_table(plan, flags.batch_size)) + "\n"
+
+
+def _cluster(flags: argparse.Namespace) -> Cluster:
+    """The devices of the job: those of a cluster, or as many as the flags say.
+
+    Raises:
+        InputError: a bad flag or file, or flags that contradict each other.
+    """
+    weight_copies = _number("--weight-copies", flags.weight_copies)
+    if flags.cluster is None:
+        if flags.devices is None:
+            raise InputError("expected --devices or --cluster, got neither")
+        return Cluster(
+            devices=flags.devices,
+            memory_bytes=bytes_of("--memory", flags.memory or "inf"),
+            weight_copies=weight_copies,
+            network=Network(
+                bandwidth_bytes_per_s=bytes_of("--link-bandwidth", flags.link_bandwidth or "inf"),
+                latency_s=_number("--link-latency", flags.link_latency or "0"),
+            ),
+        )
+    for flag in ("memory", "link_bandwidth", "link_latency"):
+        if getattr(flags, flag) is not None:
+            raise InputError(f"--{flag.replace('_', '-')} is not possible with --cluster, which says it")
+    return cluster_of_job(load_cluster(flags.cluster), flags.devices, weight_copies=weight_copies)
 
 
 def _write(flag: str, path: str, text: str) -> None:
@@ -229,6 +254,9 @@ def _table(plan: Plan, batch_size: int) -> Iterator[str]:
     yield ""
     counts = sorted({stage.microbatches for stage in best.stages})
     yield f"schedule          {best.schedule} on {_devices(best)}, micro-batches {', '.join(map(str, counts))}"
+    yield f"planner           {best.planner}"
+    if any(stage.recompute for stage in best.stages):
+        yield f"recompute         {', '.join(f'{stage.recompute:.3g}' for stage in best.stages)} of the micro-batches"
     yield f"step              {best.step_s * 1e3:.4g} ms for {batch_size} examples, bubble {best.bubble:.3g}"
     optimum = (
         ", the least of all partitions" if plan.exact and _same(best.bottleneck_s, plan.least_bottleneck_s) else ""

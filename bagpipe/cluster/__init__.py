@@ -1,4 +1,6 @@
-"""Clusters: what a job runs on, as data. Pure: no torch, I/O or threads.
+"""Clusters: what a job runs on, as data. Pure: no torch, no threads.
 
-network   Network: ports, bandwidths and latencies between ranks ──> times of messages and collectives
+model         ClusterModel: devices, links, trainer hosts, store servers, cachers, object storage, prices
+cluster_file  TOML and presets <──> ClusterModel
+network       Network: ports, bandwidths and latencies between ranks ──> times of messages and collectives
 """

@@ -99,7 +99,8 @@ def parse_config(
         key = keys[path]
         sections.setdefault(key.section, {})[key.name] = convert(key, item)
     config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
-    config = dataclasses.replace(config, data=with_format(config.data), pipeline=with_plan(config.pipeline))
+    pipeline, dense = with_plan(config.pipeline, config.dense)
+    config = dataclasses.replace(config, data=with_format(config.data), pipeline=pipeline, dense=dense)
     check_config(config, subjects={path: item.subject for path, item in given.items()})
     if names.config:
         _check_private(names.config, file_values, refuse=config.run.strict)

@@ -1,13 +1,18 @@
-"""`with_plan`: the pipeline section with the values of the plan file that it names.
+"""`with_plan`: the pipeline and dense sections with the values of the plan file that `pipeline.plan` names.
 
-pipeline.plan FILE ──PlanFile──> schedule, stages, microbatches, partition, replicas, stage_microbatches
+pipeline.plan FILE ──PlanFile─┬─> pipeline: schedule, stages, microbatches, partition, replicas, stage_microbatches,
+                              │             recompute, recompute_share
+                              └─> dense:    shard, budget_bytes
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
+from bagpipe.config.dense_section import DenseConfig
+from bagpipe.config.ranges import NumberText
 from bagpipe.config.sections import PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.plan_file import PlanFile
@@ -16,23 +21,20 @@ __all__ = ["with_plan"]
 
 #: Keys whose values come from the plan.
 _PLANNED = ("schedule", "stages", "microbatches", "chunks", "partition", "replicas", "stage_microbatches")
+#: Those that another key can give if the plan leaves them at their defaults.
+_RECOMPUTED = ("recompute", "recompute_share")
 
 
-def with_plan(pipeline: PipelineConfig) -> PipelineConfig:
-    """The section with the plan's values; unchanged without a plan.
+def with_plan(pipeline: PipelineConfig, dense: DenseConfig) -> tuple[PipelineConfig, DenseConfig]:
+    """The sections with the plan's values; unchanged without a plan.
 
     Raises:
         InputError: the file cannot be read or is no plan, another key says what the plan says, or values between
             stages are laid out in another way than by examples.
     """
     if not pipeline.plan:
-        return pipeline
-    defaults = PipelineConfig()
-    for key in _PLANNED:
-        if getattr(pipeline, key) != getattr(defaults, key):
-            raise InputError(
-                f"pipeline.{key} {getattr(pipeline, key)} is not possible with pipeline.plan, which says it"
-            )
+        return pipeline, dense
+    _check_unset("pipeline", pipeline, PipelineConfig(), _PLANNED)
     source = f"pipeline.plan {pipeline.plan}"
     try:
         text = Path(pipeline.plan).read_text(encoding="utf-8")
@@ -47,7 +49,18 @@ def with_plan(pipeline: PipelineConfig) -> PipelineConfig:
             )
     counts = plan.microbatches
     named = [(name, number) for number, stage in enumerate(plan.stages) for name in stage.operators]
-    return dataclasses.replace(
+    shares = [stage.recompute for stage in plan.stages]
+    if any(shares):
+        _check_unset("pipeline", pipeline, PipelineConfig(), _RECOMPUTED)
+        pipeline = dataclasses.replace(
+            pipeline, recompute=True, recompute_share=NumberText(",".join(map(_share, shares)))
+        )
+    for key in ("shard", "budget_bytes"):
+        value = getattr(plan, key)
+        if value != getattr(DenseConfig(), key):
+            _check_unset("dense", dense, DenseConfig(), (key,))
+            dense = dataclasses.replace(dense, **{key: value})
+    planned = dataclasses.replace(
         pipeline,
         schedule=plan.schedule,
         stages=len(plan.stages),
@@ -56,3 +69,16 @@ def with_plan(pipeline: PipelineConfig) -> PipelineConfig:
         partition=",".join(f"{name}={number}" for name, number in named),
         replicas=",".join(map(str, plan.replicas)) if max(plan.replicas) > 1 else "",
     )
+    return planned, dense
+
+
+def _check_unset(section: str, config: object, defaults: object, keys: Iterable[str]) -> None:
+    for key in keys:
+        if getattr(config, key) != getattr(defaults, key):
+            raise InputError(
+                f"{section}.{key} {getattr(config, key)} is not possible with pipeline.plan, which says it"
+            )
+
+
+def _share(share: float) -> str:
+    return format(share, ".6f").rstrip("0").rstrip(".")

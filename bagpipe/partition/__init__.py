@@ -4,7 +4,7 @@ operators ──OperatorGraph + cost: Cluster──> CostModel ──planner: Pr
     search     GraphPipe: cuts (all partitions of a small graph), series_parallel on the tree of `decompose`
     pipedream  chains on hosts: chain (one level), two levels, ranges of unlike devices
     alpa       chains on submeshes: the sum of stages and the longest          piper  downsets, for small graphs
-plan    simulates what was found (predict: the schedule, with the network) ──> result: the plan with the shortest step
+plan    candidates: simulates what was found (predict: the schedule, with the network) ──> result: the shortest step
                                                                           └──> plan_file: the plan as TOML, for jobs
 bisect  target time ──> least bottleneck, for searches that answer whether a time is possible
 """

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bagpipe.partition.bisect import Layout, least_bottleneck
+from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.planner import Found, Problem
 
-__all__ = ["MOST_TARGETS", "alpa", "least_total", "submeshes"]
+__all__ = ["MOST_LAYERS", "alpa", "least_total", "submeshes"]
 
-#: Longest stage times that are tried on large problems, evenly spread. With fewer different times all are tried.
-MOST_TARGETS = 32
-#: Operators beyond which they are few.
-_LARGE = 24
+#: Operators are grouped into at most so many layers, as in the paper, whose program takes the cube of their number.
+MOST_LAYERS = 24
+#: Longest stage times that are tried, about, where layers hold several operators.
+_MOST_TARGETS = 32
 
 
 def submeshes(host_sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ def alpa(problem: Problem) -> Found | None:
     totals: dict[Layout, tuple[float, float]] = {}
     for count in problem.microbatches if allowed else ():
         search = ChainSearch(model, allowed, count)
-        found = least_total(search, MOST_TARGETS if len(search.order) > _LARGE else 0)
+        found = least_total(search)
         if found is not None:
             totals[found[1]] = found[0], search.bottleneck(found[1])
     if not totals:
@@ -49,19 +49,18 @@ def alpa(problem: Problem) -> Found | None:
     return Found(best=best, bottleneck_s=totals[best][1], layouts=tuple(totals), relay=True)
 
 
-def least_total(search: ChainSearch, most_targets: int = 0) -> tuple[float, Layout] | None:
-    """The least step time in seconds under Alpa's objective, and its runs.
+def least_total(search: ChainSearch) -> tuple[float, Layout] | None:
+    """The least step time in seconds under Alpa's objective, and its runs. Exact up to `MOST_LAYERS` operators.
 
-    Args:
-        search: the costs of runs.
-        most_targets: longest stage times that are tried; 0: all.
+    Tries every bottleneck in ascending order until M times it alone exceeds the best total.
     """
+    layers = _Layers(search)
     micro_examples = search.model.batch_examples / search.microbatches
     best: tuple[float, Layout] | None = None
-    for target in _targets(search, most_targets):
+    for target in layers.targets():
         if best is not None and search.microbatches * target * micro_examples >= best[0]:
-            break  # so many times the longest stage alone take as long
-        found = _least_sum(search, target)
+            break
+        found = layers.least_sum(target)
         if found is not None:
             layout = found[1]
             total = (found[0] + (search.microbatches - 1) * search.bottleneck(layout)) * micro_examples
@@ -70,49 +69,77 @@ def least_total(search: ChainSearch, most_targets: int = 0) -> tuple[float, Layo
     return best
 
 
-def _targets(search: ChainSearch, most_targets: int) -> Iterator[float]:
-    """Longest stage times in ascending order, from the least that is possible."""
-    shortest = least_bottleneck(search.bottleneck, search.solve)
-    if shortest is None:
-        return
-    low = search.bottleneck(shortest)
-    times = np.unique(search.times[np.isfinite(search.times) & (search.times >= low * (1 - 1e-12))])
-    if most_targets and times.size > most_targets:
-        # A step has at least M times the longest stage, and this layout's is at most (M + stages) times `low`.
-        high = low * (search.microbatches + len(shortest)) / search.microbatches
-        times = low * (high / low) ** np.linspace(0, 1, most_targets)
-    yield from times.tolist()
+class _Layers:
+    """The operators of a chain in layers: runs of about the same time.
+
+    Args:
+        search: the costs of all runs of operators.
+    """
+
+    def __init__(self, search: ChainSearch) -> None:
+        self.search = search
+        self.borders = _borders(search)
+        starts, ends = self.borders[:-1], self.borders
+        #: [replica choices, first layer, layer after the last] and [positions, …]
+        self.times = search.times[:, starts][:, :, ends]
+        self.fits = search.fits[:, :, starts][:, :, :, ends]
+
+    def targets(self) -> Iterator[float]:
+        """Longest stage times in ascending order; of many layers only some, from the least that is possible."""
+        times = np.unique(self.times[np.isfinite(self.times)])
+        if len(self.borders) == len(self.search.order) + 1:
+            yield from times.tolist()
+            return
+        low, high = 0, times.size
+        while low < high:  # the first time with which there is a chain
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.least_sum(float(times[middle])) is not None else (middle + 1, high)
+        if low == times.size:
+            return
+        # A step takes at least M times its longest stage, and with this one at most M + stages times.
+        count = self.search.microbatches
+        limit = times[low] * (count + self.search.max_stages) / count
+        left = times[low:][times[low:] <= limit]
+        yield from left[:: max(1, left.size // _MOST_TARGETS)].tolist()
+
+    def least_sum(self, target: float) -> tuple[float, Layout] | None:
+        """Least sum of stage times with every stage at most `target`: a program over (stages, devices, start)."""
+        size, most = len(self.borders) - 1, self.search.model.cluster.devices
+        allowed = np.where((self.times <= target)[None] & self.fits, self.times[None], np.inf)
+        none = np.full((most + 1, size + 1), np.inf)
+        none[:, size] = 0
+        tables, choices = [none], []
+        for place in range(min(size, most)):
+            new, choice = tables[-1].copy(), np.full((most + 1, size + 1, 2), -1)
+            times = allowed[min(place, len(allowed) - 1)]
+            for number, replicas in enumerate(self.search.replicas.tolist()):
+                through = times[number] + tables[-1][: most + 1 - replicas, None, :]  # [devices left, start, end]
+                cut = through.argmin(axis=2)
+                value = np.take_along_axis(through, cut[:, :, None], axis=2)[:, :, 0]
+                devices, start = np.nonzero(value < new[replicas:, :size])
+                new[devices + replicas, start] = value[devices, start]
+                choice[devices + replicas, start, 0] = cut[devices, start]
+                choice[devices + replicas, start, 1] = replicas
+            tables.append(new)
+            choices.append(choice)
+            if len(allowed) == 1 and np.array_equal(tables[-1], tables[-2]):
+                break  # more stages change nothing
+        if not np.isfinite(tables[-1][most, 0]):
+            return None
+        stages, layer, left = [], 0, most
+        for choice in reversed(choices):
+            end, replicas = choice[left, layer].tolist()
+            if end >= 0:
+                stages.append(self.search.placed(self.borders[layer], self.borders[end], replicas))
+                layer, left = end, left - replicas
+        return float(tables[-1][most, 0]), tuple(stages)
 
 
-def _least_sum(search: ChainSearch, target: float) -> tuple[float, Layout] | None:
-    """Least sum of stage times with every stage at most `target`: dynamic programming over (stages, devices, start)."""
-    size, most = len(search.order), search.model.cluster.devices
-    allowed = np.where((search.times <= target)[None] & search.fits, search.times[None], np.inf)
-    none = np.full((most + 1, size + 1), np.inf)
-    none[:, size] = 0
-    tables, choices = [none], []
-    for place in range(search.max_stages):
-        new, choice = tables[-1].copy(), np.full((most + 1, size + 1, 2), -1)
-        times = allowed[min(place, len(allowed) - 1)]
-        for number, replicas in enumerate(search.replicas.tolist()):
-            for devices in range(replicas, most + 1):
-                through = times[number] + tables[-1][devices - replicas][None, :]
-                cut = through.argmin(axis=1)
-                value = through[np.arange(size), cut]
-                better = np.flatnonzero(value < new[devices, :size])
-                new[devices, better] = value[better]
-                choice[devices, better, 0] = cut[better]
-                choice[devices, better, 1] = replicas
-        tables.append(new)
-        choices.append(choice)
-        if len(allowed) == 1 and np.array_equal(tables[-1], tables[-2]):
-            break  # more stages change nothing
-    if not np.isfinite(tables[-1][most, 0]):
-        return None
-    stages, start, devices = [], 0, most
-    for choice in reversed(choices):
-        end, replicas = choice[devices, start].tolist()
-        if end >= 0:
-            stages.append(search.placed(start, end, replicas))
-            start, devices = end, devices - replicas
-    return float(tables[-1][most, 0]), tuple(stages)
+def _borders(search: ChainSearch) -> list[int]:
+    """Operators at which layers begin, and the number of operators."""
+    size = len(search.order)
+    if size <= MOST_LAYERS:
+        return list(range(size + 1))
+    until = search.sums["per_example_s"][0]  # of the operators before each one
+    wanted = np.linspace(0, float(until[-1]), MOST_LAYERS + 1)[1:-1]
+    return sorted({0, size, *np.searchsorted(until, wanted).tolist()} - {size + 1})

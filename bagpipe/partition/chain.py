@@ -102,7 +102,10 @@ class ChainSearch:
         count, batch = self.microbatches, self.model.batch_examples
         examples = -(min(position + 1, count) * batch // -count)
         cluster, sums = self.model.cluster, self.sums
-        activations = examples / self.replicas[:, None, None] * sums["activation_bytes"]
+        kept = sums["activation_bytes"]
+        if self.model.recompute:
+            kept = np.minimum(sums["input_bytes"], kept)
+        activations = examples / self.replicas[:, None, None] * kept
         fits: NDArray[np.bool_] = cluster.weight_copies * sums["param_bytes"] + activations <= cluster.memory_bytes
         return fits
 

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from bagpipe.cluster.model import ClusterModel
 from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import OperatorGraph, members
 
-__all__ = ["Cluster", "CostModel", "Placed", "Totals", "in_flight_units"]
+__all__ = ["Cluster", "CostModel", "Placed", "Totals", "cluster_of_job", "in_flight_units"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +77,48 @@ class Cluster:
         return min(self.speeds[rank] for rank in ranks) if self.speeds else 1.0
 
 
+def cluster_of_job(model: ClusterModel, num_ranks: int | None = None, *, weight_copies: float = 3.0) -> Cluster:
+    """The first ranks of a cluster.
+
+    Operators are taken to be measured on its first device. Another one is as much faster as its float32 rate is higher.
+
+    Args:
+        model: the cluster.
+        num_ranks: None: all.
+        weight_copies: as of `Cluster`.
+
+    Raises:
+        InputError: the cluster has fewer devices, or one has no float32 rate.
+    """
+    if num_ranks is not None and num_ranks < 1:
+        raise InputError(f"devices must be at least 1, got {num_ranks}")
+    devices = model.devices_of_ranks(num_ranks)
+    slow = next((device for device in devices if "float32" not in device.flops), None)
+    if slow is not None:
+        raise InputError(f"flops of float32: expected a rate of every device, got {', '.join(slow.flops)}")
+    rates = [device.flops["float32"] for device in devices]
+    return Cluster(
+        devices=len(devices),
+        memory_bytes=min(device.memory_bytes for device in devices),
+        weight_copies=weight_copies,
+        network=model.network(num_ranks),
+        speeds=tuple(rate / rates[0] for rate in rates) if len(set(rates)) > 1 else (),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Sums over the operators of a stage, forward plus backward, per example.
 
-    The fixed seconds are per micro-batch, and the parameters are absolute.
+    The fixed seconds are per micro-batch, and the parameters are absolute. What enters the stage is a part of its
+    activations, and all that a micro-batch keeps that is recomputed.
     """
 
     fixed_s: float
     per_example_s: float
     param_bytes: float
     activation_bytes: float
+    input_bytes: float
     transfer_bytes: float
 
 
@@ -106,17 +138,20 @@ class CostModel:
         graph: the operators.
         cluster: the devices.
         batch_examples: examples of a batch.
+        recompute: stages that do not fit recompute their activations. Searches then count what enters a stage as all
+            that it keeps; `predict` finds the least that is recomputed, and its time.
 
     Raises:
         InputError: the batch is empty.
     """
 
-    def __init__(self, graph: OperatorGraph, cluster: Cluster, batch_examples: int) -> None:
+    def __init__(self, graph: OperatorGraph, cluster: Cluster, batch_examples: int, *, recompute: bool = False) -> None:
         if batch_examples < 1:
             raise InputError(f"the batch must have at least 1 example, got {batch_examples}")
         self.graph = graph
         self.cluster = cluster
         self.batch_examples = batch_examples
+        self.recompute = recompute
         self._totals: dict[int, Totals] = {}
         self._rings: dict[int, tuple[float, float]] = {}
         #: Of the slowest device: searches that do not say which devices a stage gets assume it.
@@ -133,20 +168,21 @@ class CostModel:
                 per_example_s=math.fsum(op.forward.per_example_s + op.backward.per_example_s for op in own),
                 param_bytes=math.fsum(op.param_bytes for op in own),
                 activation_bytes=math.fsum(op.activation_bytes for op in own),
+                input_bytes=math.fsum(self.graph.operators[n].output_bytes for n in self._entering(mask)),
                 transfer_bytes=self._transfer_bytes(mask),
             )
         return found
 
-    def _transfer_bytes(self, mask: int) -> float:
-        graph = self.graph
+    def _entering(self, mask: int) -> list[int]:
+        """Operators outside that a stage takes from."""
         taken = 0
-        leaving = []
         for n in members(mask):
-            taken |= graph.producers[n]
-            if graph.consumers[n] & ~mask:
-                leaving.append(n)
-        crossing = [*leaving, *members(taken & ~mask)]
-        return math.fsum(graph.operators[n].output_bytes for n in crossing)
+            taken |= self.graph.producers[n]
+        return members(taken & ~mask)
+
+    def _transfer_bytes(self, mask: int) -> float:
+        leaving = [n for n in members(mask) if self.graph.consumers[n] & ~mask]
+        return math.fsum(self.graph.operators[n].output_bytes for n in [*leaving, *self._entering(mask)])
 
     def time_per_example(self, totals: Totals, replicas: int, microbatches: int) -> float:
         """Seconds per example of a stage, on the slowest devices of the cluster."""
@@ -168,8 +204,8 @@ class CostModel:
 
     def memory_bytes(self, totals: Totals, replicas: int, in_flight_examples: float) -> float:
         """Bytes on each device of a stage."""
-        activations = in_flight_examples / replicas * totals.activation_bytes
-        return self.cluster.weight_copies * totals.param_bytes + activations
+        kept = min(totals.input_bytes, totals.activation_bytes) if self.recompute else totals.activation_bytes
+        return self.cluster.weight_copies * totals.param_bytes + in_flight_examples / replicas * kept
 
     def fits(self, totals: Totals, replicas: int, in_flight_examples: float) -> bool:
         """Whether a stage fits its devices."""

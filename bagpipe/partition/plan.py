@@ -1,51 +1,33 @@
 """`make_plan`: chooses stages, schedule and micro-batches for devices, and compares with the alternatives.
 
-    for replicas d, micro-batches M: find ──layouts──> estimate ──the best few──> predict ──least step_s──> Plan
-                                     ChainSearch ──> gpipe, 1f1b, eager-1f1b  ┐
-                                     one stage: one device, or all as replicas ┴──> alternatives
+    for planner, replicas d, micro-batches M: Problem ──Found──> candidates ──simulate──> the shortest step ──> Plan
+                                              one stage: one device, or all as replicas ──> alternatives
 
-The search minimises the bottleneck, the slowest stage's time per example. A step also fills and drains the pipeline, so
-the layouts that the search visited are compared by simulation. The plan has the least step time, and reports the least
-bottleneck.
+A planner minimises the bottleneck, the slowest stage's time per example, or an estimate of the step. A step also fills
+and drains the pipeline, so the layouts that the planners visited are compared by simulation.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from bagpipe.errors import InputError
-from bagpipe.partition.bisect import Layout, least_bottleneck
-from bagpipe.partition.chain import ChainSearch
-from bagpipe.partition.cost import Cluster, CostModel, Placed
+from bagpipe.partition.candidates import LINEAR_SCHEDULES, candidates, chain_candidates, fastest, whole
+from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import OperatorGraph
-from bagpipe.partition.planner import Found
-from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph, stage_ranks
-from bagpipe.partition.result import Alternative, Partition, Plan, StagePlan
-from bagpipe.partition.search import find
-from bagpipe.schedule.analysis.cover import check_cover
+from bagpipe.partition.planner import Found, Problem
+from bagpipe.partition.planners import PLANNERS
+from bagpipe.partition.result import Alternative, Partition, Plan
 
-__all__ = ["LINEAR_SCHEDULES", "Replicas", "make_plan"]
+__all__ = ["AUTO", "Replicas", "make_plan"]
+
+#: All planners; the plan is the best that any of them found.
+AUTO = "auto"
 
 #: Replication of stages: none; the same for all, which ``torchrun … -m trainer`` runs; individual.
 Replicas = Literal["none", "same", "each"]
-
-#: Schedules of chains that a plan is compared with, one stage per rank. On a stage graph they keep more in flight than
-#: `graph`, which hides slow links.
-LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
-
-#: Layouts with the best estimates that are simulated, per kind.
-_SIMULATED = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    layout: Layout
-    bottleneck_s: float
-    schedule: str = "graph"
-    relay: bool = False
 
 
 def make_plan(
@@ -53,9 +35,11 @@ def make_plan(
     cluster: Cluster,
     batch_examples: int,
     *,
+    planner: str = AUTO,
     microbatches: int | None = None,
     replicas: Replicas = "same",
     mixed_sizes: bool = False,
+    recompute: bool = False,
     on_search: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """Choose stages, micro-batches and replicas.
@@ -64,46 +48,81 @@ def make_plan(
         graph: the operators.
         cluster: the devices.
         batch_examples: examples per batch, over all replicas.
+        planner: a name in `PLANNERS`, or `AUTO`. Chains of `pipedream` are searched in any case, to compare with.
         microbatches: per batch; None: try powers of two.
         replicas: see `Replicas`.
-        mixed_sizes: stages of a partition can differ in micro-batches, in the exact search only.
+        mixed_sizes: stages of a partition can differ in micro-batches, in the exact search of graphpipe only.
+        recompute: stages that do not fit may recompute activations, each the least share of its micro-batches.
         on_search: called after each search with the number of those done and of all.
 
     Raises:
-        InputError: nothing fits the memory, or there are more micro-batches than examples.
+        InputError: an unknown planner, nothing fits the memory, or there are more micro-batches than examples.
     """
-    model = CostModel(graph, cluster, batch_examples)
+    if planner != AUTO and planner not in PLANNERS:
+        raise InputError(f"planner must be one of {', '.join((AUTO, *PLANNERS))}, got {planner!r}")
+    model = CostModel(graph, cluster, batch_examples, recompute=recompute and cluster.memory_bytes < math.inf)
     if microbatches is not None and not 1 <= microbatches <= batch_examples:
         raise InputError(f"microbatches must be 1 to {batch_examples}, the examples of a batch, got {microbatches}")
     counts = _counts(batch_examples, cluster.devices) if microbatches is None else [microbatches]
     choices = _replica_choices(replicas, cluster.devices)
-    groups = [(count,) for count in counts] + ([tuple(counts)] if mixed_sizes and len(counts) > 1 else [])
-    searches = len(choices) * (len(groups) + len(counts))
-    done = itertools.count(1)
-    found: list[Found] = []
-    chains: list[_Candidate] = []
-    for allowed, group in itertools.product(choices, groups):
-        found += [each for each in [find(model, allowed, group)] if each is not None]
-        on_search(next(done), searches)
-    for allowed, count in itertools.product(choices, counts):
-        chains += _chain(model, count, allowed)
-        on_search(next(done), searches)
-    best = _least_step(model, _candidates(model, found, chains)) if found else None
-    if best is None:
+    names = list(PLANNERS) if planner == AUTO else list(dict.fromkeys([planner, "pipedream"]))
+    found = _search(model, names, choices, counts, mixed_sizes=mixed_sizes, on_search=on_search)
+    chosen = found if planner == AUTO else {planner: found[planner]}
+    bests = {name: fastest(model, candidates(model, {name: found[name]})) for name in chosen}
+    staged = [partition for partition in bests.values() if partition is not None]
+    if not staged:
         raise InputError(_does_not_fit(model, counts, replicas))
-    one_device = _whole(model, 1, counts)
+    best = min(staged, key=lambda partition: partition.step_s)
+    one_device = whole(model, 1, counts)
     data_parallel = _data_parallel(model, counts, choices)
-    for whole in (data_parallel, one_device):  # the searches can miss them, since they minimise bottlenecks
-        if whole is not None and whole.step_s <= best.step_s:
-            best = whole
+    for one_stage in (data_parallel, one_device):  # the searches can miss them, since they minimise bottlenecks
+        if one_stage is not None and one_stage.step_s <= best.step_s:
+            best = one_stage
+    results = [each for name in chosen for each in found[name] if not each.relay] or [
+        each for name in chosen for each in found[name]
+    ]
     return Plan(
         partition=best,
-        least_bottleneck_s=min(each.bottleneck_s for each in found),
-        least_chain_bottleneck_s=min((chain.bottleneck_s for chain in chains), default=None),
-        exact=all(each.exact for each in found),
+        least_bottleneck_s=min(each.bottleneck_s for each in results),
+        least_chain_bottleneck_s=min((each.bottleneck_s for each in found["pipedream"]), default=None),
+        exact=any(name in chosen and found[name] and all(each.exact for each in found[name]) for name in _EXACT),
         one_device=one_device,
-        alternatives=tuple(_alternatives(model, data_parallel, chains)),
+        alternatives=tuple(_alternatives(model, data_parallel, found["pipedream"], bests)),
     )
+
+
+#: Planners that can prove the least bottleneck.
+_EXACT = ("graphpipe", "piper")
+
+
+def _search(
+    model: CostModel,
+    names: Sequence[str],
+    choices: Sequence[tuple[int, ...]],
+    counts: Sequence[int],
+    *,
+    mixed_sizes: bool,
+    on_search: Callable[[int, int], None],
+) -> dict[str, list[Found]]:
+    """What each planner found, for each choice of replicas and micro-batches."""
+    # With memory for all activations another layout can be faster than those that need recomputation.
+    models = [model] if not model.recompute else [CostModel(model.graph, model.cluster, model.batch_examples), model]
+    groups: dict[str, list[tuple[int, ...]]] = {name: [(count,) for count in counts] for name in names}
+    if mixed_sizes and len(counts) > 1 and "graphpipe" in groups:
+        groups["graphpipe"].append(tuple(counts))
+    searches = [
+        (name, each, allowed, group)
+        for name in names
+        for each in models
+        for allowed in choices
+        for group in groups[name]
+    ]
+    found: dict[str, list[Found]] = {name: [] for name in names}
+    for done, (name, each, allowed, group) in enumerate(searches, start=1):
+        result = PLANNERS[name](Problem(model=each, replicas=allowed, microbatches=group))
+        found[name] += [] if result is None else [result]
+        on_search(done, len(searches))
+    return found
 
 
 def _counts(batch_examples: int, devices: int) -> list[int]:
@@ -122,111 +141,28 @@ def _replica_choices(replicas: Replicas, devices: int) -> list[tuple[int, ...]]:
     return [(count,) for count in range(1, devices + 1) if devices % count == 0]
 
 
-def _candidates(model: CostModel, found: Sequence[Found], chains: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """Layouts to simulate: the best estimates, the least bottleneck, the best chains without relays."""
-    estimates = {layout: _estimate(model, layout) for each in found for layout in each.layouts}
-    in_order = sorted(estimates, key=lambda layout: estimates[layout])
-    # One per search as well, since the best estimates overall are often similar.
-    first = sorted((min(each.layouts, key=lambda x: estimates[x]) for each in found), key=lambda x: estimates[x])
-    likely = [*in_order[:_SIMULATED], *first[:_SIMULATED], min(estimates, key=model.bottleneck)]
-    linear = _promising(model, [chain.layout for chain in chains])
-    for layout in dict.fromkeys([*likely, *linear]):
-        equal = len({stage.microbatches for stage in layout}) == 1
-        schedules = LINEAR_SCHEDULES if layout in linear else ("gpipe", "eager-1f1b")
-        for schedule in ("graph", *(schedules if equal and len(layout) > 1 else ())):
-            yield _Candidate(layout=layout, bottleneck_s=model.bottleneck(layout), schedule=schedule)
-
-
-def _promising(model: CostModel, layouts: Iterable[Layout]) -> list[Layout]:
-    return sorted(layouts, key=lambda layout: _estimate(model, layout))[:_SIMULATED]
-
-
-def _estimate(model: CostModel, layout: Layout) -> float:
-    """Step time if all stages were the slowest: (M + depth - 1) micro-batches, plus delays of the hops."""
-    smallest = model.batch_examples / max(stage.microbatches for stage in layout)
-    fill = max(model.in_flight(layout)) - smallest  # examples before the last stage begins
-    busiest = max(model.totals(stage.mask).transfer_bytes / stage.replicas for stage in layout)
-    hop_s = model.cluster.network.latency_s + smallest * busiest / model.rank_bandwidth_bytes_per_s
-    return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * fill / smallest * hop_s
-
-
-def _chain(model: CostModel, count: int, allowed: tuple[int, ...]) -> Iterator[_Candidate]:
-    """The best PipeDream chain, if one fits."""
-    search = ChainSearch(model, allowed, count)
-    layout = least_bottleneck(search.bottleneck, search.solve)
-    if layout is not None:
-        yield _Candidate(layout=layout, bottleneck_s=search.bottleneck(layout), relay=True)
-
-
 def _data_parallel(model: CostModel, counts: Sequence[int], choices: Sequence[tuple[int, ...]]) -> Partition | None:
     """The whole model on every device, if that is allowed and fits."""
     devices = model.cluster.devices
     allowed = devices > 1 and any(devices in replicas for replicas in choices)
-    return _whole(model, devices, counts) if allowed else None
+    return whole(model, devices, counts) if allowed else None
 
 
 def _alternatives(
-    model: CostModel, data_parallel: Partition | None, chains: Sequence[_Candidate]
+    model: CostModel,
+    data_parallel: Partition | None,
+    chains: Sequence[Found],
+    bests: Mapping[str, Partition | None],
 ) -> Iterator[Alternative]:
     if data_parallel is not None:
         yield Alternative(name="data parallel", partition=data_parallel)
-    promising = _promising(model, [chain.layout for chain in chains])
     for schedule in LINEAR_SCHEDULES:
-        linear = [
-            _Candidate(layout=chain.layout, bottleneck_s=chain.bottleneck_s, schedule=schedule, relay=True)
-            for chain in chains
-            if chain.layout in promising
-        ]
-        best = _least_step(model, linear)
+        best = fastest(model, chain_candidates(model, {"pipedream": chains}, schedule))
         if best is not None:
             yield Alternative(name=f"chain, {schedule}", partition=best)
-
-
-def _whole(model: CostModel, replicas: int, counts: Sequence[int]) -> Partition | None:
-    """The model as one stage."""
-    layouts = [(Placed(model.graph.everything, replicas, count),) for count in counts]
-    return _least_step(model, [_Candidate(layout=x, bottleneck_s=model.bottleneck(x)) for x in layouts])
-
-
-def _least_step(model: CostModel, candidates: Iterable[_Candidate]) -> Partition | None:
-    """The candidate with the least step time among those that fit."""
-    best: tuple[_Candidate, Prediction] | None = None
-    for candidate in candidates:
-        predicted = predict(model, candidate.layout, candidate.schedule, relay=candidate.relay)
-        if predicted.fits and (best is None or predicted.step_s < best[1].step_s):
-            best = candidate, predicted
-    return None if best is None else _partition(model, *best)
-
-
-def _partition(model: CostModel, candidate: _Candidate, predicted: Prediction) -> Partition:
-    if not candidate.relay:
-        check_cover(cover(model, candidate.layout))
-    stages = []
-    parts = zip(candidate.layout, stage_ranks(candidate.layout), predicted.in_flight, strict=True)
-    for stage, ranks, in_flight in parts:
-        totals = model.totals(stage.mask)
-        forward_s, backward_s = micro_seconds(model, stage, ranks)
-        examples = -(in_flight * model.batch_examples // -stage.microbatches)
-        stages.append(
-            StagePlan(
-                operators=model.graph.names(stage.mask),
-                replicas=stage.replicas,
-                microbatches=stage.microbatches,
-                in_flight=in_flight,
-                forward_s=forward_s,
-                backward_s=backward_s,
-                time_per_example_s=model.time_per_example(totals, stage.replicas, stage.microbatches),
-                memory_bytes=model.memory_bytes(totals, stage.replicas, examples),
-            )
-        )
-    return Partition(
-        stages=tuple(stages),
-        graph=stage_graph(model, candidate.layout, relay=candidate.relay),
-        schedule=candidate.schedule,
-        bottleneck_s=candidate.bottleneck_s,
-        step_s=predicted.step_s,
-        bubble=predicted.bubble,
-    )
+    for name, partition in bests.items() if len(bests) > 1 else ():
+        if partition is not None:
+            yield Alternative(name=name, partition=partition)
 
 
 def _does_not_fit(model: CostModel, counts: Sequence[int], replicas: Replicas) -> str:

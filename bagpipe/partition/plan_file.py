@@ -8,6 +8,7 @@ Needs neither numpy nor torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -21,9 +22,14 @@ from bagpipe.util.documents import parse_toml
 
 __all__ = ["PlanFile", "PlannedStage", "plan_file"]
 
-_VERSION = 1
+_VERSION = 2
 _KEYS = ("version", "schedule", "batch_size", "stages")
+#: Since version 2, with the values of files that do not have them.
+_MORE_KEYS: Mapping[str, Any] = {"shard": "none", "budget_bytes": 0, "step_s": 0.0}
 _STAGE_KEYS = ("operators", "replicas", "ranks", "microbatches", "layout")
+_MORE_STAGE_KEYS: Mapping[str, Any] = {"recompute": 0.0}
+
+_SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +41,14 @@ class PlannedStage:
         ranks: that hold it, each with a part of every micro-batch.
         microbatches: per batch.
         layout: of the values that enter and leave it, over its ranks.
+        recompute: share of its micro-batches whose activations are recomputed, 0 to 1.
     """
 
     operators: tuple[str, ...]
     ranks: tuple[int, ...]
     microbatches: int
     layout: str = "batch"
+    recompute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,9 @@ class PlanFile:
         schedule: name of a synchronous dense schedule with one stage per rank.
         batch_size: examples of a batch, for which it was made.
         stages: by number.
+        shard: division of each stage's parameters among its ranks, as `dense.shard`.
+        budget_bytes: most bytes of the dense part on a device, as `dense.budget_bytes`; 0: no limit.
+        step_s: predicted seconds of a step; 0: none.
 
     Raises:
         InputError: a value is out of range, an operator is in two stages, or the ranks are not 0, 1, … by stage.
@@ -59,6 +70,9 @@ class PlanFile:
     schedule: str
     batch_size: int
     stages: tuple[PlannedStage, ...]
+    shard: str = "none"
+    budget_bytes: int = 0
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.schedule not in DENSE_SCHEDULES:
@@ -70,6 +84,12 @@ class PlanFile:
             raise InputError(f"batch_size: expected at least 1, got {self.batch_size}")
         if not self.stages:
             raise InputError("stages: expected at least one, got none")
+        if self.shard not in _SHARDS:
+            raise InputError(f"shard: expected one of {', '.join(_SHARDS)}, got {self.shard!r}")
+        if self.budget_bytes < 0:
+            raise InputError(f"budget_bytes: expected at least 0, got {self.budget_bytes}")
+        if not 0 <= self.step_s < math.inf:
+            raise InputError(f"step_s: expected at least 0, got {self.step_s}")
         seen: dict[str, int] = {}
         first = 0
         for number, stage in enumerate(self.stages):
@@ -86,6 +106,8 @@ class PlanFile:
                 raise InputError(
                     f"stage {number}: layout: expected one of {', '.join(LAYOUT_KINDS)}, got {stage.layout!r}"
                 )
+            if not 0 <= stage.recompute <= 1:
+                raise InputError(f"stage {number}: recompute: expected 0 to 1, got {stage.recompute}")
             if not stage.operators:
                 raise InputError(f"stage {number}: operators: expected at least one, got none")
             for name in stage.operators:
@@ -112,6 +134,9 @@ class PlanFile:
         yield f"version = {_VERSION}"
         yield f"schedule = {json.dumps(self.schedule)}"
         yield f"batch_size = {self.batch_size}"
+        yield f"shard = {json.dumps(self.shard)}"
+        yield f"budget_bytes = {self.budget_bytes}"
+        yield f"step_s = {self.step_s!r}"
         for stage in self.stages:
             yield ""
             yield "[[stages]]"
@@ -122,6 +147,7 @@ class PlanFile:
             yield f"ranks = {list(stage.ranks)}"
             yield f"microbatches = {stage.microbatches}"
             yield f"layout = {json.dumps(stage.layout)}"
+            yield f"recompute = {stage.recompute!r}"
 
     @classmethod
     def from_toml(cls, text: str, *, source: str) -> PlanFile:
@@ -139,13 +165,16 @@ class PlanFile:
         except ValueError as error:
             raise InputError(f"{source}: not valid TOML: {error}") from None
         try:
-            _check_keys(document, _KEYS)
-            if document["version"] != _VERSION:
-                raise InputError(f"version: expected {_VERSION}, got {document['version']!r}")
+            document = _checked(document, _KEYS, _MORE_KEYS)
+            if document["version"] not in (1, _VERSION):
+                raise InputError(f"version: expected 1 or {_VERSION}, got {document['version']!r}")
             return cls(
                 schedule=_of(document, "schedule", str),
                 batch_size=_of(document, "batch_size", int),
                 stages=tuple(_stage(number, table) for number, table in enumerate(_of(document, "stages", list))),
+                shard=_of(document, "shard", str),
+                budget_bytes=_of(document, "budget_bytes", int),
+                step_s=_number_of(document, "step_s"),
             )
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
@@ -158,11 +187,13 @@ def plan_file(partition: Partition, batch_size: int) -> PlanFile:
     return PlanFile(
         schedule=partition.schedule,
         batch_size=batch_size,
+        step_s=partition.step_s,
         stages=tuple(
             PlannedStage(
                 operators=stage.operators,
                 ranks=tuple(rank for rank, owner in enumerate(owners) if owner == number),
                 microbatches=stage.microbatches,
+                recompute=stage.recompute,
             )
             for number, stage in enumerate(partition.stages)
         ),
@@ -173,7 +204,7 @@ def _stage(number: int, table: Any) -> PlannedStage:
     try:
         if not isinstance(table, dict):
             raise InputError(f"expected a table [[stages]], got {table!r}")
-        _check_keys(table, _STAGE_KEYS)
+        table = _checked(table, _STAGE_KEYS, _MORE_STAGE_KEYS)
         operators, ranks = _of(table, "operators", list), _of(table, "ranks", list)
         for key, values, kind in (("operators", operators, str), ("ranks", ranks, int)):
             if any(type(value) is not kind for value in values):
@@ -185,6 +216,7 @@ def _stage(number: int, table: Any) -> PlannedStage:
             ranks=tuple(ranks),
             microbatches=_of(table, "microbatches", int),
             layout=_of(table, "layout", str),
+            recompute=_number_of(table, "recompute"),
         )
     except InputError as error:
         raise InputError(f"stage {number}: {error}") from None
@@ -200,10 +232,19 @@ def _of(table: Mapping[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _check_keys(table: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    unknown = next((key for key in table if key not in keys), None)
+def _number_of(table: Mapping[str, Any], key: str) -> float:
+    value = table[key]
+    if type(value) not in (int, float):
+        raise InputError(f"{key}: expected a number, got {value!r}")
+    return float(value)
+
+
+def _checked(table: Mapping[str, Any], keys: tuple[str, ...], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with the values of optional keys."""
+    unknown = next((key for key in table if key not in keys and key not in more), None)
     if unknown is not None:
-        raise InputError(f"unknown key {unknown}; expected {', '.join(keys)}")
+        raise InputError(f"unknown key {unknown}; expected {', '.join((*keys, *more))}")
     missing = next((key for key in keys if key not in table), None)
     if missing is not None:
         raise InputError(f"expected the key {missing}, got none")
+    return {**more, **table}

@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from bagpipe.errors import ScheduleError
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import live_bytes
-from bagpipe.partition.cost import CostModel, Placed
+from bagpipe.partition.cost import CostModel, Placed, Totals
 from bagpipe.partition.operators import members
 from bagpipe.schedule.analysis.cover import Cover
+from bagpipe.schedule.analysis.memory import Memory, peak_bytes
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import StageGraph
+from bagpipe.schedule.lowering.recompute import add_recompute, shares_within
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 
 __all__ = ["Prediction", "cover", "edge_bytes", "micro_seconds", "predict", "stage_graph", "stage_ranks"]
@@ -31,12 +35,16 @@ class Prediction:
         step_s: seconds of one batch, with the all-reduce over replicas.
         bubble: as `Simulation.bubble`.
         in_flight: per stage, peak number of micro-batches whose backward is not done.
+        memory_bytes: per stage, of each device.
+        recompute: per stage, the share of its micro-batches whose activations are recomputed.
         fits: the stages fit the memory.
     """
 
     step_s: float
     bubble: float
     in_flight: tuple[int, ...]
+    memory_bytes: tuple[float, ...]
+    recompute: tuple[float, ...]
     fits: bool
 
 
@@ -124,7 +132,12 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
         return delays[pair]
 
     program = DENSE_SCHEDULES[schedule].build(graph)
-    done = simulate(program, lambda action: seconds[action.stage][action.op], latency=latency)
+    shares = _least_shares(model, layout, program) if model.recompute else {}
+    if any(shares.values()):
+        program = add_recompute(program, shares)
+    done = simulate(
+        program, lambda action: seconds[action.stage]["F" if action.op == "REC" else action.op], latency=latency
+    )
     finish = [0.0] * len(layout)
     for timed in done.timed:
         for atom in timed.action.atoms:
@@ -134,12 +147,52 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     step_s = max(
         end + network.all_reduce_s(own.param_bytes, on) for end, own, on in zip(finish, totals, ranks, strict=True)
     )
-    in_flight = tuple(done.lanes[f"rank{number}"].peak_in_flight for number in range(len(layout)))
-    fits = all(
-        model.fits(own, stage.replicas, -(live * model.batch_examples // -stage.microbatches))
-        for own, stage, live in zip(totals, layout, in_flight, strict=True)
+    in_flight = [done.lanes[f"rank{number}"].peak_in_flight for number in range(len(layout))]
+    if any(shares.values()):
+        activations = _activations(model, layout)
+        kept = [peak_bytes(program.lanes[f"rank{number}"], activations) for number in range(len(layout))]
+    else:
+        examples = [
+            -(live * model.batch_examples // -s.microbatches) for live, s in zip(in_flight, layout, strict=True)
+        ]
+        parts = zip(examples, layout, totals, strict=True)
+        kept = [count / stage.replicas * own.activation_bytes for count, stage, own in parts]
+    memory = [_weight_bytes(model, own) + live for own, live in zip(totals, kept, strict=True)]
+    return Prediction(
+        step_s=step_s,
+        bubble=done.bubble,
+        in_flight=tuple(in_flight),
+        memory_bytes=tuple(memory),
+        recompute=tuple(shares.get(number, 0.0) for number in range(len(layout))),
+        fits=all(each <= model.cluster.memory_bytes for each in memory),
     )
-    return Prediction(step_s=step_s, bubble=done.bubble, in_flight=in_flight, fits=fits)
+
+
+def _weight_bytes(model: CostModel, totals: Totals) -> float:
+    return model.cluster.weight_copies * totals.param_bytes
+
+
+def _activations(model: CostModel, layout: Layout, scale: Sequence[float] | None = None) -> Memory:
+    """Bytes of a micro-batch on one replica, per stage; times `scale`."""
+    activations, inputs = {}, {}
+    for number, stage in enumerate(layout):
+        totals = model.totals(stage.mask)
+        examples = -(model.batch_examples // -stage.microbatches) / stage.replicas
+        share = examples * (1.0 if scale is None else scale[number])
+        activations[number] = share * totals.activation_bytes
+        inputs[number] = share * min(totals.input_bytes, totals.activation_bytes)
+    return Memory(activation_bytes=activations, input_bytes=inputs)
+
+
+def _least_shares(model: CostModel, layout: Layout, program: Program) -> dict[int, float]:
+    """Per stage the least share of recomputed micro-batches with which it fits its device; empty if one never fits."""
+    free = [model.cluster.memory_bytes - _weight_bytes(model, model.totals(stage.mask)) for stage in layout]
+    if any(left <= 0 for left in free):
+        return {}
+    try:
+        return shares_within(program, _activations(model, layout, [1 / left for left in free]), 1.0)
+    except ScheduleError:
+        return {}
 
 
 def _delays(

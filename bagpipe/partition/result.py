@@ -22,6 +22,7 @@ class StagePlan:
         forward_s, backward_s: of one micro-batch.
         time_per_example_s: the objective of the search.
         memory_bytes: per device.
+        recompute: share of its micro-batches whose activations are recomputed.
     """
 
     operators: tuple[str, ...]
@@ -32,6 +33,7 @@ class StagePlan:
     backward_s: float
     time_per_example_s: float
     memory_bytes: float
+    recompute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Partition:
         stages: in topological order, numbered as in `graph`.
         graph: edges, and micro-batches per stage.
         schedule: a name in ``DENSE_SCHEDULES``.
+        planner: that found the stages: a name in ``PLANNERS``, or ``whole`` for the model as one stage.
         bottleneck_s: seconds per example of the slowest stage, with relays in a chain.
         step_s: seconds per batch, simulated.
         bubble: as the simulator's: step time over the busiest stage's time, minus 1, without all-reduces.
@@ -50,6 +53,7 @@ class Partition:
     stages: tuple[StagePlan, ...]
     graph: StageGraph
     schedule: str
+    planner: str
     bottleneck_s: float
     step_s: float
     bubble: float
@@ -72,6 +76,7 @@ class Partition:
         """The partition for JSON."""
         return {
             "schedule": self.schedule,
+            "planner": self.planner,
             "devices": self.devices,
             "step_s": self.step_s,
             "bottleneck_s_per_example": self.bottleneck_s,
@@ -88,6 +93,7 @@ class Partition:
                     "backward_s": stage.backward_s,
                     "time_per_example_s": stage.time_per_example_s,
                     "memory_bytes": stage.memory_bytes,
+                    "recompute": stage.recompute,
                 }
                 for number, stage in enumerate(self.stages)
             ],
@@ -117,7 +123,8 @@ class Plan:
         least_chain_bottleneck_s: the same for chains with relays; None: no chain fits.
         exact: no partition has a smaller bottleneck than `least_bottleneck_s`.
         one_device: the model on one device with the best micro-batches; None: it does not fit.
-        alternatives: chains and data parallelism, each with the best micro-batches and replicas.
+        alternatives: data parallelism, chains by schedule and what each planner found, each with the best micro-batches
+            and replicas.
     """
 
     partition: Partition

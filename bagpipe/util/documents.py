@@ -52,7 +52,9 @@ def _field_types(record: type) -> dict[str, Any]:
     return typing.get_type_hints(record)
 
 
-def read_value(expected: Any, value: Any, where: str, name: str = "", *, has_defaults: bool = False) -> Any:
+def read_value(
+    expected: Any, value: Any, where: str, name: str = "", *, has_defaults: bool = False, takes_integers: bool = False
+) -> Any:
     """A value of parsed JSON as the expected type. Strict: ``1`` is not a float, ``true`` not an integer.
 
     Args:
@@ -61,14 +63,19 @@ def read_value(expected: Any, value: Any, where: str, name: str = "", *, has_def
         where: the document, for messages.
         name: of the value in it.
         has_defaults: fields with defaults may be missing.
+        takes_integers: an integer is a float too, as people write them.
 
     Raises:
         InputError: another type, an unknown or missing field, a negative integer; one line naming the field.
     """
-    read = functools.partial(read_value, where=where, has_defaults=has_defaults)
+    read = functools.partial(read_value, where=where, has_defaults=has_defaults, takes_integers=takes_integers)
     origin, options = typing.get_origin(expected), typing.get_args(expected)
     if dataclasses.is_dataclass(expected):
-        return _read_record(expected, value, where, name, has_defaults)
+        return _read_record(expected, value, where, name, read, has_defaults)
+    if origin is Mapping and isinstance(value, dict) and (takes_integers or dataclasses.is_dataclass(options[1])):
+        return {key: read(options[1], each, name=f"{name}.{key}") for key, each in value.items()}
+    if expected is float and takes_integers and type(value) is int:
+        return float(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(read(options[0], each, name=f"{name}[{number}]") for number, each in enumerate(value))
     if origin is types.UnionType:
@@ -87,7 +94,7 @@ def read_value(expected: Any, value: Any, where: str, name: str = "", *, has_def
     raise InputError(f"{where}: {name}: expected {_type_name(expected)}, got {str(value)[:80]!r}")
 
 
-def _read_record(expected: Any, value: Any, where: str, name: str, has_defaults: bool) -> Any:
+def _read_record(expected: Any, value: Any, where: str, name: str, read: Callable[..., Any], has_defaults: bool) -> Any:
     if not isinstance(value, dict):
         raise InputError(f"{where}: {name}: expected an object, got {str(value)[:80]!r}")
     hints = _field_types(expected)
@@ -100,12 +107,7 @@ def _read_record(expected: Any, value: Any, where: str, name: str, has_defaults:
     for difference, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
         if difference:
             raise InputError(f"{where}: {what} field {prefix}{min(map(str, difference))}")
-    return expected(
-        **{
-            field: read_value(hints[field], item, where, prefix + field, has_defaults=has_defaults)
-            for field, item in value.items()
-        }
-    )
+    return expected(**{field: read(hints[field], item, name=prefix + field) for field, item in value.items()})
 
 
 def _is_mapping_of(expected: Any, value: Any) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from bagpipe.cli.main import main
+from bagpipe.cluster.cluster_file import to_toml
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.plan_file import PlanFile
+from tests.cluster.clusters import cluster, hosts
 from tests.partition.graphs import graph, towers
 
 
@@ -30,6 +32,46 @@ def test_text(model: str, capsys: pytest.CaptureFixture[str]):
     for start in ("schedule ", "step ", "bottleneck ", "one device ", "data parallel ", "chain, 1f1b "):
         assert any(line.startswith(start) for line in text.splitlines()), start
     assert "one device wins" not in text
+
+
+def test_a_cluster(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    flags = ["plan", "--model", model, "--batch-size", "2048", "--microbatches", "8", "--json"]
+    assert main([*flags, "--cluster", "v100-paper", "--planner", "pipedream"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["devices"] <= 8
+    assert answer["planner"] in ("pipedream", "whole")
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(cluster(hosts(1), hosts(1, "cpu"))), encoding="utf-8")
+    assert main([*flags, "--cluster", str(path), "--devices", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"] <= 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "expected --devices or --cluster, got neither"),
+        (["--cluster", "v100-paper", "--memory", "1GB"], "--memory is not possible with --cluster, which says it"),
+        (["--cluster", "v100-paper", "--devices", "9"], "expected a cluster with 9 devices, got 8 of '8 p3.2xlarge'"),
+        (["--cluster", "nowhere"], "cluster: expected a .toml file or one of commodity, h200-hosts, v100-paper, got"),
+        (["--devices", "2", "--planner", "magic"], "planner must be one of auto, graphpipe, pipedream, alpa, piper,"),
+    ],
+)
+def test_flags_that_are_refused(model: str, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "--model", model, *flags]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_recomputation(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    flags = ["plan", "--model", model, "--devices", "4", "--replicas", "none", "--batch-size", "4096"]
+    flags += ["--microbatches", "4", "--memory", "480MB"]
+    out = tmp_path / "plan.toml"
+    assert main(flags) == 2
+    capsys.readouterr()
+    assert main([*flags, "--recompute", "--out", str(out)]) == 0
+    assert "recompute " in capsys.readouterr().out
+    assert any(stage.recompute for stage in PlanFile.from_toml(out.read_text(encoding="utf-8"), source="x").stages)
 
 
 def test_json(model: str, capsys: pytest.CaptureFixture[str]):

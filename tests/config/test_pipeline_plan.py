@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.load import parse_config
 from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.sections import PipelineConfig
@@ -37,18 +39,41 @@ def test_a_plan_gives_its_values(path: Path) -> None:
 def test_an_even_plan_says_less(path: Path) -> None:
     text = PLAN.to_toml().replace("replicas = 2", "replicas = 1").replace("[0, 1]", "[0]").replace("[2]", "[1]")
     path.write_text(text.replace("microbatches = 4", "microbatches = 2"), encoding="utf-8")
-    found = with_plan(PipelineConfig(plan=str(path)))
+    found, _ = with_plan(PipelineConfig(plan=str(path)), DenseConfig())
     assert (found.replicas, found.stage_microbatches, found.microbatches) == ("", "", 2)
     assert PlanFile.from_toml(path.read_text(encoding="utf-8"), source="x").replicas == (1, 1)
 
 
+def test_recomputation_sharding_and_budget_come_from_the_plan(path: Path) -> None:
+    plan = replace(
+        PLAN,
+        stages=(replace(PLAN.stages[0], recompute=0.25), PLAN.stages[1]),
+        shard="optimizer",
+        budget_bytes=1 << 30,
+    )
+    path.write_text(plan.to_toml(), encoding="utf-8")
+    pipeline, dense = with_plan(PipelineConfig(plan=str(path)), DenseConfig())
+    assert (pipeline.recompute, pipeline.recompute_share) == (True, "0.25,0")
+    assert dense == DenseConfig(shard="optimizer", budget_bytes=1 << 30)
+    with pytest.raises(InputError, match=r"pipeline\.recompute True is not possible with pipeline\.plan"):
+        with_plan(PipelineConfig(plan=str(path), recompute=True), DenseConfig())
+    with pytest.raises(InputError, match=r"dense\.shard gradients is not possible with pipeline\.plan"):
+        with_plan(PipelineConfig(plan=str(path)), DenseConfig(shard="gradients"))
+
+
+def test_a_plan_without_them_leaves_them_to_the_keys(path: Path) -> None:
+    given = PipelineConfig(plan=str(path), recompute=True)
+    pipeline, dense = with_plan(given, DenseConfig(shard="gradients"))
+    assert (pipeline.recompute, dense.shard) == (True, "gradients")
+
+
 def test_refused(path: Path) -> None:
     with pytest.raises(InputError, match=r"pipeline.stages 2 is not possible with pipeline.plan, which says it"):
-        with_plan(PipelineConfig(plan=str(path), stages=2))
+        with_plan(PipelineConfig(plan=str(path), stages=2), DenseConfig())
     with pytest.raises(InputError, match=r"pipeline.plan none.toml: \[Errno 2\] No such file"):
-        with_plan(PipelineConfig(plan="none.toml"))
+        with_plan(PipelineConfig(plan="none.toml"), DenseConfig())
     path.write_text(PLAN.to_toml().replace('"batch"', '"features"', 1), encoding="utf-8")
     with pytest.raises(
         InputError, match="stage 0: layout: training divides examples among ranks: expected 'batch', got"
     ):
-        with_plan(PipelineConfig(plan=str(path)))
+        with_plan(PipelineConfig(plan=str(path)), DenseConfig())

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
-from bagpipe.partition.cost import Cluster, CostModel, Placed, in_flight_units
+from bagpipe.partition.cost import Cluster, CostModel, Placed, cluster_of_job, in_flight_units
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.schedule.builders.graphpipe import in_flight_limits
 from bagpipe.schedule.ir.stage_graph import StageGraph, chain
 from bagpipe.schedule.resharding.greedy import greedy
 from bagpipe.schedule.resharding.layouts import Layout
 from bagpipe.schedule.resharding.simulate import simulate
+from tests.cluster.clusters import cluster, hosts
 from tests.partition.graphs import graph
 
 FAST = Cluster(devices=8)
@@ -115,6 +116,19 @@ def test_least_replicas():
 def test_bad_clusters(values: dict[str, float], message: str):
     with pytest.raises(InputError, match=message):
         Cluster(**values)  # type: ignore[arg-type]
+
+
+def test_the_devices_of_a_cluster():
+    mixed = cluster(hosts(1), hosts(1, "cpu"))
+    found = cluster_of_job(mixed)
+    assert (found.devices, found.memory_bytes, found.speeds) == (4, 8e9, (1.0, 1.0, 0.01, 0.01))
+    assert found.network == mixed.network()
+    assert found.host_sizes == (2, 2)
+    assert not found.is_uniform
+    assert cluster_of_job(mixed, 2).speeds == ()
+    assert cluster_of_job(mixed, 2).is_uniform
+    with pytest.raises(InputError, match="devices must be at least 1, got 0"):
+        cluster_of_job(mixed, 0)
 
 
 def test_an_empty_batch_is_refused():

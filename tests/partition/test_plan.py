@@ -5,9 +5,11 @@ from hypothesis import given, settings
 
 from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
+from bagpipe.partition.candidates import LINEAR_SCHEDULES
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
-from bagpipe.partition.plan import LINEAR_SCHEDULES, make_plan
+from bagpipe.partition.plan import make_plan
+from bagpipe.partition.planners import PLANNERS
 from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers
 
@@ -25,11 +27,12 @@ def test_towers_on_eight_devices():
     assert plan.speedup > 4
     assert max(best.graph.depths) == 2
     assert best.devices == 8
-    assert all(other.partition.step_s > 1.05 * best.step_s for other in plan.alternatives)
-    assert {other.name for other in plan.alternatives} == {
-        "data parallel",
-        *(f"chain, {schedule}" for schedule in LINEAR_SCHEDULES),
-    }
+    steps = {other.name: other.partition.step_s for other in plan.alternatives}
+    chains = {f"chain, {schedule}" for schedule in LINEAR_SCHEDULES}
+    assert steps.keys() == {"data parallel", *chains, *PLANNERS} - {"piper"}, "too many downsets for piper"
+    assert all(steps[name] > 1.05 * best.step_s for name in ("data parallel", *chains))
+    assert best.planner == "graphpipe"
+    assert steps["graphpipe"] == best.step_s
     assert plan.least_chain_bottleneck_s is not None
     assert plan.least_bottleneck_s <= plan.least_chain_bottleneck_s
     assert plan.least_bottleneck_s <= best.bottleneck_s
@@ -136,6 +139,36 @@ def test_the_least_bottleneck_is_that_of_all_partitions(model: CostModel):
     assert plan.partition.bottleneck_s >= plan.least_bottleneck_s * (1 - 1e-9)
     if plan.one_device is not None:
         assert plan.partition.step_s <= plan.one_device.step_s
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_one_planner(planner: str):
+    plan = make_plan(towers(2, 2), LINKED, 1024, planner=planner, microbatches=8, replicas="none")
+    assert plan.partition.planner in (planner, "whole")
+    assert not [other for other in plan.alternatives if other.name in PLANNERS]
+    every = make_plan(towers(2, 2), LINKED, 1024, microbatches=8, replicas="none")
+    assert every.partition.step_s <= plan.partition.step_s
+
+
+def test_an_unknown_planner():
+    with pytest.raises(InputError, match="planner must be one of auto, graphpipe, pipedream, alpa, piper, got 'magic'"):
+        make_plan(graph(["ab"]), Cluster(devices=2), 4, planner="magic")
+
+
+def test_activations_are_recomputed_where_they_do_not_fit():
+    """Operators whose micro-batch keeps 16 bytes. In a chain the first stages keep more of them, and recompute more."""
+    line = graph(["ab", "bc", "cd"], activation_bytes=4, output_bytes=1)
+    tight = Cluster(devices=4, memory_bytes=24)
+    plan = make_plan(line, tight, 16, microbatches=4, replicas="none", recompute=True)
+    shares = [stage.recompute for stage in plan.partition.stages]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0
+    assert all(stage.memory_bytes <= 24 for stage in plan.partition.stages)
+    with pytest.raises(InputError, match="no partition over 4 devices"):
+        make_plan(line, tight, 16, microbatches=4, replicas="none")
+    enough = Cluster(devices=4, memory_bytes=64)
+    plans = [make_plan(line, enough, 16, microbatches=4, replicas="none", recompute=each) for each in (False, True)]
+    assert plans[0].partition == plans[1].partition
 
 
 def test_too_little_memory_is_one_line_with_both_numbers():

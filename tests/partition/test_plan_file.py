@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bagpipe.errors import InputError
@@ -20,7 +22,7 @@ PLAN = PlanFile(
 
 def test_a_file_reads_as_it_was_written() -> None:
     assert PlanFile.from_toml(PLAN.to_toml(), source="x") == PLAN
-    assert PLAN.to_toml().splitlines()[-8:] == [
+    assert PLAN.to_toml().splitlines()[-9:] == [
         "[[stages]]",
         "operators = [",
         '    "over_arch",',
@@ -29,7 +31,26 @@ def test_a_file_reads_as_it_was_written() -> None:
         "ranks = [2]",
         "microbatches = 2",
         'layout = "batch"',
+        "recompute = 0.0",
     ]
+
+
+def test_a_file_of_version_1_reads() -> None:
+    """It has neither recomputation nor sharding."""
+    new = ("shard = ", "budget_bytes = ", "step_s = ", "recompute = ")
+    lines = [line for line in PLAN.to_toml().splitlines() if not line.startswith(new)]
+    assert PlanFile.from_toml("\n".join(lines).replace("version = 2", "version = 1"), source="x") == PLAN
+
+
+def test_recomputation_sharding_and_budget_are_kept() -> None:
+    plan = replace(
+        PLAN,
+        stages=(replace(PLAN.stages[0], recompute=0.25), PLAN.stages[1]),
+        shard="gradients",
+        budget_bytes=1 << 20,
+        step_s=0.0125,
+    )
+    assert PlanFile.from_toml(plan.to_toml(), source="x") == plan
 
 
 def test_a_plan_with_other_replicas_for_each_stage() -> None:
@@ -43,9 +64,14 @@ def test_a_plan_with_other_replicas_for_each_stage() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
-        ("version = 1", "version = 2", "version: expected 1, got 2"),
-        ("version = 1\n", "", "expected the key version, got none"),
-        ("batch_size = 64", "batch = 64", "unknown key batch; expected version, schedule, batch_size, stages"),
+        ("version = 2", "version = 3", "version: expected 1 or 2, got 3"),
+        ("version = 2\n", "", "expected the key version, got none"),
+        ("batch_size = 64", "batch = 64", "unknown key batch; expected version, schedule, batch_size, stages, shard, "),
+        ('shard = "none"', 'shard = "all"', "shard: expected one of none, optimizer, gradients, parameters, got 'all'"),
+        ("budget_bytes = 0", "budget_bytes = -1", "budget_bytes: expected at least 0, got -1"),
+        ("step_s = 0.0", "step_s = inf", "step_s: expected at least 0, got inf"),
+        ("recompute = 0.0", "recompute = 1.5", "stage 0: recompute: expected 0 to 1, got 1.5"),
+        ("recompute = 0.0", 'recompute = "all"', "stage 0: recompute: expected a number, got 'all'"),
         ("batch_size = 64", "batch_size = true", "batch_size: expected a whole number, got True"),
         ("batch_size = 64", "batch_size = 0", "batch_size: expected at least 1, got 0"),
         ('"graph"', '"dag"', "schedule: expected one of 1f1b, "),
@@ -63,7 +89,7 @@ def test_a_plan_with_other_replicas_for_each_stage() -> None:
         ('layout = "batch"', 'layout = "rows"', "stage 0: layout: expected one of batch, features, replicated, got "),
         ('"over_arch"', '"dense_arch"', "stage 1: operator 'dense_arch' is in stage 0 already"),
         ('    "over_arch",\n', "", "stage 1: operators: expected at least one, got none"),
-        ("version = 1", "version =", "not valid TOML: "),
+        ("version = 2", "version =", "not valid TOML: "),
     ],
 )
 def test_refused(before: str, after: str, line: str) -> None:
