@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bagpipe.config.optim_section import pairs
+from bagpipe.config.pipeline_plan import planned_step_s
 from bagpipe.config.sections import Config
 from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.distributed.membership import Membership
@@ -302,6 +303,7 @@ def _result(
             "tasks": dict(evaluation.quality.tasks),
             "embedding_digest": embedding_digest(store, sums),
             "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],
+            "planned_step_s": planned_step_s(job.built.config.pipeline),
             "best_step": job.evaluator.history.best_step,
             "test": tested,
             "early_stopped": job.evaluator.history.is_over(job.built.config.eval),

@@ -37,6 +37,7 @@ class Result:
         hit_rate: share of unique rows that were in the cache at the start of their batch.
         exposed_embedding_s: time the compute lane waited for rows.
         step_s_p50: median time between the ends of consecutive batches.
+        planned_step_s: time of a step of the dense part that `pipeline.plan` predicts; None: no plan, or none in it.
         dense_digest, embedding_digest: see `bagpipe.training.digest`.
         peak_rss_bytes: peak resident set size of the trainer process.
         skipped_rows: malformed rows skipped (``data.bad_rows = skip``).
@@ -79,6 +80,7 @@ class Result:
     hit_rate: float
     exposed_embedding_s: float
     step_s_p50: float | None
+    planned_step_s: float | None
     dense_digest: str
     embedding_digest: str
     peak_rss_bytes: int
@@ -120,6 +122,10 @@ class Result:
             for label, found in (self.test["tasks"] or {"": self.test}).items():
                 words = "   ".join(_metric_words(found, found["metrics_left_out"]))
                 notes.append(f"test{label and f' of {label}'}, of the model of step {self.test['step']}: {words}")
+        if self.planned_step_s is not None:
+            planned_s, step_s = self.planned_step_s, self.step_s_p50
+            ratio = "" if step_s is None else f", the whole step took {step_s / planned_s:.2f} times that"
+            notes.append(f"the plan predicted {planned_s * 1e3:.2f} ms for the dense part of a step{ratio}")
         if self.early_stopped:
             notes.append("training ended early: evaluations did not get better any more (eval.patience)")
         if self.started_from is not None:

@@ -17,7 +17,7 @@ from bagpipe.config.sections import PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.plan_file import PlanFile
 
-__all__ = ["with_plan"]
+__all__ = ["planned_step_s", "with_plan"]
 
 #: Keys whose values come from the plan.
 _PLANNED = ("schedule", "stages", "microbatches", "chunks", "partition", "replicas", "stage_microbatches")
@@ -35,12 +35,7 @@ def with_plan(pipeline: PipelineConfig, dense: DenseConfig) -> tuple[PipelineCon
     if not pipeline.plan:
         return pipeline, dense
     _check_unset("pipeline", pipeline, PipelineConfig(), _PLANNED)
-    source = f"pipeline.plan {pipeline.plan}"
-    try:
-        text = Path(pipeline.plan).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: {error}") from None
-    plan = PlanFile.from_toml(text, source=source)
+    source, plan = f"pipeline.plan {pipeline.plan}", _read(pipeline.plan)
     for number, stage in enumerate(plan.stages):
         if stage.layout != "batch":
             raise InputError(
@@ -70,6 +65,23 @@ def with_plan(pipeline: PipelineConfig, dense: DenseConfig) -> tuple[PipelineCon
         replicas=",".join(map(str, plan.replicas)) if max(plan.replicas) > 1 else "",
     )
     return planned, dense
+
+
+def planned_step_s(pipeline: PipelineConfig) -> float | None:
+    """Seconds of a step that the plan file predicts; None without a plan, or if it says none or is gone."""
+    try:
+        return (_read(pipeline.plan).step_s or None) if pipeline.plan else None
+    except InputError:
+        return None
+
+
+def _read(path: str) -> PlanFile:
+    source = f"pipeline.plan {path}"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{source}: {error}") from None
+    return PlanFile.from_toml(text, source=source)
 
 
 def _check_unset(section: str, config: object, defaults: object, keys: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.load import parse_config
-from bagpipe.config.pipeline_plan import with_plan
+from bagpipe.config.pipeline_plan import planned_step_s, with_plan
 from bagpipe.config.sections import PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.plan_file import PlanFile
@@ -59,6 +59,15 @@ def test_recomputation_sharding_and_budget_come_from_the_plan(path: Path) -> Non
         with_plan(PipelineConfig(plan=str(path), recompute=True), DenseConfig())
     with pytest.raises(InputError, match=r"dense\.shard gradients is not possible with pipeline\.plan"):
         with_plan(PipelineConfig(plan=str(path)), DenseConfig(shard="gradients"))
+
+
+def test_the_predicted_step(path: Path) -> None:
+    assert planned_step_s(PipelineConfig(plan=str(path))) is None
+    path.write_text(replace(PLAN, step_s=0.0125).to_toml(), encoding="utf-8")
+    assert planned_step_s(PipelineConfig(plan=str(path))) == 0.0125
+    assert planned_step_s(PipelineConfig()) is None
+    path.unlink()
+    assert planned_step_s(PipelineConfig(plan=str(path))) is None
 
 
 def test_a_plan_without_them_leaves_them_to_the_keys(path: Path) -> None:

@@ -10,8 +10,8 @@ RESULT = Result(
     steps=3, samples=30, seconds=1.5, samples_per_s=20.0, loss=None, auc=0.5, ne=None, metrics_left_out={"ne": "why"},
     tasks={}, logloss=0.6, calibration=1.25, gauc=None, gauc_groups=None, gauc_groups_left_out=None,
     rows_unique=10, rows_new=3, rows_fetched=1, rows_written=4, evictions_waiting=2, cache_rows=5, hit_rate=0.5,
-    exposed_embedding_s=0.1, step_s_p50=None, dense_digest="d", embedding_digest="e", peak_rss_bytes=1,
-    skipped_rows=2, skipped_batches=3, loss_scale=2048,
+    exposed_embedding_s=0.1, step_s_p50=None, planned_step_s=None, dense_digest="d", embedding_digest="e",
+    peak_rss_bytes=1, skipped_rows=2, skipped_batches=3, loss_scale=2048,
     resumed_from=20, checkpoints=4, checkpoint_stall_s=0.25, stopped=False, continued=True,
     started_from=None, test=None, verified=None,
     evaluations=[{"step": 3, "auc": 0.5}], best_step=3, early_stopped=True,
@@ -40,6 +40,15 @@ def test_the_summary_of_a_result() -> None:
     assert "3 batches were skipped: a loss or gradient was not finite (loss scale at the end: 2048)" in text
     assert "resumed from the checkpoint at step 20" in text
     assert "4 checkpoints written, training waited 0.25 s" in text
+
+
+def test_a_plan_is_compared_with_the_step() -> None:
+    planned = dataclasses.replace(RESULT, planned_step_s=0.01)
+    assert "the plan predicted 10.00 ms for the dense part of a step" in planned.lines()
+    measured = dataclasses.replace(planned, step_s_p50=0.0125)
+    last = "the plan predicted 10.00 ms for the dense part of a step, the whole step took 1.25 times that"
+    assert last in measured.lines()
+    assert not [line for line in RESULT.lines() if "plan" in line]
 
 
 def test_the_summary_of_several_labels() -> None:
