@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bagpipe.cli import plan, schedule
+from bagpipe.cli import plan, schedule, sweep
 from bagpipe.cli.programs import run_command
 from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util import programs
@@ -61,6 +61,12 @@ COMMANDS: Mapping[str, Command] = {
             help="choose stages and a schedule for a model",
             add_arguments=plan.add_arguments,
             run=plan.run,
+        ),
+        Command(
+            name="sweep",
+            help="forecast step time, memory and price of jobs on clusters",
+            add_arguments=sweep.add_arguments,
+            run=sweep.run,
         ),
     )
 }

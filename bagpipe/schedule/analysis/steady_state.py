@@ -157,6 +157,7 @@ class _Recurrence:
         sink = [number for number, (_, template) in enumerate(self.loop.templates) if template.key == self.loop.sink]
         last = sink[-1] if sink else self.order[-1]
         begun = np.zeros(costs.shape[1:])
+        row = ring[0]
         for turn in range(_WARM_UP + depth + _MEASURED):
             row = ring[turn % depth]
             for number in self.order:

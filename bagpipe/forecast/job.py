@@ -1,0 +1,73 @@
+"""`JobShape`: what a forecast is about: ranks, batch, cache, window, rows and the dense part of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagpipe.errors import InputError
+from bagpipe.forecast.traffic import RowTraffic, UniqueCurve
+
+__all__ = ["DenseCosts", "JobShape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseCosts:
+    """The dense part on one device, as it was measured or computed.
+
+    Attributes:
+        fixed_s, per_example_s: forward and backward of a batch.
+        step_s: optimizer step.
+        param_bytes: of its parameters.
+        activation_bytes: kept for each example.
+        weight_copies: memory of a parameter with gradient and optimizer state, in multiples of it.
+    """
+
+    fixed_s: float = 0.0
+    per_example_s: float = 0.0
+    step_s: float = 0.0
+    param_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    weight_copies: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """One job.
+
+    Attributes:
+        ranks: data-parallel ranks, one device each.
+        batch_examples: of the global batch.
+        traffic: rows of a batch with the job's caches and window.
+        uniques: unique rows of the parts of a batch.
+        dim: weights of a row.
+        dense: the dense part.
+        direct: no cache: every batch reads and writes all its rows.
+        prefetch_depth, write_depth: as `cache.prefetch_depth`, and the write staging buffers.
+        store_rows: rows that the store holds at the end; 0: unknown, its memory is not checked.
+
+    Raises:
+        InputError: a number is below 1, or the batch is not that of the traffic.
+    """
+
+    ranks: int
+    batch_examples: int
+    traffic: RowTraffic
+    uniques: UniqueCurve
+    dim: int
+    dense: DenseCosts
+    direct: bool = False
+    prefetch_depth: int = 4
+    write_depth: int = 2
+    store_rows: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "batch_examples", "dim", "prefetch_depth", "write_depth"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.batch_examples < self.ranks:
+            raise InputError(f"ranks: expected at most the {self.batch_examples} examples of a batch, got {self.ranks}")
+        if self.traffic.batch_examples != self.batch_examples:
+            raise InputError(
+                f"batch_examples: expected {self.traffic.batch_examples}, as the rows were counted, got "
+                f"{self.batch_examples}"
+            )
