@@ -219,6 +219,7 @@ def embedded_schema(path: str, schema: pa.Schema) -> SchemaFile | None:
         value: dict[str, Any] = parse_json(text)
         if value["version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: expected schema version {SCHEMA_VERSION}, got {value['version']!r}")
-        return SchemaFile(schema=DataSchema.from_json(value["schema"]), weights=value["weights"])
+        found = DataSchema.from_json(value["schema"], f"{path}: the schema in the file's metadata")
+        return SchemaFile(schema=found, weights=value["weights"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: the schema in the file's metadata is damaged: {_one_line(error)}") from None

@@ -137,10 +137,7 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
         check_token(manifest.token)
     except ValueError as error:
         raise InputError(f"{path}: token: {error}") from None
-    try:
-        RowSchema.from_json(manifest.row_schema)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    RowSchema.from_json(manifest.row_schema, f"{path}: row schema")
     ranks = [part.rank for part in manifest.parts]
     if len(ranks) != manifest.world_size or ranks != list(range(len(ranks))):
         raise InputError(f"{path}: parts: expected ranks 0 to {manifest.world_size - 1}, got {ranks}")

@@ -63,11 +63,7 @@ def from_toml(text: str, *, source: str) -> ClusterModel:
         raise InputError(f"{source}: not valid TOML: {error}") from None
     if document.pop("version", None) != _VERSION:
         raise InputError(f"{source}: version: expected {_VERSION}")
-    try:
-        cluster: ClusterModel = read_value(ClusterModel, document, source, has_defaults=True, takes_integers=True)
-    except InputError as error:
-        line = str(error)
-        raise InputError(line if line.startswith(f"{source}: ") else f"{source}: {line}") from None
+    cluster: ClusterModel = read_value(ClusterModel, document, source, has_defaults=True, takes_integers=True)
     return cluster
 
 

@@ -139,5 +139,5 @@ class LiveRows:
 def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
     try:
         return RowSchema.from_json(parse_json(fields.get("schema", "")))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, InputError) as error:
         raise InputError(f"{label} has a schema record that this bagpipe does not read: {error}") from None

@@ -171,8 +171,8 @@ class ExportManifest:
             return cls(
                 **{
                     **{name: value[name] for name in _FIELDS},
-                    "rows": RowSchema.from_json(value["rows"]),
-                    "data": DataSchema.from_json(value["data"]),
+                    "rows": RowSchema.from_json(value["rows"], f"{path}: rows"),
+                    "data": DataSchema.from_json(value["data"], f"{path}: data"),
                     "columns": tuple(Column(**column) for column in value["columns"]),
                     "tables": tuple(TableFiles(**table) for table in value["tables"]),
                     "files": {name: ExportFile(**file) for name, file in value["files"].items()},

@@ -233,13 +233,17 @@ class DataSchema:
         return {key: item for key, item in value.items() if key != "example_weight" or item}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> DataSchema:
+    def from_json(cls, value: Mapping[str, Any], where: str = "data schema") -> DataSchema:
         """The schema of its JSON form.
+
+        Args:
+            value: what `to_json` gave.
+            where: its place, for errors.
 
         Raises:
             InputError: a field is unknown, missing or of another type, or the schema is refused.
         """
-        schema: DataSchema = read_value(cls, dict(value), "data schema", has_defaults=True)
+        schema: DataSchema = read_value(cls, value, where, has_defaults=True)
         return schema
 
 
@@ -372,13 +376,17 @@ class RowSchema:
         return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
+    def from_json(cls, value: Mapping[str, Any], where: str = "row schema") -> RowSchema:
         """The schema of its JSON form.
+
+        Args:
+            value: what `to_json` gave.
+            where: its place, for errors.
 
         Raises:
             InputError: a field is unknown, missing or of another type, or the schema is refused.
         """
-        schema: RowSchema = read_value(cls, dict(value), "row schema", has_defaults=True)
+        schema: RowSchema = read_value(cls, value, where, has_defaults=True)
         return schema
 
     def digest(self) -> str:

@@ -95,8 +95,9 @@ def read_value(
 
 
 def _read_record(expected: Any, value: Any, where: str, name: str, read: Callable[..., Any], has_defaults: bool) -> Any:
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: {name}: expected an object, got {str(value)[:80]!r}")
+    if not isinstance(value, Mapping):
+        place = f"{where}: {name}" if name else where
+        raise InputError(f"{place}: expected an object, got {str(value)[:80]!r}")
     hints = _field_types(expected)
     needed = {
         field.name
@@ -107,7 +108,11 @@ def _read_record(expected: Any, value: Any, where: str, name: str, read: Callabl
     for difference, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
         if difference:
             raise InputError(f"{where}: {what} field {prefix}{min(map(str, difference))}")
-    return expected(**{field: read(hints[field], item, name=prefix + field) for field, item in value.items()})
+    values = {field: read(hints[field], item, name=prefix + field) for field, item in value.items()}
+    try:
+        return expected(**values)
+    except InputError as error:  # of the record's own checks
+        raise InputError(f"{where}: {error}") from None
 
 
 def _is_mapping_of(expected: Any, value: Any) -> bool:

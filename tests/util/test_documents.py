@@ -59,6 +59,12 @@ def test_another_record_is_refused(change: dict[str, Any], message: str) -> None
         read_value(Outer, {**GOOD, **change}, "file", has_defaults=True)
 
 
+def test_what_is_no_object_is_refused() -> None:
+    for value in (5, [1], None, "x"):
+        with pytest.raises(InputError, match=r"^file: expected an object, got "):
+            read_value(Outer, value, "file")
+
+
 def test_without_defaults_every_field_is_needed() -> None:
     with pytest.raises(InputError, match="file: missing field facts"):
         read_value(Outer, GOOD, "file")
