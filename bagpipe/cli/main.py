@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bagpipe.cli import plan, schedule, sweep
+from bagpipe.cli import calibrate, plan, schedule, sweep
 from bagpipe.cli.programs import run_command
 from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
 from bagpipe.util import programs
@@ -61,6 +61,12 @@ COMMANDS: Mapping[str, Command] = {
             help="choose stages and a schedule for a model",
             add_arguments=plan.add_arguments,
             run=plan.run,
+        ),
+        Command(
+            name="calibrate",
+            help="measure this machine into a cluster file",
+            add_arguments=calibrate.add_arguments,
+            run=calibrate.run,
         ),
         Command(
             name="sweep",

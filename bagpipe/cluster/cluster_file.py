@@ -75,6 +75,8 @@ def to_toml(cluster: ClusterModel) -> str:
 def _lines(cluster: ClusterModel) -> Iterator[str]:
     yield f"version = {_VERSION}"
     yield f"name = {json.dumps(cluster.name)}"
+    if cluster.shared_cores:
+        yield f"shared_cores = {cluster.shared_cores}"
     for kind in ("devices", "links"):
         for name, record in getattr(cluster, kind).items():
             yield from ("", f"[{kind}.{json.dumps(name) if not name.isidentifier() else name}]")

@@ -26,7 +26,7 @@ from bagpipe.cluster.model import ClusterModel, RowRates, TrainerHosts
 from bagpipe.errors import InputError
 from bagpipe.forecast.job import JobShape
 
-__all__ = ["Work", "loop_costs", "rates_at"]
+__all__ = ["Work", "loop_costs", "processor_s", "rates_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts) -> Iterato
     traffic, dense, ranks = job.traffic, job.dense, job.ranks
     device = cluster.devices[hosts.device]
     examples = job.batch_examples / ranks
-    fetched, written = (traffic.fetched, traffic.written) if not job.direct else (traffic.unique, traffic.unique)
+    fetched, written = _store_rows(job)
     inserted = traffic.fetched + traffic.new if not job.direct else traffic.unique
     yield "X_READ", Work(bounds=dict(_reading(cluster, job)))
     for op, rows, way in (("X_FETCH", fetched, 0), ("X_WRITEBACK", written, 1)):
@@ -116,6 +116,35 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts) -> Iterato
     yield "X_UPDATE", Work(bounds={"device memory": device.call_s + update * _kept(job)})
     yield "X_UPDATE_LATE", Work(bounds={"device memory": device.call_s + update * (1 - _kept(job))})
     yield "X_ACK", Work(bounds={"network": network.latency_s + network.message_s})
+
+
+def processor_s(cluster: ClusterModel, job: JobShape, works: Mapping[str, Work]) -> float:
+    """Processor time of a batch on a machine whose processes share its cores: computation, clients, server, cacher.
+
+    What moves bytes of rows on the device is computation there.
+    """
+    stores = cluster.stores
+    assert stores is not None, "checked by loop_costs"
+    hosts = cluster.trainers[0]
+    fetched, written = _store_rows(job)
+    rows_s = 0.0
+    for rows, way in ((fetched, 0), (written, 1)):
+        rows_s += rows / rates_at(stores.rows, job.traffic.row_bytes)[way]
+        if hosts.rows:
+            rows_s += rows / rates_at(hosts.rows, job.traffic.row_bytes)[way]
+    planning_s = job.traffic.ids / cluster.cachers.ids_per_s if cluster.cachers is not None else 0.0
+    of_ranks = sum(max(work.bounds.get(name, 0.0) for name in _COMPUTED) for work in works.values())
+    return rows_s + planning_s + job.ranks * of_ranks
+
+
+#: Resources of `Work.bounds` that are a processor's where the device is one.
+_COMPUTED = ("dense part", "device memory", "optimizer")
+
+
+def _store_rows(job: JobShape) -> tuple[float, float]:
+    """Rows of a batch that are read from the store and written to it."""
+    traffic = job.traffic
+    return (traffic.unique, traffic.unique) if job.direct else (traffic.fetched, traffic.written)
 
 
 def _kept(job: JobShape) -> float:

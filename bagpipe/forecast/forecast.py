@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.forecast.costs import Work, loop_costs
+from bagpipe.forecast.costs import Work, loop_costs, processor_s
 from bagpipe.forecast.job import JobShape
 from bagpipe.schedule.analysis.steady_state import SteadyState, steady_state
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
@@ -33,7 +33,8 @@ class Forecast:
         step_s: of a batch.
         op_s: operation -> seconds of a batch on a rank.
         shares: operation -> share of the step that it is responsible for; what is hidden behind others has 0.
-        limit: the operation with the largest share, and its slowest resource: ``X_FETCH: store servers``.
+        limit: the operation with the largest share, and its slowest resource: ``X_FETCH: store servers``; or
+            ``shared cores``, where all processes together need more processor time than the step.
         busy: lane -> share of the time that it works.
         device_bytes: of a rank: dense part, cache and staging.
         store_bytes: of all store servers; 0: unknown.
@@ -111,12 +112,17 @@ def _forecast(
     cluster: ClusterModel, job: JobShape, works: Mapping[str, Work], state: SteadyState, place: int
 ) -> Forecast:
     step_s = float(state.step_s[place])
-    limit = state.limit(place)
+    op = state.limit(place)
+    limit = f"{op}: {works[op].limit}"
+    if cluster.shared_cores:
+        shared_s = processor_s(cluster, job, works) / cluster.shared_cores
+        if shared_s > step_s:
+            step_s, limit = shared_s, "shared cores"
     return Forecast(
         step_s=step_s,
         op_s={op: work.seconds for op, work in works.items()},
         shares={op: float(share[place]) for op, share in state.shares.items()},
-        limit=f"{limit}: {works[limit].limit}",
+        limit=limit,
         busy={lane: float(share[place]) for lane, share in state.busy.items()},
         device_bytes=_device_bytes(job),
         store_bytes=job.store_rows * job.traffic.row_bytes,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bagpipe.cluster.model import RowRates
 from bagpipe.errors import InputError
 from bagpipe.forecast.forecast import forecast, forecast_all
 from bagpipe.forecast.job import DenseCosts, JobShape
@@ -53,6 +54,21 @@ def test_many_jobs_are_those_one_by_one() -> None:
         assert each.step_s == pytest.approx(alone.step_s, rel=1e-12)
         assert each.limit == alone.limit
     assert str(found[-1]) == "expected a cluster with 8 devices, got 4 of 'small'"
+
+
+def test_processes_of_one_machine_share_its_cores() -> None:
+    """Computation alone takes 11 ms; with the client, the server and the cacher one core needs longer."""
+    rates = (RowRates(row_bytes=136, reads_per_s=1e6, writes_per_s=1e6),)
+    alone = cluster(hosts(rows=rates))
+    one, many = (replace(alone, shared_cores=cores) for cores in (1, 8))
+    assert forecast(many, job()).step_s == forecast(alone, job()).step_s
+    found = forecast(one, job())
+    assert found.limit == "shared cores"
+    compute = sum(found.op_s[op] for op in ("F", "B", "OPT", "X_UPDATE", "X_EVICT", "X_INSERT"))
+    rows_s = 500 / 1e6 + 500 / 2e6 + 1500 / 1e6 + 1500 / 1e6
+    assert found.step_s == pytest.approx(compute + rows_s + 26_624 / 1e7, rel=1e-6)
+    with pytest.raises(InputError, match="shared_cores: expected at least 0, got -1"):
+        replace(alone, shared_cores=-1)
 
 
 def test_two_thousand_ranks() -> None:

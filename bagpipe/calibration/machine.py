@@ -1,0 +1,59 @@
+"""`measure_machine`: this machine as a cluster of one host, whose processes share its cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bagpipe.calibration.device import measure_device
+from bagpipe.calibration.link import measure_link
+from bagpipe.calibration.planner import measure_planner
+from bagpipe.calibration.rows import measure_rows
+from bagpipe.cluster.model import CacherHosts, ClusterModel, StoreServers, TrainerHosts
+
+__all__ = ["measure_machine"]
+
+#: Measurements, for progress.
+_MEASUREMENTS = 4
+
+
+def measure_machine(
+    ranks: int = 1, *, on_measured: Callable[[int, int], None] = lambda done, total: None
+) -> ClusterModel:
+    """The machine with so many ranks, a store server and a cacher. Takes about ten seconds.
+
+    Args:
+        ranks: of the job: processes with one compute thread each.
+        on_measured: called with the numbers of measurements that are done and of all.
+
+    Raises:
+        InputError, StoreError: no store server can be started.
+    """
+    device = measure_device()
+    on_measured(1, _MEASUREMENTS)
+    link = measure_link()
+    on_measured(2, _MEASUREMENTS)
+    ids_per_s = measure_planner()
+    on_measured(3, _MEASUREMENTS)
+    client, server = measure_rows()
+    on_measured(_MEASUREMENTS, _MEASUREMENTS)
+    cores = len(os.sched_getaffinity(0))
+    return ClusterModel(
+        name="this machine",
+        devices={"processor": device},
+        links={"loopback": link},
+        trainers=(
+            TrainerHosts(
+                hosts=1,
+                device="processor",
+                devices_per_host=ranks,
+                local_link="loopback",
+                port="loopback",
+                cores=cores,
+                rows=client,
+            ),
+        ),
+        stores=StoreServers(servers=1, port="loopback", rows=server),
+        cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=ids_per_s),
+        shared_cores=cores,
+    )

@@ -1,0 +1,41 @@
+"""`python -m bagpipe calibrate`: measure this machine into a cluster file, for `plan` and `sweep`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bagpipe.cli.progress import Progress
+from bagpipe.cluster.cluster_file import to_toml
+from bagpipe.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.description = "Measure this machine's processor, loopback, store server and planner; print a cluster file."
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of the job; default: 1")
+    parser.add_argument("--out", metavar="FILE", help="write the file instead of printing it")
+
+
+def run(flags: argparse.Namespace) -> str:
+    """The cluster file.
+
+    Raises:
+        InputError: a bad flag, a file that cannot be written, or no store server is found.
+    """
+    from bagpipe.calibration.machine import measure_machine  # with torch
+
+    if flags.ranks < 1:
+        raise InputError(f"--ranks: expected at least 1, got {flags.ranks}")
+    with Progress("calibrate") as progress:
+        machine = measure_machine(flags.ranks, on_measured=progress.phase("measuring"))
+    text = f"# This machine, as `python -m bagpipe calibrate` measured it.\n{to_toml(machine)}"
+    if not flags.out:
+        return text
+    try:
+        Path(flags.out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out: cannot write {flags.out}: {error}") from None
+    return f"{flags.out}: {machine.name}, {machine.num_ranks} ranks\n"
