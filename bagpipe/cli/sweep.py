@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they need numpy, which other commands do without
     from bagpipe.forecast.job import DenseCosts
     from bagpipe.forecast.sweep import Point
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "dense_costs", "run"]
 
 _Number = TypeVar("_Number", int, float)
 
@@ -71,7 +71,7 @@ def run(flags: argparse.Namespace) -> str:
         bandwidths=_numbers("--bandwidths", flags.bandwidths, float) or (1.0,),
         direct=flags.direct,
     )
-    dense = _dense(OperatorGraph.from_json(_read("--model", flags.model), source=flags.model), flags.weight_copies)
+    dense = dense_costs(OperatorGraph.from_json(_read("--model", flags.model), source=flags.model), flags.weight_copies)
     if flags.dim < 1:
         raise InputError(f"--dim: expected at least 1, got {flags.dim}")
     points = list(grid_points(cluster, grid, dense, dim=flags.dim, store_rows=flags.rows))
@@ -92,7 +92,7 @@ def run(flags: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dense(graph: OperatorGraph, weight_copies: float) -> DenseCosts:
+def dense_costs(graph: OperatorGraph, weight_copies: float) -> DenseCosts:
     """The whole model on one device."""
     from bagpipe.forecast.job import DenseCosts
 

@@ -1,0 +1,1 @@
+"""Forecasts against jobs on this machine: main runs them, cases lists them."""

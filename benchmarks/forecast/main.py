@@ -1,0 +1,169 @@
+"""How near are forecasts to jobs on this machine?
+
+    python -m benchmarks.forecast.main [--repeats 3] [--examples 100000] [--out DIR]
+
+For every case: the machine measured (`bagpipe calibrate`), the dense part measured (`bagpipe plan --save-operators`),
+the rows counted (`data replay`), the step forecast, and the same job run by the trainer behind a shaped link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from bagpipe.cli.sweep import dense_costs
+from bagpipe.cluster.cluster_file import from_toml
+from bagpipe.cluster.model import ClusterModel, Link
+from bagpipe.errors import JobError
+from bagpipe.forecast.forecast import forecast
+from bagpipe.forecast.job import DenseCosts, JobShape
+from bagpipe.forecast.traffic import RowTraffic, read_traffic, unique_curve
+from bagpipe.partition.operators import OperatorGraph
+from bagpipe.util.environment import check_environment
+from benchmarks.forecast.cases import CASES, Case
+from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
+from benchmarks.harness.report import table
+from benchmarks.harness.shaped_link import ShapedServer, check_privileges
+
+_DIM = 16
+_BOTTOM_MLP = "64"
+_LOOKAHEAD = 32
+_TIMEOUT_S = 300.0
+
+
+def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
+    check_environment("cpu")
+    check_privileges()
+    return {"jobs": partial(_measure, options)}
+
+
+def _measure(options: argparse.Namespace, part: Part) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        machine = from_toml(_output("bagpipe", "calibrate"), source="calibrate")
+        for case in CASES[: options.cases or None]:
+            shape = _shape(case, options.examples, folder)
+            found = forecast(_behind_link(machine, case), shape)
+            part.say(f"{case.name}: forecast {found.step_s * 1e3:.2f} ms ({found.limit})")
+            steps = [_job(case, options.examples, folder) for _ in range(options.repeats)]
+            part.say(f"{case.name}: measured {', '.join(f'{step * 1e3:.2f}' for step in steps)} ms")
+            record = {"case": case.name, "forecast_s": found.step_s, "limit": found.limit, "measured_s": steps}
+            part.add({**record, "op_s": dict(found.op_s)})
+
+
+def _behind_link(machine: ClusterModel, case: Case) -> ClusterModel:
+    """The machine with the case's link between trainer and store."""
+    assert machine.stores is not None, "calibrated with one"
+    links = {**machine.links, "shaped": Link(bytes_per_s=case.bytes_per_s, latency_s=2e-5)}
+    trainers = tuple(replace(hosts, port="shaped") for hosts in machine.trainers)
+    return replace(machine, links=links, trainers=trainers, stores=replace(machine.stores, port="shaped"))
+
+
+def _shape(case: Case, examples: int, folder: Path) -> JobShape:
+    rows, traffic = _replayed(case, examples, folder)
+    return JobShape(
+        ranks=1,
+        batch_examples=case.batch_examples,
+        traffic=rows,
+        uniques=unique_curve(traffic),
+        dim=_DIM,
+        dense=_dense(case, folder),
+        direct=not case.cache_rows,
+    )
+
+
+def _replayed(case: Case, examples: int, folder: Path) -> tuple[RowTraffic, tuple[RowTraffic, ...]]:
+    """The rows of the case's batches, and those of smaller batches too."""
+    out = folder / f"replay-{case.batch_examples}-{case.cache_rows}.json"
+    if not out.exists():
+        sizes = f"{case.batch_examples // 2},{case.batch_examples}"
+        cache = case.cache_rows or 60_000
+        flags = [*_data_flags(examples), "--data.batch_size", sizes, "--lookahead", str(_LOOKAHEAD)]
+        _output("data", "replay", *flags, "--cache_rows", str(cache), "--policy", "belady-window", "--json", str(out))
+    traffic = read_traffic(out.read_text(encoding="utf-8"), source=str(out))
+    return next(each for each in traffic if each.batch_examples == case.batch_examples), traffic
+
+
+def _dense(case: Case, folder: Path) -> DenseCosts:
+    """The dense part, measured around the case's batch."""
+    out = folder / f"{case.model}-{case.top_mlp}-{case.batch_examples}.json"
+    if not out.exists():
+        model = ["--model", case.model, "--top-mlp", case.top_mlp, "--bottom-mlp", _BOTTOM_MLP]
+        model += ["--embedding-dim", str(_DIM), "--devices", "1", "--batch-size", str(case.batch_examples)]
+        _output("bagpipe", "plan", *model, "--save-operators", str(out))
+    return dense_costs(OperatorGraph.from_json(out.read_text(encoding="utf-8"), source=str(out)), 3.0)
+
+
+def _job(case: Case, examples: int, folder: Path) -> float:
+    """The median step of the trainer in seconds."""
+    out = folder / "result.json"
+    with ShapedServer(case.rate) as server:
+        flags = [*_data_flags(examples), "--data.batch_size", str(case.batch_examples), "--data.eval_fraction", "0"]
+        flags += ["--cache.rows", str(case.cache_rows), "--oracle.lookahead", str(_LOOKAHEAD)]
+        flags += ["--store.url", server.url, "--model.name", case.model, "--model.embedding_dim", str(_DIM)]
+        flags += ["--model.bottom_mlp", _BOTTOM_MLP, "--model.top_mlp", case.top_mlp, "--result", str(out)]
+        _output("trainer", *flags)
+    step_s = json.loads(out.read_text(encoding="utf-8"))["step_s_p50"]
+    return float(step_s)
+
+
+def _data_flags(examples: int) -> Sequence[str]:
+    return ["--data.format", "synthetic", "--data.limit", str(examples)]
+
+
+def _output(*words: str) -> str:
+    """Standard output of one of our programs.
+
+    Raises:
+        JobError: it failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise JobError(f"{' '.join(words[:2])}: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def tables(values: Values) -> str:
+    """Forecast against measured step, per case."""
+    rows, near = [], 0
+    for record in found_of(values, "jobs") or []:
+        measured = statistics.median(record["measured_s"])
+        ratio = record["forecast_s"] / measured
+        near += abs(ratio - 1) <= 0.15
+        spread = f"{min(record['measured_s']) * 1e3:.2f} to {max(record['measured_s']) * 1e3:.2f}"
+        cells = (f"{record['forecast_s'] * 1e3:.2f}", f"{measured * 1e3:.2f} ({spread})", f"{ratio:.2f}")
+        rows.append((record["case"], *cells, record["limit"]))
+    headers = ("case", "forecast ms", "measured ms", "forecast / measured", "limit of the forecast")
+    return table(headers, rows) + f"\nWithin 15 %: {near} of {len(rows)}.\n"
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--examples", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", type=int, default=0, help="only the first so many; 0: all")
+
+
+BENCHMARK = Benchmark(
+    folder=Path(__file__).parent,
+    about=__doc__,
+    flags=_flags,
+    parts=_parts,
+    tables=tables,
+    rehearsal={"examples": 20_000, "repeats": 1, "cases": 1},
+    packages=(*TRAINING_PACKAGES, "redis"),
+    machine=store_server,
+)
+
+if __name__ == "__main__":
+    sys.exit(run_benchmark(BENCHMARK))
