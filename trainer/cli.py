@@ -18,7 +18,7 @@ from bagpipe.distributed.membership import Membership
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bagpipe.util.environment import check_environment
 from bagpipe.util.printing import print_text
-from bagpipe.util.program import exiting
+from bagpipe.util.program import exiting, printed_warnings
 from bagpipe.util.programs import command_of
 from trainer.process import configure_device, configure_process
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     """
     with exiting():
         membership = Membership.from_environment()
-    with exiting() if membership is None else exiting(partial(_print_once, membership)):
+    with exiting() if membership is None else exiting(partial(_print_once, membership)), printed_warnings():
         if argv and argv[0] in _COMMANDS:
             sys.exit(_run_command(*_COMMANDS[argv[0]], argv[1:]))
         options = (Option(flag="--result", help="write the result as one JSON object"),)

@@ -1,10 +1,11 @@
 """`exiting`, `run_program`: the outermost frame of every program. Errors become one line on stderr and an exit code.
 
-`note`: lines on stderr that are no errors.
+`note`, `printed_warnings`: lines on stderr that are no errors.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, St
 from bagpipe.util.environment import explain_import
 from bagpipe.util.printing import print_error
 
-__all__ = ["PrintError", "exiting", "note", "run_program"]
+__all__ = ["PrintError", "exiting", "note", "printed_warnings", "run_program"]
 
 #: Prints an error with the given function, or leaves it to another process.
 PrintError = Callable[[BaseException, Callable[[BaseException], None]], None]
@@ -34,6 +35,34 @@ _EXPECTED = (InputError, StoreError, JobError)
 def note(text: str) -> None:
     """Print a note to stderr."""
     print_error(f"note: {text}")
+
+
+class _WarningLines(logging.Handler):
+    """Prints each warning once, in one line."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        text = " ".join(record.getMessage().split())
+        if text not in self._printed:
+            self._printed.add(text)
+            print_error(f"warning: {text}")
+
+
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print warnings of the library's loggers in the block, whatever other packages do to the root logger."""
+    logger, lines = logging.getLogger("bagpipe"), _WarningLines()
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(lines)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+        logger.propagate = propagated
 
 
 def _print_always(error: BaseException, write: Callable[[BaseException], None]) -> None:

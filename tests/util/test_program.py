@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,13 @@ def test_a_traceback_begins_at_the_users_code(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BAGPIPE_TRACEBACK", "1")
     assert run_program(main, []) == 1
     assert "run_program" in capsys.readouterr().err
+
+
+def test_warnings_are_printed_once_in_one_line(capsys):
+    logger = logging.getLogger("bagpipe.store")
+    with program.printed_warnings():
+        for _ in range(2):
+            logger.warning("the server\nis %s", "old")
+        logger.info("no warning")
+    assert capsys.readouterr().err == "warning: the server is old\n"
+    assert logging.getLogger("bagpipe").propagate

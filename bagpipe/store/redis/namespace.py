@@ -153,7 +153,7 @@ class Namespace:
     def claim(self, *, reloads: bool = False) -> bool:
         """See `Store.claim`. Logs a warning about each server whose scripting can be broken into."""
         for advice in self.check_servers():
-            logging.getLogger(__name__).warning("warning: %s", advice)
+            logging.getLogger(__name__).warning("%s", advice)
         records = self._stored_records(reloads=reloads)
         created = False
         # Server 0 last: of two concurrent jobs, exactly one creates its record.
