@@ -4,7 +4,7 @@
                                        balance > MAX_BAD_ROWS ──> InputError
 
 A gzip stream of 1 MB can hold a billion empty lines, with a good row now and then. A reader needs the memory of one
-block for them; the limit bounds the time. Data with at least 1 % good rows never reaches it.
+block for them; the limit bounds the time. Data with 1 % good rows, evenly spread, never reaches it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from data.source import Block, Source
 
 __all__ = ["GOOD_ROW", "MAX_BAD_ROWS", "BadRowLimit"]
 
-#: Malformed rows without a good one between. The longest run of a log that is worth reading is far shorter; the fastest
-#: reader passes over so many within seconds, the slowest within minutes.
+#: The balance at which reading ends. The longest run of malformed rows in a log that is worth reading is far shorter;
+#: the fastest reader passes over so many within seconds, the slowest within minutes.
 MAX_BAD_ROWS = 10_000_000
 #: Malformed rows that a good row makes up for.
 GOOD_ROW = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from bagpipe.calibration.device import measure_device
 from bagpipe.calibration.link import measure_link
@@ -30,6 +31,8 @@ def measure_machine(
         InputError, StoreError: no store server can be started.
     """
     device = measure_device()
+    memory_bytes = device.memory_bytes / 3  # for trainers, store and cacher
+    device = replace(device, memory_bytes=memory_bytes / ranks)
     on_measured(1, _MEASUREMENTS)
     link = measure_link()
     on_measured(2, _MEASUREMENTS)
@@ -50,10 +53,11 @@ def measure_machine(
                 local_link="loopback",
                 port="loopback",
                 cores=cores,
+                memory_bytes=memory_bytes,
                 rows=client,
             ),
         ),
-        stores=StoreServers(servers=1, port="loopback", rows=server),
+        stores=StoreServers(servers=1, port="loopback", rows=server, memory_bytes=memory_bytes),
         cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=ids_per_s),
         shared_cores=cores,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bagpipe.cli.progress import Progress
 from bagpipe.cluster.cluster_file import to_toml
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, StoreError
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,8 +29,11 @@ def run(flags: argparse.Namespace) -> str:
 
     if flags.ranks < 1:
         raise InputError(f"--ranks: expected at least 1, got {flags.ranks}")
-    with Progress("calibrate") as progress:
-        machine = measure_machine(flags.ranks, on_measured=progress.phase("measuring"))
+    try:
+        with Progress("calibrate") as progress:
+            machine = measure_machine(flags.ranks, on_measured=progress.phase("measuring"))
+    except (StoreError, OSError) as error:
+        raise InputError(f"this machine cannot be measured: {error}") from None
     text = f"# This machine, as `python -m bagpipe calibrate` measured it.\n{to_toml(machine)}"
     if not flags.out:
         return text

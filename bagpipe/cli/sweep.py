@@ -72,8 +72,10 @@ def run(flags: argparse.Namespace) -> str:
         direct=flags.direct,
     )
     dense = dense_costs(OperatorGraph.from_json(_read("--model", flags.model), source=flags.model), flags.weight_copies)
-    if flags.dim < 1:
-        raise InputError(f"--dim: expected at least 1, got {flags.dim}")
+    for name, least in (("dim", 1), ("top", 1), ("rows", 0), ("weight_copies", 0)):
+        value = getattr(flags, name)
+        if not least <= value < math.inf:
+            raise InputError(f"--{name.replace('_', '-')}: expected at least {least}, got {value:g}")
     points = list(grid_points(cluster, grid, dense, dim=flags.dim, store_rows=flags.rows))
     with Progress("sweep") as progress:
         found = sweep(points, on_points=progress.phase("forecasting"))
@@ -84,7 +86,9 @@ def run(flags: argparse.Namespace) -> str:
             raise InputError(f"--json: cannot write {flags.json}: {error}") from None
     front = pareto_front(found)
     if not front:
-        raise InputError(f"no job of the grid can run: {next((point.error for point in found), 'it has no point')}")
+        raise InputError(
+            f"no job of the grid can run: {next((point.error for point in found), 'ranks exceed the examples')}"
+        )
     lines = [*_table(front[: flags.top])]
     failed = sum(point.forecast is None for point in found)
     count = f"{len(found)} points, {failed} cannot run, {len(front)} that no other beats"

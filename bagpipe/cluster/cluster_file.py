@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from bagpipe.util.documents import parse_toml, read_value
 __all__ = ["PRESETS", "from_toml", "load_cluster", "to_toml"]
 
 _VERSION = 1
+#: Keys of TOML that need no quotes.
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FOLDER = Path(__file__).parent / "presets"
 
 #: Names of the presets.
@@ -74,12 +77,12 @@ def to_toml(cluster: ClusterModel) -> str:
 
 def _lines(cluster: ClusterModel) -> Iterator[str]:
     yield f"version = {_VERSION}"
-    yield f"name = {json.dumps(cluster.name)}"
+    yield f"name = {_inline(cluster.name)}"
     if cluster.shared_cores:
         yield f"shared_cores = {cluster.shared_cores}"
     for kind in ("devices", "links"):
         for name, record in getattr(cluster, kind).items():
-            yield from ("", f"[{kind}.{json.dumps(name) if not name.isidentifier() else name}]")
+            yield from ("", f"[{kind}.{_key(name)}]")
             yield from _values(record)
     for hosts in cluster.trainers:
         yield from ("", "[[trainers]]")
@@ -94,9 +97,7 @@ def _lines(cluster: ClusterModel) -> Iterator[str]:
 def _values(record: Any) -> Iterator[str]:
     for field in fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, float) and math.isinf(value):
-            yield f"{field.name} = inf"
-        elif isinstance(value, tuple):
+        if isinstance(value, tuple):
             yield f"{field.name} = ["
             yield from (f"    {_inline(item)}," for item in value)
             yield "]"
@@ -108,5 +109,11 @@ def _inline(value: Any) -> str:
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value)
+        return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)

@@ -221,14 +221,29 @@ class ClusterModel:
         """Devices of all trainer hosts."""
         return sum(hosts.hosts * hosts.devices_per_host for hosts in self.trainers)
 
-    @property
-    def usd_per_hour(self) -> float:
-        """Price of everything."""
+    def usd_per_hour(self, num_ranks: int | None = None) -> float:
+        """Price of the hosts of the first ranks, of all store servers and of all cachers."""
+        used = dict(self.hosts_of_ranks(num_ranks))
         others = (
             (self.stores.servers * self.stores.usd_per_hour if self.stores else 0.0),
             (self.cachers.hosts * self.cachers.usd_per_hour if self.cachers else 0.0),
         )
-        return math.fsum([*(hosts.hosts * hosts.usd_per_hour for hosts in self.trainers), *others])
+        return math.fsum([*(hosts.usd_per_hour for hosts in used.values()), *others])
+
+    def speeds_of_ranks(self, num_ranks: int | None = None) -> tuple[float, ...]:
+        """Computation of each rank's device relative to the cluster's first device, by their float32 rates.
+
+        Raises:
+            InputError: devices differ, and one has no float32 rate.
+        """
+        first = self.devices[self.trainers[0].device]
+        devices = self.devices_of_ranks(num_ranks)
+        if all(device is first for device in devices):
+            return (1.0,) * len(devices)
+        for name, device in self.devices.items():
+            if "float32" not in device.flops and (device is first or device in devices):
+                raise InputError(f"devices.{name}.flops: expected a rate of float32, got {', '.join(device.flops)}")
+        return tuple(device.flops["float32"] / first.flops["float32"] for device in devices)
 
     def hosts_of_ranks(self, num_ranks: int | None = None) -> Iterator[tuple[int, TrainerHosts]]:
         """(number of its host, the host's kind) of each of the first `num_ranks` ranks.

@@ -114,7 +114,13 @@ class Network:
             share, bandwidth = 1 / min(map(len, ends)), self.local_bandwidth_bytes_per_s
             latency_s = self.delay_s(senders[0], receivers[0])
         else:
-            share = max(max(Counter(map(self.host, end)).values()) / len(end) for end in ends)
+            # What each host sends to and gets from others: its share of one end times the other end's ranks elsewhere.
+            parts = [{host: count / len(end) for host, count in Counter(map(self.host, end)).items()} for end in ends]
+            share = max(
+                own.get(host, 0.0) * (1 - other.get(host, 0.0))
+                for own, other in ((parts[0], parts[1]), (parts[1], parts[0]))
+                for host in own
+            )
             bandwidth, latency_s = self.bandwidth_bytes_per_s, self.latency_s
         return latency_s + self.message_s + num_bytes * share / bandwidth
 

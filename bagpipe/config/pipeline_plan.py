@@ -93,4 +93,5 @@ def _check_unset(section: str, config: object, defaults: object, keys: Iterable[
 
 
 def _share(share: float) -> str:
-    return format(share, ".6f").rstrip("0").rstrip(".")
+    """All digits: a share that is rounded down recomputes a micro-batch less."""
+    return format(share, ".17f").rstrip("0").rstrip(".")

@@ -74,11 +74,12 @@ def loop_costs(cluster: ClusterModel, job: JobShape) -> dict[str, Work]:
     if cluster.stores is None:
         raise InputError(f"stores: expected store servers in the cluster {cluster.name!r}, got none")
     kinds = dict.fromkeys(hosts for _, hosts in found)
-    of_kinds = [dict(_works(cluster, job, hosts)) for hosts in kinds]
+    speeds = {hosts: speed for (_, hosts), speed in zip(found, cluster.speeds_of_ranks(job.ranks), strict=True)}
+    of_kinds = [dict(_works(cluster, job, hosts, speeds[hosts])) for hosts in kinds]
     return {op: max((works[op] for works in of_kinds), key=lambda work: work.seconds) for op in of_kinds[0]}
 
 
-def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts) -> Iterator[tuple[str, Work]]:
+def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts, speed: float) -> Iterator[tuple[str, Work]]:
     traffic, dense, ranks = job.traffic, job.dense, job.ranks
     device = cluster.devices[hosts.device]
     examples = job.batch_examples / ranks
@@ -92,7 +93,6 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts) -> Iterato
         yield op, Work(bounds={"device memory": device.call_s + 2 * rows / ranks * traffic.row_bytes / memory})
     pooled = traffic.ids / ranks * job.dim * 4 / memory
     compute = dense.fixed_s + examples * dense.per_example_s
-    speed = _speed(cluster, hosts)
     yield "F", Work(bounds={"dense part": compute / 3 / speed + pooled})
     yield "B", Work(bounds={"dense part": compute * 2 / 3 / speed + pooled})
     network = cluster.network(ranks)
@@ -105,14 +105,15 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts) -> Iterato
         yield "X_UPDATE", Work(bounds={"device memory": device.call_s + update})
         return
     used = float(job.uniques.unique_at(examples)) * (ranks - 1) / ranks  # rows of other ranks that a rank uses
-    bandwidth = network.rank_bandwidth_bytes_per_s(ranks)
+    near = (min(hosts.devices_per_host, ranks) - 1) / (ranks - 1)  # share of them on its own host
+    byte_s = max(near / network.local_bandwidth_bytes_per_s, (1 - near) / network.rank_bandwidth_bytes_per_s(ranks))
     message_s = network.message_s * (ranks - 1) + network.latency_s
     # Rows that two consecutive batches use cannot travel ahead: about as many as the hits of the cache would be.
     now = used * _kept(job)
     late = used - now
     weights = job.dim * 4
     for op, rows in (("X_PREPULL", late), ("X_PULL", now), ("X_PUSH", now), ("X_PUSH_LATE", late)):
-        yield op, Work(bounds={"network": message_s + rows * weights / bandwidth})
+        yield op, Work(bounds={"network": message_s + rows * weights * byte_s})
     yield "X_UPDATE", Work(bounds={"device memory": device.call_s + update * _kept(job)})
     yield "X_UPDATE_LATE", Work(bounds={"device memory": device.call_s + update * (1 - _kept(job))})
     yield "X_ACK", Work(bounds={"network": network.latency_s + network.message_s})
@@ -152,13 +153,6 @@ def _kept(job: JobShape) -> float:
     one = float(job.uniques.unique_at(job.batch_examples))
     two = float(job.uniques.unique_at(2 * job.batch_examples))
     return min(1.0, max(0.0, (2 * one - two) / one))
-
-
-def _speed(cluster: ClusterModel, hosts: TrainerHosts) -> float:
-    """Of a device beside the cluster's first one, on which the dense part was measured."""
-    first = cluster.devices[cluster.trainers[0].device]
-    own = cluster.devices[hosts.device]
-    return own.flops.get("float32", 1.0) / first.flops.get("float32", 1.0)
 
 
 def _reading(cluster: ClusterModel, job: JobShape) -> Iterator[tuple[str, float]]:

@@ -19,7 +19,7 @@ from bagpipe.forecast.job import JobShape
 from bagpipe.schedule.analysis.steady_state import SteadyState, steady_state
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 
-__all__ = ["Forecast", "forecast", "forecast_all"]
+__all__ = ["Forecast", "forecast", "forecast_all", "loop_kind"]
 
 #: Batches from the last use of rows to their eviction where none leaves right after its batch.
 _SPARE, _AT_ONCE = 2, 1
@@ -38,7 +38,7 @@ class Forecast:
         busy: lane -> share of the time that it works.
         device_bytes: of a rank: dense part, cache and staging.
         store_bytes: of all store servers; 0: unknown.
-        usd_per_million_examples: of the whole cluster.
+        usd_per_million_examples: of the job's trainer hosts, all store servers and all cachers.
         examples_per_s: of the job.
     """
 
@@ -77,7 +77,7 @@ def forecast_all(points: Sequence[tuple[ClusterModel, JobShape]]) -> list[Foreca
         except InputError as error:
             found[number] = error
         else:
-            kinds.setdefault(_loop_kind(job), []).append(number)
+            kinds.setdefault(loop_kind(job), []).append(number)
     for numbers in kinds.values():
         state = _simulate(points[numbers[0]][1], [works[number] for number in numbers])
         for place, number in enumerate(numbers):
@@ -85,7 +85,8 @@ def forecast_all(points: Sequence[tuple[ClusterModel, JobShape]]) -> list[Foreca
     return [each for each in found if each is not None]
 
 
-def _loop_kind(job: JobShape) -> tuple[object, ...]:
+def loop_kind(job: JobShape) -> tuple[object, ...]:
+    """What makes loops different; those of one kind can be simulated together."""
     return (job.prefetch_depth, job.traffic.lookahead, job.write_depth, job.direct, _evict_lag(job), job.ranks > 1)
 
 
@@ -126,7 +127,7 @@ def _forecast(
         busy={lane: float(share[place]) for lane, share in state.busy.items()},
         device_bytes=_device_bytes(job),
         store_bytes=job.store_rows * job.traffic.row_bytes,
-        usd_per_million_examples=cluster.usd_per_hour / 3600 * step_s / job.batch_examples * 1e6,
+        usd_per_million_examples=cluster.usd_per_hour(job.ranks) / 3600 * step_s / job.batch_examples * 1e6,
         examples_per_s=job.batch_examples / step_s if step_s else math.inf,
     )
 

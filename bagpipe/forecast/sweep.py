@@ -14,7 +14,7 @@ import numpy as np
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.forecast.forecast import Forecast, forecast_all
+from bagpipe.forecast.forecast import Forecast, forecast_all, loop_kind
 from bagpipe.forecast.job import DenseCosts, JobShape
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve, unique_curve
 
@@ -165,13 +165,15 @@ def sweep(
         points: of `grid_points`.
         on_points: called with the numbers of points that are done and of all.
     """
-    found: list[Point] = []
+    found: dict[int, Point] = {}
+    # Points with one kind of loop are simulated together, so they come one after the other.
+    order = sorted(range(len(points)), key=lambda number: repr(loop_kind(points[number][1])))
     for first in range(0, len(points), _AT_ONCE):
-        part = points[first : first + _AT_ONCE]
-        results = forecast_all([(cluster, job) for cluster, job, _ in part])
-        found += [_point(*each, result) for each, result in zip(part, results, strict=True)]
+        numbers = order[first : first + _AT_ONCE]
+        results = forecast_all([points[number][:2] for number in numbers])
+        found |= {number: _point(*points[number], result) for number, result in zip(numbers, results, strict=True)}
         on_points(len(found), len(points))
-    return found
+    return [found[number] for number in range(len(points))]
 
 
 def _point(cluster: ClusterModel, job: JobShape, factor: float, result: Forecast | InputError) -> Point:

@@ -2,8 +2,7 @@
 
     compute  = (M fixed + B per_example / d) / B          d replicas share every micro-batch; M micro-batches of B / M
     transfer = (bytes in + bytes out) / (bandwidth d)     on a link, each way: activations in, gradients of outputs in;
-                                                          overlaps compute; with other replicas on the other side
-                                                          it is the busiest port of the edge's resharding
+                                                          overlaps compute (`predict` takes the busiest port of an edge)
     sync     = (2 (d-1)/d params / bandwidth + 2 (d-1) latency) / B                 ring all-reduce after the batch
     time per example = max(compute, transfer) + sync
     memory   = weight_copies params + in-flight examples / d * activation bytes     of one device
@@ -93,16 +92,13 @@ def cluster_of_job(model: ClusterModel, num_ranks: int | None = None, *, weight_
     if num_ranks is not None and num_ranks < 1:
         raise InputError(f"devices must be at least 1, got {num_ranks}")
     devices = model.devices_of_ranks(num_ranks)
-    slow = next((device for device in devices if "float32" not in device.flops), None)
-    if slow is not None:
-        raise InputError(f"flops of float32: expected a rate of every device, got {', '.join(slow.flops)}")
-    rates = [device.flops["float32"] for device in devices]
+    speeds = model.speeds_of_ranks(num_ranks)
     return Cluster(
         devices=len(devices),
         memory_bytes=min(device.memory_bytes for device in devices),
         weight_copies=weight_copies,
         network=model.network(num_ranks),
-        speeds=tuple(rate / rates[0] for rate in rates) if len(set(rates)) > 1 else (),
+        speeds=speeds if len(set(speeds)) > 1 else (),
     )
 
 

@@ -34,7 +34,9 @@ def piper(problem: Problem) -> Found | None:
     if not layouts:
         return None
     least = min(layouts, key=lambda layout: (layouts[layout], len(layout)))
-    return Found(best=least, bottleneck_s=layouts[least], layouts=tuple(layouts), exact=True)
+    return Found(
+        best=least, bottleneck_s=layouts[least], layouts=tuple(layouts), exact=model.cluster.memory_bytes == math.inf
+    )
 
 
 @dataclass(frozen=True, slots=True)

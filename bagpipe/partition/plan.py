@@ -16,7 +16,9 @@ from typing import Literal
 from bagpipe.errors import InputError
 from bagpipe.partition.candidates import LINEAR_SCHEDULES, candidates, chain_candidates, fastest, whole
 from bagpipe.partition.cost import Cluster, CostModel
+from bagpipe.partition.cuts import closed_sets
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.partition.piper import MOST_SETS
 from bagpipe.partition.planner import Found, Problem
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.partition.result import Alternative, Partition, Plan
@@ -71,6 +73,10 @@ def make_plan(
     bests = {name: fastest(model, candidates(model, {name: found[name]})) for name in chosen}
     staged = [partition for partition in bests.values() if partition is not None]
     if not staged:
+        if planner == "piper" and closed_sets(graph, MOST_SETS) is None:
+            raise InputError(
+                f"planner piper: expected a graph of at most {MOST_SETS} downsets, got more; use graphpipe"
+            )
         raise InputError(_does_not_fit(model, counts, replicas))
     best = min(staged, key=lambda partition: partition.step_s)
     one_device = whole(model, 1, counts)

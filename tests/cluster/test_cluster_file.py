@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from bagpipe.cluster.cluster_file import PRESETS, from_toml, load_cluster, to_toml
 from bagpipe.cluster.model import ObjectStorage
 from bagpipe.errors import InputError
-from tests.cluster.clusters import cluster, hosts
+from tests.cluster.clusters import CARD, cluster, hosts
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -24,6 +26,12 @@ def test_a_cluster_is_read_back() -> None:
     mixed = cluster(hosts(2), hosts(1, "cpu", memory_bytes=1e9), object_storage=ObjectStorage(bytes_per_s=1e9))
     assert from_toml(to_toml(mixed), source="x") == mixed
     assert from_toml(to_toml(cluster(stores=None, cachers=None)), source="x").stores is None
+
+
+def test_odd_names_and_infinities_are_read_back() -> None:
+    devices = {"é 1": replace(CARD, flops={"float32": math.inf, "a b": 1.0}), "card": CARD}
+    odd = cluster(hosts(1, "é 1", memory_bytes=math.inf), devices=devices, name="\U0001f600")
+    assert from_toml(to_toml(odd), source="x") == odd
 
 
 def test_a_file_and_its_name(tmp_path: Path) -> None:

@@ -19,8 +19,18 @@ def test_ranks_are_numbered_host_by_host() -> None:
 
 
 def test_prices_add_up() -> None:
-    assert cluster().usd_per_hour == 2 * 3.0 + 2 * 1.0 + 0.5
-    assert cluster(stores=None, cachers=None).usd_per_hour == 6.0
+    assert cluster().usd_per_hour() == 2 * 3.0 + 2 * 1.0 + 0.5
+    assert cluster(stores=None, cachers=None).usd_per_hour() == 6.0
+    assert [cluster().usd_per_hour(ranks) for ranks in (1, 2, 3)] == [5.5, 5.5, 8.5], "hosts in use"
+
+
+def test_speeds_are_those_of_float32() -> None:
+    mixed = cluster(hosts(1), hosts(1, "cpu"))
+    assert mixed.speeds_of_ranks() == (1.0, 1.0, 0.01, 0.01)
+    without = replace(mixed, devices={"card": CARD, "cpu": replace(CPU, flops={"float64": 1e9})})
+    assert without.speeds_of_ranks(2) == (1.0, 1.0)
+    with pytest.raises(InputError, match=r"devices\.cpu\.flops: expected a rate of float32, got float64"):
+        without.speeds_of_ranks()
 
 
 def test_the_network_of_its_ranks() -> None:

@@ -42,6 +42,9 @@ def test_a_tensor_between_stages_takes_the_busiest_port() -> None:
     assert PAIRS.split_batch_s(80.0, [0], [1]) == pytest.approx(0.5 + 80 / 40)
     assert PAIRS.split_batch_s(80.0, [0], [2]) == pytest.approx(1.0 + 80 / 10)
     assert PAIRS.split_batch_s(80.0, [0, 1], [2, 3]) == pytest.approx(1.0 + 80 / 10)  # one port of each host
+    # Six senders on two hosts, two receivers on the second: the first host's port has 4 of 6 parts.
+    fours = Network(bandwidth_bytes_per_s=1.0, hosts={rank: rank // 4 for rank in range(8)})
+    assert fours.split_batch_s(6.0, range(6), [6, 7]) == pytest.approx(4.0)
     alone = Network(bandwidth_bytes_per_s=10.0)
     assert alone.split_batch_s(80.0, [0, 1], [2, 3, 4]) == pytest.approx(40 / 10)
 

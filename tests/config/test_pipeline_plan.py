@@ -61,6 +61,15 @@ def test_recomputation_sharding_and_budget_come_from_the_plan(path: Path) -> Non
         with_plan(PipelineConfig(plan=str(path)), DenseConfig(shard="gradients"))
 
 
+@pytest.mark.parametrize("count", [3, 6, 64, 128, 250])
+def test_no_share_loses_a_micro_batch(path: Path, count: int) -> None:
+    for micro in range(count + 1):
+        share = micro / count
+        path.write_text(replace(PLAN, stages=(replace(PLAN.stages[0], recompute=share), PLAN.stages[1])).to_toml())
+        text = with_plan(PipelineConfig(plan=str(path)), DenseConfig())[0].recompute_share
+        assert not micro or float(text.split(",")[0]) == share
+
+
 def test_the_predicted_step(path: Path) -> None:
     assert planned_step_s(PipelineConfig(plan=str(path))) is None
     path.write_text(replace(PLAN, step_s=0.0125).to_toml(), encoding="utf-8")

@@ -20,7 +20,7 @@ def test_a_cached_job_is_as_fast_as_its_dense_part() -> None:
     assert found.limit == "B: dense part"
     assert found.busy["compute"] == pytest.approx(1.0)
     assert found.examples_per_s == pytest.approx(1024 / found.step_s)
-    assert found.usd_per_million_examples == pytest.approx(8.5 / 3600 * found.step_s / 1024 * 1e6)
+    assert found.usd_per_million_examples == pytest.approx(5.5 / 3600 * found.step_s / 1024 * 1e6)
 
 
 def test_direct_mode_waits_for_everything() -> None:

@@ -150,6 +150,11 @@ def test_one_planner(planner: str):
     assert every.partition.step_s <= plan.partition.step_s
 
 
+def test_piper_says_that_a_graph_is_too_wide():
+    with pytest.raises(InputError, match="planner piper: expected a graph of at most 300 downsets, got more"):
+        make_plan(graph([], alone="abcdefghijkl"), Cluster(devices=2), 4, planner="piper")
+
+
 def test_an_unknown_planner():
     with pytest.raises(InputError, match="planner must be one of auto, graphpipe, pipedream, alpa, piper, got 'magic'"):
         make_plan(graph(["ab"]), Cluster(devices=2), 4, planner="magic")
