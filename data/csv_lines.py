@@ -189,7 +189,7 @@ class _Parser:
         return short
 
     def _counts(self, character: str) -> Lines:
-        """How often each line has a character."""
+        """Number of occurrences of a character in each line."""
         places = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord(character))
         numbers = np.searchsorted(self.bounds[1:], places, side="right")
         counts: Lines = np.bincount(numbers, minlength=self.bounds.size - 1)

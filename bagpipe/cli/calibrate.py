@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from bagpipe.cli.progress import Progress
+from bagpipe.cli.text import write_text
 from bagpipe.cluster.cluster_file import to_toml
 from bagpipe.errors import InputError, StoreError
 
@@ -37,8 +37,5 @@ def run(flags: argparse.Namespace) -> str:
     text = f"# This machine, as `python -m bagpipe calibrate` measured it.\n{to_toml(machine)}"
     if not flags.out:
         return text
-    try:
-        Path(flags.out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--out: cannot write {flags.out}: {error}") from None
+    write_text("--out", flags.out, text)
     return f"{flags.out}: {machine.name}, {machine.num_ranks} ranks\n"

@@ -13,9 +13,9 @@ import json
 import math
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 from bagpipe.cli.progress import Progress
+from bagpipe.cli.text import aligned, read_text, write_text
 from bagpipe.cluster.cluster_file import load_cluster
 from bagpipe.cluster.network import Network
 from bagpipe.config.sections import ModelConfig
@@ -104,7 +104,7 @@ def run(flags: argparse.Namespace) -> str:
     with Progress("plan") as progress:
         graph = _operators(flags, progress)
         if flags.save_operators:
-            _write("--save-operators", flags.save_operators, graph.to_json())
+            write_text("--save-operators", flags.save_operators, graph.to_json())
         plan = make_plan(
             graph,
             cluster,
@@ -117,9 +117,9 @@ def run(flags: argparse.Namespace) -> str:
             on_search=progress.phase("comparing partitions"),
         )
     if flags.out:
-        _write("--out", flags.out, plan_file(plan.partition, flags.batch_size).to_toml())
+        write_text("--out", flags.out, plan_file(plan.partition, flags.batch_size).to_toml())
     if flags.save_costs:
-        _write("--save-costs", flags.save_costs, json.dumps(plan.partition.costs(), indent=2) + "\n")
+        write_text("--save-costs", flags.save_costs, json.dumps(plan.partition.costs(), indent=2) + "\n")
     if flags.json:
         return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
     return "\n".join(_table(plan, flags.batch_size)) + "\n"
@@ -150,22 +150,11 @@ def _cluster(flags: argparse.Namespace) -> Cluster:
     return cluster_of_job(load_cluster(flags.cluster), flags.devices, weight_copies=weight_copies)
 
 
-def _write(flag: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{flag}: cannot write {path}: {error}") from None
-
-
 def _operators(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
     model: str = flags.model
     if not model.endswith(".json"):
         return _measured(flags, progress)
-    try:
-        text = Path(model).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--model: cannot read {model}: {error}") from None
-    return OperatorGraph.from_json(text, source=model)
+    return OperatorGraph.from_json(read_text("--model", model), source=model)
 
 
 def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
@@ -248,9 +237,7 @@ def _table(plan: Plan, batch_size: int) -> Iterator[str]:
                 ", ".join(stage.operators[:_NAMED_OPERATORS]) + (f" and {more} more" if more > 0 else ""),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(rows)
     yield ""
     counts = sorted({stage.microbatches for stage in best.stages})
     yield f"schedule          {best.schedule} on {_devices(best)}, micro-batches {', '.join(map(str, counts))}"

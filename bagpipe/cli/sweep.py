@@ -9,19 +9,18 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bagpipe.cli.progress import Progress
+from bagpipe.cli.text import aligned, read_text, write_text
 from bagpipe.cluster.cluster_file import load_cluster
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import OperatorGraph
 
-if TYPE_CHECKING:  # they need numpy, which other commands do without
-    from bagpipe.forecast.job import DenseCosts
+if TYPE_CHECKING:  # it needs numpy, which other commands do without
     from bagpipe.forecast.sweep import Point
 
-__all__ = ["add_arguments", "dense_costs", "run"]
+__all__ = ["add_arguments", "run"]
 
 _Number = TypeVar("_Number", int, float)
 
@@ -59,19 +58,21 @@ def run(flags: argparse.Namespace) -> str:
     Raises:
         InputError: a bad flag or file, or no job of the grid can run.
     """
+    from bagpipe.forecast.job import DenseCosts
     from bagpipe.forecast.sweep import Grid, grid_points, pareto_front, sweep
     from bagpipe.forecast.traffic import read_traffic
 
     cluster = load_cluster(flags.cluster)
     grid = Grid(
-        traffic=read_traffic(_read("--replay", flags.replay), source=flags.replay),
+        traffic=read_traffic(read_text("--replay", flags.replay), source=flags.replay),
         ranks=_numbers("--ranks", flags.ranks, int),
         servers=_numbers("--servers", flags.servers, int),
         cachers=_numbers("--cachers", flags.cachers, int),
         bandwidths=_numbers("--bandwidths", flags.bandwidths, float) or (1.0,),
         direct=flags.direct,
     )
-    dense = dense_costs(OperatorGraph.from_json(_read("--model", flags.model), source=flags.model), flags.weight_copies)
+    graph = OperatorGraph.from_json(read_text("--model", flags.model), source=flags.model)
+    dense = DenseCosts.of_operators(graph, flags.weight_copies)
     for name, least in (("dim", 1), ("top", 1), ("rows", 0), ("weight_copies", 0)):
         value = getattr(flags, name)
         if not least <= value < math.inf:
@@ -80,10 +81,7 @@ def run(flags: argparse.Namespace) -> str:
     with Progress("sweep") as progress:
         found = sweep(points, on_points=progress.phase("forecasting"))
     if flags.json:
-        try:
-            Path(flags.json).write_text(json.dumps([point.summary() for point in found], indent=1) + "\n")
-        except OSError as error:
-            raise InputError(f"--json: cannot write {flags.json}: {error}") from None
+        write_text("--json", flags.json, json.dumps([point.summary() for point in found], indent=1) + "\n")
     front = pareto_front(found)
     if not front:
         raise InputError(
@@ -94,27 +92,6 @@ def run(flags: argparse.Namespace) -> str:
     count = f"{len(found)} points, {failed} cannot run, {len(front)} that no other beats"
     lines += ["", f"{count} in time, memory and price"]
     return "\n".join(lines) + "\n"
-
-
-def dense_costs(graph: OperatorGraph, weight_copies: float) -> DenseCosts:
-    """The whole model on one device."""
-    from bagpipe.forecast.job import DenseCosts
-
-    operators = graph.operators
-    return DenseCosts(
-        fixed_s=math.fsum(op.forward.fixed_s + op.backward.fixed_s for op in operators),
-        per_example_s=math.fsum(op.forward.per_example_s + op.backward.per_example_s for op in operators),
-        param_bytes=math.fsum(op.param_bytes for op in operators),
-        activation_bytes=math.fsum(op.activation_bytes for op in operators),
-        weight_copies=weight_copies,
-    )
-
-
-def _read(flag: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag}: cannot read {path}: {error}") from None
 
 
 def _numbers(flag: str, text: str | None, kind: Callable[[str], _Number]) -> tuple[_Number, ...]:
@@ -149,6 +126,4 @@ def _table(front: Sequence[Point]) -> Iterator[str]:
                 found.limit,
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(rows)

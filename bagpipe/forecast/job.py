@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve
+from bagpipe.partition.operators import OperatorGraph
 
 __all__ = ["DenseCosts", "JobShape"]
 
@@ -28,6 +30,18 @@ class DenseCosts:
     param_bytes: float = 0.0
     activation_bytes: float = 0.0
     weight_copies: float = 3.0
+
+    @classmethod
+    def of_operators(cls, graph: OperatorGraph, weight_copies: float = 3.0) -> DenseCosts:
+        """Sums over all operators of a model, on one device."""
+        operators = graph.operators
+        return cls(
+            fixed_s=math.fsum(op.forward.fixed_s + op.backward.fixed_s for op in operators),
+            per_example_s=math.fsum(op.forward.per_example_s + op.backward.per_example_s for op in operators),
+            param_bytes=math.fsum(op.param_bytes for op in operators),
+            activation_bytes=math.fsum(op.activation_bytes for op in operators),
+            weight_copies=weight_copies,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ planners ──layouts──> found ──candidates──> Candidate ──fast
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bagpipe.partition.bisect import Layout
@@ -47,24 +47,16 @@ class Candidate:
     relay: bool = False
 
 
-def candidates(model: CostModel, found: Mapping[str, Sequence[Found]]) -> Iterator[Candidate]:
-    """Layouts to simulate as graphs: per planner the best estimates, the least bottleneck, the best without relays.
-
-    Args:
-        model: the cost model.
-        found: planner -> what it found.
-    """
-    for planner, results in found.items():
-        graphs = [each for each in results if not each.relay]
-        linear = _promising(model, [layout for each in results if each.relay for layout in each.layouts])
-        likely = _likely(model, graphs) if graphs else []
-        for layout in dict.fromkeys([*likely, *linear]):
-            equal = len({stage.microbatches for stage in layout}) == 1
-            schedules = LINEAR_SCHEDULES if layout in linear else ("gpipe", "eager-1f1b")
-            for schedule in ("graph", *(schedules if equal and len(layout) > 1 else ())):
-                yield Candidate(
-                    layout=layout, planner=planner, bottleneck_s=model.bottleneck(layout), schedule=schedule
-                )
+def candidates(model: CostModel, planner: str, found: Sequence[Found]) -> Iterator[Candidate]:
+    """Layouts of a planner to simulate as graphs: the best estimates, the least bottleneck, the best without relays."""
+    graphs = [each for each in found if not each.relay]
+    linear = _promising(model, [layout for each in found if each.relay for layout in each.layouts])
+    likely = _likely(model, graphs) if graphs else []
+    for layout in dict.fromkeys([*likely, *linear]):
+        equal = len({stage.microbatches for stage in layout}) == 1
+        schedules = LINEAR_SCHEDULES if layout in linear else ("gpipe", "eager-1f1b")
+        for schedule in ("graph", *(schedules if equal and len(layout) > 1 else ())):
+            yield Candidate(layout=layout, planner=planner, bottleneck_s=model.bottleneck(layout), schedule=schedule)
 
 
 def _likely(model: CostModel, found: Sequence[Found]) -> list[Layout]:
@@ -75,12 +67,11 @@ def _likely(model: CostModel, found: Sequence[Found]) -> list[Layout]:
     return [*in_order[:_SIMULATED], *first[:_SIMULATED], min(estimates, key=model.bottleneck)]
 
 
-def chain_candidates(model: CostModel, found: Mapping[str, Sequence[Found]], schedule: str) -> Iterator[Candidate]:
-    """The promising chains with their relays, under one schedule."""
-    for planner, results in found.items():
-        chains = {layout: each.bottleneck_s for each in results if each.relay for layout in each.layouts}
-        for layout in _promising(model, chains):
-            yield Candidate(layout=layout, planner=planner, bottleneck_s=chains[layout], schedule=schedule, relay=True)
+def chain_candidates(model: CostModel, planner: str, found: Sequence[Found], schedule: str) -> Iterator[Candidate]:
+    """The promising chains of a planner with their relays, under one schedule."""
+    chains = {layout: each.bottleneck_s for each in found if each.relay for layout in each.layouts}
+    for layout in _promising(model, chains):
+        yield Candidate(layout=layout, planner=planner, bottleneck_s=chains[layout], schedule=schedule, relay=True)
 
 
 def _promising(model: CostModel, layouts: Iterable[Layout]) -> list[Layout]:

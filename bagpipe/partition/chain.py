@@ -102,10 +102,7 @@ class ChainSearch:
         count, batch = self.microbatches, self.model.batch_examples
         examples = -(min(position + 1, count) * batch // -count)
         cluster, sums = self.model.cluster, self.sums
-        kept = sums["activation_bytes"]
-        if self.model.recompute:
-            kept = np.minimum(sums["input_bytes"], kept)
-        activations = examples / self.replicas[:, None, None] * kept
+        activations = examples / self.replicas[:, None, None] * sums["kept_bytes"]
         fits: NDArray[np.bool_] = cluster.weight_copies * sums["param_bytes"] + activations <= cluster.memory_bytes
         return fits
 

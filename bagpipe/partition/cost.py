@@ -107,7 +107,7 @@ class Totals:
     """Sums over the operators of a stage, forward plus backward, per example.
 
     The fixed seconds are per micro-batch, and the parameters are absolute. What enters the stage is a part of its
-    activations, and all that a micro-batch keeps that is recomputed.
+    activations, and all that a micro-batch keeps that is recomputed. `kept_bytes` are those that a search counts.
     """
 
     fixed_s: float
@@ -115,6 +115,7 @@ class Totals:
     param_bytes: float
     activation_bytes: float
     input_bytes: float
+    kept_bytes: float
     transfer_bytes: float
 
 
@@ -159,12 +160,15 @@ class CostModel:
         found = self._totals.get(mask)
         if found is None:
             own = [self.graph.operators[n] for n in members(mask)]
+            activation_bytes = math.fsum(op.activation_bytes for op in own)
+            input_bytes = math.fsum(self.graph.operators[n].output_bytes for n in self._entering(mask))
             found = self._totals[mask] = Totals(
                 fixed_s=math.fsum(op.forward.fixed_s + op.backward.fixed_s for op in own),
                 per_example_s=math.fsum(op.forward.per_example_s + op.backward.per_example_s for op in own),
                 param_bytes=math.fsum(op.param_bytes for op in own),
-                activation_bytes=math.fsum(op.activation_bytes for op in own),
-                input_bytes=math.fsum(self.graph.operators[n].output_bytes for n in self._entering(mask)),
+                activation_bytes=activation_bytes,
+                input_bytes=input_bytes,
+                kept_bytes=min(input_bytes, activation_bytes) if self.recompute else activation_bytes,
                 transfer_bytes=self._transfer_bytes(mask),
             )
         return found
@@ -200,8 +204,7 @@ class CostModel:
 
     def memory_bytes(self, totals: Totals, replicas: int, in_flight_examples: float) -> float:
         """Bytes on each device of a stage."""
-        kept = min(totals.input_bytes, totals.activation_bytes) if self.recompute else totals.activation_bytes
-        return self.cluster.weight_copies * totals.param_bytes + in_flight_examples / replicas * kept
+        return self.cluster.weight_copies * totals.param_bytes + in_flight_examples / replicas * totals.kept_bytes
 
     def fits(self, totals: Totals, replicas: int, in_flight_examples: float) -> bool:
         """Whether a stage fits its devices."""

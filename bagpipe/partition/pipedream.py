@@ -182,10 +182,8 @@ class RangeSearch:
         times: NDArray[np.float64] = np.maximum(compute / cluster.speed(ranks), transfer) + sync / batch
         in_flight = min(count, -((self.devices - ranks[0]) // -replicas))
         examples = -(in_flight * batch // -count)
-        kept = sums["activation_bytes"]
-        if model.recompute:
-            kept = np.minimum(sums["input_bytes"], kept)
-        fits = cluster.weight_copies * sums["param_bytes"] + examples / replicas * kept <= cluster.memory_bytes
+        activations = examples / replicas * sums["kept_bytes"]
+        fits = cluster.weight_copies * sums["param_bytes"] + activations <= cluster.memory_bytes
         times[~fits | ~np.triu(np.ones(times.shape, np.bool_), 1)] = np.inf
         return times
 

@@ -70,7 +70,7 @@ def make_plan(
     names = list(PLANNERS) if planner == AUTO else list(dict.fromkeys([planner, "pipedream"]))
     found = _search(model, names, choices, counts, mixed_sizes=mixed_sizes, on_search=on_search)
     chosen = found if planner == AUTO else {planner: found[planner]}
-    bests = {name: fastest(model, candidates(model, {name: found[name]})) for name in chosen}
+    bests = {name: fastest(model, candidates(model, name, found[name])) for name in chosen}
     staged = [partition for partition in bests.values() if partition is not None]
     if not staged:
         if planner == "piper" and closed_sets(graph, MOST_SETS) is None:
@@ -163,7 +163,7 @@ def _alternatives(
     if data_parallel is not None:
         yield Alternative(name="data parallel", partition=data_parallel)
     for schedule in LINEAR_SCHEDULES:
-        best = fastest(model, chain_candidates(model, {"pipedream": chains}, schedule))
+        best = fastest(model, chain_candidates(model, "pipedream", chains, schedule))
         if best is not None:
             yield Alternative(name=f"chain, {schedule}", partition=best)
     for name, partition in bests.items() if len(bests) > 1 else ():

@@ -1,4 +1,4 @@
-"""How near are forecasts to jobs on this machine?
+"""Forecasts of step times against jobs of the trainer on this machine.
 
     python -m benchmarks.forecast.main [--repeats 3] [--examples 100000] [--out DIR]
 
@@ -9,20 +9,17 @@ the rows counted (`data replay`), the step forecast, and the same job run by the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bagpipe.cli.sweep import dense_costs
-from bagpipe.cluster.cluster_file import from_toml
+from bagpipe.calibration.machine import measure_machine
 from bagpipe.cluster.model import ClusterModel, Link
-from bagpipe.errors import JobError
 from bagpipe.forecast.forecast import forecast
 from bagpipe.forecast.job import DenseCosts, JobShape
 from bagpipe.forecast.traffic import RowTraffic, read_traffic, unique_curve
@@ -30,6 +27,7 @@ from bagpipe.partition.operators import OperatorGraph
 from bagpipe.util.environment import check_environment
 from benchmarks.forecast.cases import CASES, Case
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.child import run_child
 from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.report import table
 from benchmarks.harness.shaped_link import ShapedServer, check_privileges
@@ -49,7 +47,7 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
 def _measure(options: argparse.Namespace, part: Part) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        machine = from_toml(_output("bagpipe", "calibrate"), source="calibrate")
+        machine = measure_machine()
         for case in CASES[: options.cases or None]:
             shape = _shape(case, options.examples, folder)
             found = forecast(_behind_link(machine, case), shape)
@@ -88,7 +86,8 @@ def _replayed(case: Case, examples: int, folder: Path) -> tuple[RowTraffic, tupl
         sizes = f"{case.batch_examples // 2},{case.batch_examples}"
         cache = case.cache_rows or 60_000
         flags = [*_data_flags(examples), "--data.batch_size", sizes, "--lookahead", str(_LOOKAHEAD)]
-        _output("data", "replay", *flags, "--cache_rows", str(cache), "--policy", "belady-window", "--json", str(out))
+        flags += ["--cache_rows", str(cache), "--policy", "belady-window", "--json", str(out)]
+        _run(out, "data", "replay", *flags)
     traffic = read_traffic(out.read_text(encoding="utf-8"), source=str(out))
     return next(each for each in traffic if each.batch_examples == case.batch_examples), traffic
 
@@ -99,8 +98,8 @@ def _dense(case: Case, folder: Path) -> DenseCosts:
     if not out.exists():
         model = ["--model", case.model, "--top-mlp", case.top_mlp, "--bottom-mlp", _BOTTOM_MLP]
         model += ["--embedding-dim", str(_DIM), "--devices", "1", "--batch-size", str(case.batch_examples)]
-        _output("bagpipe", "plan", *model, "--save-operators", str(out))
-    return dense_costs(OperatorGraph.from_json(out.read_text(encoding="utf-8"), source=str(out)), 3.0)
+        _run(out, "bagpipe", "plan", *model, "--save-operators", str(out))
+    return DenseCosts.of_operators(OperatorGraph.from_json(out.read_text(encoding="utf-8"), source=str(out)))
 
 
 def _job(case: Case, examples: int, folder: Path) -> float:
@@ -111,27 +110,16 @@ def _job(case: Case, examples: int, folder: Path) -> float:
         flags += ["--cache.rows", str(case.cache_rows), "--oracle.lookahead", str(_LOOKAHEAD)]
         flags += ["--store.url", server.url, "--model.name", case.model, "--model.embedding_dim", str(_DIM)]
         flags += ["--model.bottom_mlp", _BOTTOM_MLP, "--model.top_mlp", case.top_mlp, "--result", str(out)]
-        _output("trainer", *flags)
-    step_s = json.loads(out.read_text(encoding="utf-8"))["step_s_p50"]
-    return float(step_s)
+        return float(_run(out, "trainer", *flags)["step_s_p50"])
 
 
 def _data_flags(examples: int) -> Sequence[str]:
     return ["--data.format", "synthetic", "--data.limit", str(examples)]
 
 
-def _output(*words: str) -> str:
-    """Standard output of one of our programs.
-
-    Raises:
-        JobError: it failed.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
-    if done.returncode:
-        raise JobError(f"{' '.join(words[:2])}: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    return done.stdout
+def _run(out: Path, *words: str) -> Any:
+    """The JSON that one of our programs writes."""
+    return run_child([sys.executable, "-m", *words], out, name=" ".join(words[:2]), timeout_s=_TIMEOUT_S)
 
 
 def tables(values: Values) -> str:
@@ -160,7 +148,7 @@ BENCHMARK = Benchmark(
     flags=_flags,
     parts=_parts,
     tables=tables,
-    rehearsal={"examples": 20_000, "repeats": 1, "cases": 1},
+    rehearsal={"examples": 40_000, "repeats": 1, "cases": 1},
     packages=(*TRAINING_PACKAGES, "redis"),
     machine=store_server,
 )

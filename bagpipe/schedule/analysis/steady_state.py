@@ -99,6 +99,15 @@ def steady_state(
     return SteadyState(step_s=step_s, busy=busy, shares=shares)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Wait:
+    """Action that another one waits for, so many turns before, and the latency in between."""
+
+    src: int
+    turns: int
+    delay: _Floats | None
+
+
 class _Recurrence:
     """The dependencies of a loop, in an order in which one turn can be computed."""
 
@@ -108,9 +117,9 @@ class _Recurrence:
         self.lanes: dict[str, list[int]] = {}
         for number, (lane, _) in enumerate(loop.templates):
             self.lanes.setdefault(lane, []).append(number)
-        waits: list[list[LoopDependency]] = [[] for _ in loop.templates]
-        for dependency in loop.dependencies():
-            waits[dependency.dst].append(dependency)
+        waits: list[list[_Wait]] = [[] for _ in loop.templates]
+        for each in loop.dependencies():
+            waits[each.dst].append(_Wait(src=each.src, turns=each.turns, delay=self._delay(each)))
         self.waits = waits
         self.order = self._order()
         self.depth = 1 + max((each.turns for own in waits for each in own), default=0)
@@ -125,10 +134,10 @@ class _Recurrence:
         ready = [number for number, count in enumerate(missing) if not count]
         order: list[int] = []
         followers: list[list[int]] = [[] for _ in self.waits]
-        for own in self.waits:
+        for number, own in enumerate(self.waits):
             for each in own:
                 if each.turns <= 0:
-                    followers[each.src].append(each.dst)
+                    followers[each.src].append(number)
         while ready:
             number = ready.pop()
             order.append(number)
@@ -156,18 +165,17 @@ class _Recurrence:
         ring = np.zeros((depth, *costs.shape))  # finishes of the last turns; before the first one nothing is waited for
         sink = [number for number, (_, template) in enumerate(self.loop.templates) if template.key == self.loop.sink]
         last = sink[-1] if sink else self.order[-1]
-        begun = np.zeros(costs.shape[1:])
+        start, begun = np.zeros(costs.shape[1:]), np.zeros(costs.shape[1:])
         row = ring[0]
         for turn in range(_WARM_UP + depth + _MEASURED):
             row = ring[turn % depth]
             for number in self.order:
-                start = np.zeros(costs.shape[1:])
+                start.fill(0)
                 for each in self.waits[number]:
                     if each.turns > turn:
                         continue
                     finish = ring[(turn - each.turns) % depth, each.src]
-                    delay = self._delay(each)
-                    np.maximum(start, finish if delay is None else finish + delay, out=start)
+                    np.maximum(start, finish if each.delay is None else finish + each.delay, out=start)
                 np.add(start, costs[number], out=row[number])
             if turn == _WARM_UP + depth - 1:
                 begun = row[last].copy()

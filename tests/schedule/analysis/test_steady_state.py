@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from bagpipe.schedule.ir.loop import Loop
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
 
-def loop_of(**changes: object) -> Loop:
-    values: dict[str, object] = {"prefetch_depth": 4, "read_ahead": 8, "write_depth": 2}
-    return prefetch_loop(**{**values, **changes})  # type: ignore[arg-type]
+def loop_of(**changes: Any) -> Loop:
+    values: dict[str, Any] = {"prefetch_depth": 4, "read_ahead": 8, "write_depth": 2}
+    return prefetch_loop(**{**values, **changes})
 
 
 def simulated(loop: Loop, costs: Mapping[str, float], turns: int = 60) -> float:
