@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bagpipe.calibration.device import measure_device
+from bagpipe.calibration.lanes import measure_lanes
 from bagpipe.calibration.link import measure_link
-from bagpipe.calibration.planner import measure_planner
 from bagpipe.calibration.rows import measure_rows
 from bagpipe.cluster.model import CacherHosts, ClusterModel, StoreServers, TrainerHosts
 
 __all__ = ["measure_machine"]
 
-#: Measurements, for progress.
+#: Measurements, for progress: device, link, store server, jobs.
 _MEASUREMENTS = 4
 
 
 def measure_machine(
     ranks: int = 1, *, on_measured: Callable[[int, int], None] = lambda done, total: None
 ) -> ClusterModel:
-    """The machine with so many ranks, a store server and a cacher. Takes about ten seconds.
+    """The machine with so many ranks, a store server and a cacher. Takes about half a minute.
 
     Args:
         ranks: of the job: processes with one compute thread each.
@@ -29,6 +29,7 @@ def measure_machine(
 
     Raises:
         InputError, StoreError: no store server can be started.
+        JobError: a job failed.
     """
     device = measure_device()
     memory_bytes = device.memory_bytes / 3  # for trainers, store and cacher
@@ -36,10 +37,10 @@ def measure_machine(
     on_measured(1, _MEASUREMENTS)
     link = measure_link()
     on_measured(2, _MEASUREMENTS)
-    ids_per_s = measure_planner()
+    server = measure_rows()
     on_measured(3, _MEASUREMENTS)
-    client, server = measure_rows()
-    on_measured(_MEASUREMENTS, _MEASUREMENTS)
+    lanes = measure_lanes(ranks)
+    on_measured(4, _MEASUREMENTS)
     cores = len(os.sched_getaffinity(0))
     return ClusterModel(
         name="this machine",
@@ -54,10 +55,11 @@ def measure_machine(
                 port="loopback",
                 cores=cores,
                 memory_bytes=memory_bytes,
-                rows=client,
+                lanes=lanes.lanes,
+                lock_share=lanes.lock_share,
             ),
         ),
         stores=StoreServers(servers=1, port="loopback", rows=server, memory_bytes=memory_bytes),
-        cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=ids_per_s),
+        cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=lanes.planner_ids_per_s),
         shared_cores=cores,
     )

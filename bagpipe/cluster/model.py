@@ -23,6 +23,7 @@ __all__ = [
     "CacherHosts",
     "ClusterModel",
     "Device",
+    "LaneTimes",
     "Link",
     "ObjectStorage",
     "RowRates",
@@ -80,11 +81,31 @@ class RowRates:
     Attributes:
         row_bytes: of a record.
         reads_per_s, writes_per_s: rows.
+        read_fixed_s, write_fixed_s: time of a batch's request besides that of its rows.
     """
 
     row_bytes: int
     reads_per_s: float
     writes_per_s: float
+    read_fixed_s: float = 0.0
+    write_fixed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneTimes:
+    """Processor time of one operation of the training loop, in its lane.
+
+    Attributes:
+        op: as in the loop: ``X_INSERT``. ``F`` and ``B`` are lookups and row gradients; the dense part is extra.
+        row_bytes: of a record.
+        fixed_s: of a batch.
+        item_s: of each id (``X_READ``, ``F``, ``B``) or row (the others).
+    """
+
+    op: str
+    row_bytes: int
+    fixed_s: float
+    item_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +122,9 @@ class TrainerHosts:
         cores: processor cores of a host, for the store's client, the row lanes and, where it is embedded, the cacher.
         memory_bytes: of a host.
         rows: what a rank's store client encodes, sends, receives and decodes.
+        lanes: processor times of a rank's operations, where they were measured; they include those of `rows`. Rows on
+            a device and collectives are otherwise computed from bandwidths.
+        lock_share: part of the other lanes' processor time for which the compute lane waits for the interpreter lock.
         usd_per_hour: price of a host.
     """
 
@@ -113,6 +137,8 @@ class TrainerHosts:
     cores: int = 1
     memory_bytes: float = math.inf
     rows: tuple[RowRates, ...] = ()
+    lanes: tuple[LaneTimes, ...] = ()
+    lock_share: float = 0.0
     usd_per_hour: float = 0.0
 
 
@@ -286,7 +312,12 @@ class ClusterModel:
 
 
 #: Fields that can be 0.
-_MAY_BE_ZERO = frozenset({"call_s", "latency_s", "message_s", "usd_per_hour"})
+_MAY_BE_ZERO = frozenset(
+    {
+        *("call_s", "latency_s", "message_s", "usd_per_hour"),
+        *("read_fixed_s", "write_fixed_s", "fixed_s", "item_s", "lock_share"),
+    }
+)
 
 
 def _check_range(name: str, record: object) -> None:
@@ -302,9 +333,12 @@ def _check_range(name: str, record: object) -> None:
         elif isinstance(value, tuple):
             for number, item in enumerate(value):
                 _check_range(f"{where}[{number}]", item)
-            sizes = [item.row_bytes for item in value]
-            if any(one >= other for one, other in pairwise(sizes)):
-                raise InputError(f"{where}: expected ascending row_bytes, got {sizes}")
+            sizes: dict[str, list[int]] = {}
+            for item in value:
+                sizes.setdefault(getattr(item, "op", ""), []).append(item.row_bytes)
+            for op, own in sizes.items():
+                if any(one >= other for one, other in pairwise(own)):
+                    raise InputError(f"{where}: expected ascending row_bytes{op and f' of {op}'}, got {own}")
         elif isinstance(value, int | float):
             _check_number(where, value, may_be_zero=each.name in _MAY_BE_ZERO)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.forecast.costs import Work, loop_costs, processor_s
+from bagpipe.forecast.costs import Work, lock_s, loop_costs, processor_s
 from bagpipe.forecast.job import JobShape
 from bagpipe.schedule.analysis.steady_state import SteadyState, steady_state
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
@@ -115,10 +115,14 @@ def _forecast(
     step_s = float(state.step_s[place])
     op = state.limit(place)
     limit = f"{op}: {works[op].limit}"
+    floors = {
+        "interpreter lock": max((lock_s(hosts, works) for hosts in cluster.trainers if hosts.lock_share), default=0.0)
+    }
     if cluster.shared_cores:
-        shared_s = processor_s(cluster, job, works) / cluster.shared_cores
-        if shared_s > step_s:
-            step_s, limit = shared_s, "shared cores"
+        floors["shared cores"] = processor_s(cluster, job, works) / cluster.shared_cores
+    for name, floor_s in floors.items():
+        if floor_s > step_s:
+            step_s, limit = floor_s, name
     return Forecast(
         step_s=step_s,
         op_s={op: work.seconds for op, work in works.items()},
@@ -138,9 +142,17 @@ def _device_bytes(job: JobShape) -> dict[str, float]:
     fetched = (traffic.unique if job.direct else traffic.fetched + traffic.new) / job.ranks
     written = (traffic.unique if job.direct else traffic.written) / job.ranks
     slots = traffic.unique / job.ranks if job.direct else traffic.cache_rows
+    if job.staged is None:
+        copies = dense.copies_of_rank(job.shard, job.ranks)
+        parts = {
+            "parameters": copies * dense.param_bytes,
+            "activations": dense.activation_bytes * job.batch_examples / job.ranks,
+        }
+    else:
+        saved = dense.weight_copies - dense.copies_of_rank(job.shard, job.staged.replicas)
+        parts = {"stage": job.staged.device_bytes - saved * job.staged.param_bytes}
     return {
-        "parameters": dense.weight_copies * dense.param_bytes,
-        "activations": dense.activation_bytes * job.batch_examples / job.ranks,
+        **parts,
         "cache": slots * traffic.row_bytes,
         "staging": (job.prefetch_depth * fetched + job.write_depth * written) * traffic.row_bytes,
     }

@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 
 from bagpipe.errors import InputError
+from bagpipe.forecast.stages import StagedDense
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve
 from bagpipe.partition.operators import OperatorGraph
 
-__all__ = ["DenseCosts", "JobShape"]
+__all__ = ["SHARD_LEVELS", "DenseCosts", "JobShape"]
+
+#: Levels of `dense.shard`.
+SHARD_LEVELS = ("none", "optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +47,37 @@ class DenseCosts:
             weight_copies=weight_copies,
         )
 
+    def copies_of_rank(self, shard: str, ranks: int) -> float:
+        """Memory of a parameter on a rank in multiples of it, where ranks divide it (ZeRO: Rajbhandari et al., 2020).
+
+        Args:
+            shard: one of `SHARD_LEVELS`.
+            ranks: with the same parameters.
+        """
+        divided = {"none": 0.0, "optimizer": self.weight_copies - 2, "gradients": self.weight_copies - 1}
+        part = min(self.weight_copies, max(0.0, divided.get(shard, self.weight_copies)))
+        return self.weight_copies - part + part / ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
     """One job.
 
     Attributes:
-        ranks: data-parallel ranks, one device each.
+        ranks: ranks, one device each.
         batch_examples: of the global batch.
         traffic: rows of a batch with the job's caches and window.
         uniques: unique rows of the parts of a batch.
         dim: weights of a row.
         dense: the dense part.
+        staged: it is cut into stages; None: each rank trains it whole.
+        shard: what ranks with the same parameters divide, one of `SHARD_LEVELS`.
         direct: no cache: every batch reads and writes all its rows.
         prefetch_depth, write_depth: as `cache.prefetch_depth`, and the write staging buffers.
         store_rows: rows that the store holds at the end; 0: unknown, its memory is not checked.
 
     Raises:
-        InputError: a number is below 1, or the batch is not that of the traffic.
+        InputError: a number is below 1, the batch is not that of the traffic, or the stages are not those of the ranks.
     """
 
     ranks: int
@@ -69,6 +86,8 @@ class JobShape:
     uniques: UniqueCurve
     dim: int
     dense: DenseCosts
+    staged: StagedDense | None = None
+    shard: str = "none"
     direct: bool = False
     prefetch_depth: int = 4
     write_depth: int = 2
@@ -85,3 +104,15 @@ class JobShape:
                 f"batch_examples: expected {self.traffic.batch_examples}, as the rows were counted, got "
                 f"{self.batch_examples}"
             )
+        if self.shard not in SHARD_LEVELS:
+            raise InputError(f"shard: expected one of {', '.join(SHARD_LEVELS)}, got {self.shard!r}")
+        if self.staged is not None and self.staged.stages * self.staged.replicas != self.ranks:
+            raise InputError(
+                f"ranks: expected {self.staged.stages * self.staged.replicas}, {self.staged.stages} stages times "
+                f"{self.staged.replicas} replicas, got {self.ranks}"
+            )
+
+    @property
+    def readers(self) -> int:
+        """Ranks that read examples: those where micro-batches enter."""
+        return self.ranks if self.staged is None else self.staged.replicas

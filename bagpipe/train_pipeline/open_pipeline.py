@@ -26,6 +26,7 @@ from bagpipe.jobs.session import JobSession
 from bagpipe.lookahead.interface import BatchPlanner
 from bagpipe.lookahead.select import select_planner
 from bagpipe.oracle.plan import OracleSpec
+from bagpipe.pipeline.trace import Trace
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
@@ -72,6 +73,7 @@ def open_pipeline(
     batches: UserBatches,
     initial: InitialRows,
     parts: tuple[LoopPart, ...] = (),
+    trace: Trace | None = None,
 ) -> OpenPipeline:
     """Open everything.
 
@@ -81,6 +83,7 @@ def open_pipeline(
         batches: the user's batches.
         initial: rows to begin with.
         parts: further parts of the training loop.
+        trace: records every action.
 
     Raises:
         InputError: the store cannot be used, or another rank's model or options differ.
@@ -95,7 +98,7 @@ def open_pipeline(
         check_same(ranks, {**model.facts, **options.shared(), "grad_scaler": scale}, "models or options")
         spec = _spec(model, options, ranks)
         url = _store_url(options, ranks, stack)
-        job = open_job(_job(model, options, batches, initial, spec, url, parts), ranks, stack)
+        job = open_job(_job(model, options, batches, initial, spec, url, parts, trace), ranks, stack)
         planner = stack.enter_context(
             select_planner(
                 spec,
@@ -115,6 +118,7 @@ def _job(
     spec: OracleSpec,
     store_url: str,
     parts: tuple[LoopPart, ...],
+    trace: Trace | None,
 ) -> Job:
     """The job of a pipeline on this rank."""
     return Job(
@@ -149,6 +153,7 @@ def _job(
         settings=model.facts,
         claim=initial.claim,  # the first run's only
         clears_refused=False,
+        trace=trace,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -47,12 +48,15 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
 def _measure(options: argparse.Namespace, part: Part) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        data = folder / "log.arrow"
+        synth = [sys.executable, "-m", "data", "synth", "--rows", str(options.examples), "--out", str(data)]
+        subprocess.run(synth, check=True, capture_output=True, timeout=_TIMEOUT_S)
         machine = measure_machine()
         for case in CASES[: options.cases or None]:
-            shape = _shape(case, options.examples, folder)
+            shape = _shape(case, data, folder)
             found = forecast(_behind_link(machine, case), shape)
             part.say(f"{case.name}: forecast {found.step_s * 1e3:.2f} ms ({found.limit})")
-            steps = [_job(case, options.examples, folder) for _ in range(options.repeats)]
+            steps = [_job(case, data, folder) for _ in range(options.repeats)]
             part.say(f"{case.name}: measured {', '.join(f'{step * 1e3:.2f}' for step in steps)} ms")
             record = {"case": case.name, "forecast_s": found.step_s, "limit": found.limit, "measured_s": steps}
             part.add({**record, "op_s": dict(found.op_s)})
@@ -66,8 +70,8 @@ def _behind_link(machine: ClusterModel, case: Case) -> ClusterModel:
     return replace(machine, links=links, trainers=trainers, stores=replace(machine.stores, port="shaped"))
 
 
-def _shape(case: Case, examples: int, folder: Path) -> JobShape:
-    rows, traffic = _replayed(case, examples, folder)
+def _shape(case: Case, data: Path, folder: Path) -> JobShape:
+    rows, traffic = _replayed(case, data, folder)
     return JobShape(
         ranks=1,
         batch_examples=case.batch_examples,
@@ -79,13 +83,13 @@ def _shape(case: Case, examples: int, folder: Path) -> JobShape:
     )
 
 
-def _replayed(case: Case, examples: int, folder: Path) -> tuple[RowTraffic, tuple[RowTraffic, ...]]:
+def _replayed(case: Case, data: Path, folder: Path) -> tuple[RowTraffic, tuple[RowTraffic, ...]]:
     """The rows of the case's batches, and those of smaller batches too."""
     out = folder / f"replay-{case.batch_examples}-{case.cache_rows}.json"
     if not out.exists():
         sizes = f"{case.batch_examples // 2},{case.batch_examples}"
         cache = case.cache_rows or 60_000
-        flags = [*_data_flags(examples), "--data.batch_size", sizes, "--lookahead", str(_LOOKAHEAD)]
+        flags = [*_data_flags(data), "--data.batch_size", sizes, "--lookahead", str(_LOOKAHEAD)]
         flags += ["--cache_rows", str(cache), "--policy", "belady-window", "--json", str(out)]
         _run(out, "data", "replay", *flags)
     traffic = read_traffic(out.read_text(encoding="utf-8"), source=str(out))
@@ -102,19 +106,19 @@ def _dense(case: Case, folder: Path) -> DenseCosts:
     return DenseCosts.of_operators(OperatorGraph.from_json(out.read_text(encoding="utf-8"), source=str(out)))
 
 
-def _job(case: Case, examples: int, folder: Path) -> float:
+def _job(case: Case, data: Path, folder: Path) -> float:
     """The median step of the trainer in seconds."""
     out = folder / "result.json"
     with ShapedServer(case.rate) as server:
-        flags = [*_data_flags(examples), "--data.batch_size", str(case.batch_examples), "--data.eval_fraction", "0"]
+        flags = [*_data_flags(data), "--data.batch_size", str(case.batch_examples), "--data.eval_fraction", "0"]
         flags += ["--cache.rows", str(case.cache_rows), "--oracle.lookahead", str(_LOOKAHEAD)]
         flags += ["--store.url", server.url, "--model.name", case.model, "--model.embedding_dim", str(_DIM)]
         flags += ["--model.bottom_mlp", _BOTTOM_MLP, "--model.top_mlp", case.top_mlp, "--result", str(out)]
         return float(_run(out, "trainer", *flags)["step_s_p50"])
 
 
-def _data_flags(examples: int) -> Sequence[str]:
-    return ["--data.format", "synthetic", "--data.limit", str(examples)]
+def _data_flags(data: Path) -> Sequence[str]:
+    return ["--data.path", str(data)]
 
 
 def _run(out: Path, *words: str) -> Any:

@@ -9,7 +9,7 @@ from bagpipe.cluster.cluster_file import from_toml, to_toml
 from bagpipe.forecast.forecast import forecast
 from tests.forecast.jobs import job
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 
 def test_this_machine_is_a_cluster():
@@ -21,7 +21,10 @@ def test_this_machine_is_a_cluster():
     assert machine.shared_cores >= 1
     (hosts,) = machine.trainers
     assert machine.stores is not None
-    for rates in (hosts.rows, machine.stores.rows):
-        assert [each.row_bytes for each in rates] == [128, 1024]
+    assert [each.row_bytes for each in machine.stores.rows] == [128, 1024]
+    ops = {each.op for each in hosts.lanes}
+    assert ops >= {"X_READ", "X_FETCH", "X_INSERT", "X_EVICT", "X_WRITEBACK", "F", "B", "OPT", "X_UPDATE"}
+    assert ops >= {"X_PREPULL", "X_PULL", "X_PUSH", "X_PUSH_LATE", "X_UPDATE_LATE", "X_ACK"}
+    assert 0 <= hosts.lock_share <= 1
     found = forecast(machine, job(ranks=2))
     assert 0 < found.step_s < 10

@@ -11,9 +11,9 @@ from bagpipe.cluster.cluster_file import load_cluster
 @pytest.mark.redis
 def test_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "machine.toml"
-    assert main(["calibrate", "--ranks", "2", "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}: this machine, 2 ranks\n"
-    assert load_cluster(str(out)).num_ranks == 2
+    assert main(["calibrate", "--ranks", "1", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: this machine, 1 ranks\n"
+    assert load_cluster(str(out)).num_ranks == 1
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1"])

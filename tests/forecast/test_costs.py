@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bagpipe.cluster.model import RowRates
+from bagpipe.cluster.model import LaneTimes, RowRates
 from bagpipe.errors import InputError
-from bagpipe.forecast.costs import loop_costs, rates_at
+from bagpipe.forecast.costs import lock_s, loop_costs, processor_s, request_times
 from tests.cluster.clusters import cluster, hosts
 from tests.forecast.jobs import DENSE, TRAFFIC, job
 
@@ -16,11 +16,53 @@ ROWS = (
 )
 
 
-def test_rates_of_other_row_sizes() -> None:
-    assert rates_at(ROWS, 100) == pytest.approx((2e6, 1e6))
-    assert rates_at(ROWS, 200) == pytest.approx((1 / 0.75e-6, 1 / 1.5e-6))
-    assert rates_at(ROWS, 50) == pytest.approx((2e6, 1e6)), "the cost of a row is not that of its bytes"
-    assert rates_at(ROWS, 600) == pytest.approx((5e5, 2.5e5))
+#: Times of the operations of one rank, for rows of 136 bytes.
+LANES = tuple(
+    LaneTimes(op=op, row_bytes=136, fixed_s=number * 1e-4, item_s=number * 1e-8)
+    for number, op in enumerate(
+        ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "X_WRITEBACK", "F", "B", "OPT", "X_UPDATE"), start=1
+    )
+)
+
+
+def test_requests_for_rows_of_other_sizes() -> None:
+    def of(row_bytes: float) -> list[float]:
+        return [row_s for _, row_s in request_times(ROWS, row_bytes)]
+
+    assert of(100) == pytest.approx([1 / 2e6, 1 / 1e6])
+    assert of(200) == pytest.approx([0.75e-6, 1.5e-6])
+    assert of(50) == pytest.approx([1 / 2e6, 1 / 1e6]), "the cost of a row is not that of its bytes"
+    assert of(600) == pytest.approx([1 / 5e5, 1 / 2.5e5])
+    fixed = tuple(replace(each, read_fixed_s=1e-3, write_fixed_s=each.row_bytes * 1e-5) for each in ROWS)
+    assert request_times(fixed, 200)[0][0] == pytest.approx(1e-3)
+    assert request_times(fixed, 200)[1][0] == pytest.approx(2e-3)
+
+
+def test_a_request_goes_to_every_server() -> None:
+    """More servers share the rows, and each one has the fixed part of every rank's request."""
+    rows = (RowRates(row_bytes=136, reads_per_s=1e6, writes_per_s=1e6, read_fixed_s=1e-3),)
+    slow = replace(cluster(), stores=replace(cluster().stores, rows=rows, servers=4))
+    seconds = [loop_costs(slow, job(ranks=ranks))["X_FETCH"].bounds["store servers"] for ranks in (1, 2)]
+    assert seconds[0] == pytest.approx(8e-5 + 1e-3 + 500 / 4e6, rel=1e-6)
+    assert seconds[1] - seconds[0] == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_measured_lanes_take_the_place_of_bandwidths() -> None:
+    measured = cluster(hosts(lanes=LANES, lock_share=0.5))
+    works, plain = loop_costs(measured, job()), loop_costs(cluster(), job())
+    assert works["X_INSERT"].bounds == {"lane": pytest.approx(4e-4 + 1_500 * 4e-8)}
+    assert works["X_EVICT"].bounds == {"lane": pytest.approx(3e-4 + 1_500 * 3e-8)}
+    assert works["X_UPDATE"].bounds == {"lane": pytest.approx(9e-4 + 8_000 * 9e-8)}
+    assert works["X_FETCH"].bounds["store client"] == pytest.approx(8e-5 + 2e-4 + 500 * 2e-8)
+    assert works["X_READ"].bounds["lane"] == pytest.approx(1e-4 + 26_624 * 1e-8)
+    pooling_s = [26_624 * 64 / 5e11, 6e-4 + 26_624 * 6e-8]  # through the memory, measured
+    assert works["F"].seconds - plain["F"].seconds == pytest.approx(pooling_s[1] - pooling_s[0], rel=0.05)
+    compute_s = sum(works[op].processor_s for op in ("F", "B", "OPT", "X_UPDATE"))
+    others_s = sum(works[op].processor_s for op in ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "X_WRITEBACK"))
+    assert lock_s(measured.trainers[0], works) == pytest.approx(compute_s + others_s / 2)
+    assert processor_s(measured, job(), works) == pytest.approx(
+        compute_s + others_s + 500 / 2e6 + 1_500 / 1e6 + 26_624 / 1e7
+    )
 
 
 def test_one_rank() -> None:
@@ -52,7 +94,7 @@ def test_ranks_share_servers_and_the_ports_of_their_host() -> None:
 def test_gradients_are_summed_by_a_ring() -> None:
     network = cluster().network(4)
     step = loop_costs(cluster(), job(ranks=4))["OPT"]
-    assert step.bounds["network"] == pytest.approx(network.all_reduce_s(4e6, range(4)) + DENSE.step_s)
+    assert step.bounds["network"] == pytest.approx(network.all_reduce_s(4e6, range(4)) + DENSE.step_s + 5 * 4e6 / 1e12)
 
 
 def test_the_slowest_kind_of_hosts_counts() -> None:

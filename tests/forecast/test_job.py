@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.dense.parallel.shard_layout import ShardLevel, kept_bytes
 from bagpipe.errors import InputError
+from bagpipe.forecast.job import SHARD_LEVELS, DenseCosts
 from tests.forecast.jobs import job
 
 
@@ -18,3 +20,11 @@ from tests.forecast.jobs import job
 def test_impossible_jobs(changes: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         job(**changes)
+
+
+@pytest.mark.parametrize("level", SHARD_LEVELS)
+@pytest.mark.parametrize("states", [0, 1, 2])
+def test_shards_keep_what_the_trainer_keeps(level: ShardLevel, states: int) -> None:
+    kept = kept_bytes(level, 1000, 4, itemsize=4, states=states)
+    copies = DenseCosts(param_bytes=4000.0, weight_copies=2.0 + states).copies_of_rank(level, 4)
+    assert copies * 4000 == pytest.approx(kept.parameters + kept.gradients + kept.state)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from bagpipe.calibration.job_times import JobTimes, OpTimes
+from bagpipe.calibration.lanes import lock_share
+
+
+def times(step_s: float, **ops: float) -> JobTimes:
+    return JobTimes(
+        step_s=step_s,
+        ops={op: OpTimes(items=0.0, processor_s=seconds) for op, seconds in ops.items()},
+        process_s=0.0,
+        planner_s=0.0,
+        server_s=0.0,
+        ids=1.0,
+    )
+
+
+OPS = {"F": 4e-3, "B": 5e-3, "OPT": 0.5e-3, "X_UPDATE": 0.5e-3, "X_READ": 1e-3, "X_WRITEBACK": 3e-3}
+
+
+@pytest.mark.parametrize(("step_s", "share"), [(10e-3, 0.0), (12e-3, 0.5), (14e-3, 1.0), (9e-3, 0.0), (20e-3, 1.0)])
+def test_how_long_the_compute_lane_waits_for_the_others(step_s: float, share: float):
+    """Its own operations take 10 ms, the others 4 ms."""
+    assert lock_share(times(step_s, **OPS)) == pytest.approx(share)
