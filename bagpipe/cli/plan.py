@@ -18,7 +18,7 @@ from bagpipe.cli.progress import Progress
 from bagpipe.cli.text import aligned, read_text, write_text
 from bagpipe.cluster.cluster_file import load_cluster
 from bagpipe.cluster.network import Network
-from bagpipe.config.sections import ModelConfig
+from bagpipe.config.sections import ModelConfig, RunConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, cluster_of_job
 from bagpipe.partition.operators import OperatorGraph
@@ -80,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ModelConfig()
     measured = parser.add_argument_group("models that are measured", "ignored with a .json operator graph")
     measured.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where; default: cpu")
+    measured.add_argument(
+        "--threads",
+        type=int,
+        default=RunConfig.threads,
+        metavar="N",
+        help="compute threads, as run.threads; default: 1",
+    )
     measured.add_argument("--columns", default="13,26", metavar="D,S", help="dense and sparse; default: 13,26 (Criteo)")
     measured.add_argument("--embedding-dim", type=int, default=defaults.embedding_dim, metavar="N")
     measured.add_argument("--bottom-mlp", default=_joined(defaults.bottom_mlp), metavar="N,…")
@@ -171,6 +178,8 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
 
     if flags.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: expected a CUDA device for cuda, found none")
+    if flags.threads < 1:
+        raise InputError(f"--threads: expected at least 1, got {flags.threads}")
     num_dense, num_sparse = _integers("--columns", flags.columns, 2)
     names = [f"C{number}" for number in range(1, num_sparse + 1)]
     schema = DataSchema(
@@ -198,7 +207,12 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
         parts = trace_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
     batch = flags.batch_size
     sizes = sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)})
-    return operator_graph(parts, examples=sizes, on_measured=progress.phase("measuring the model"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(flags.threads)
+    try:
+        return operator_graph(parts, examples=sizes, on_measured=progress.phase("measuring the model"))
+    finally:
+        torch.set_num_threads(before)
 
 
 def _integers(flag: str, text: str, count: int | None = None) -> tuple[int, ...]:
