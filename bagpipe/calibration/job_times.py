@@ -55,8 +55,7 @@ class JobTimes:
 
     Attributes:
         step_s: between the ends of two batches.
-        ops: by operation.
-        process_s: processor time of the rank's process, a batch.
+        ops: by operation; what the threads of the process use that are no lanes is `OTHER_THREADS`.
         planner_s: of the processes that it has started, a batch.
         server_s: of the store server, a batch of all ranks.
         ids: occurrences of a rank's batch.
@@ -64,7 +63,6 @@ class JobTimes:
 
     step_s: float
     ops: Mapping[str, OpTimes]
-    process_s: float
     planner_s: float
     server_s: float
     ids: float

@@ -67,13 +67,15 @@ def measure_lanes(ranks: int = 1) -> MeasuredLanes:
     """
     jobs = [(examples, dim, ()) for dim in _DIMS for examples in _SIZES]
     *measured, busy = _run(1, [*jobs, _BUSY])
+    found = _lanes(measured)
+    if ranks > 1:
+        measured = _run(ranks, jobs)
+        found = {**_lanes(measured), **{key: times for key, times in found.items() if key[0] in _PLANS}}
     largest = measured[1]
-    alone = _lanes(measured)
-    found = (
-        alone if ranks == 1 else {**_lanes(_run(ranks, jobs)), **{key: alone[key] for key in alone if key[0] in _PLANS}}
-    )
     return MeasuredLanes(
-        lanes=tuple(found.values()), lock_share=lock_share(busy), planner_ids_per_s=largest.ids / largest.planner_s
+        lanes=tuple(found.values()),
+        lock_share=lock_share(busy),
+        planner_ids_per_s=ranks * largest.ids / largest.planner_s,
     )
 
 

@@ -27,6 +27,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from bagpipe import optim
 from bagpipe.calibration.job_times import TABLES, JobSettings, JobTimes, OpTimes
 from bagpipe.calibration.zipf_ids import zipf_ids
+from bagpipe.cluster.model import OTHER_THREADS
 from bagpipe.pipeline.trace import Trace
 from bagpipe.train_pipeline.batch_ids import BatchIds
 from bagpipe.train_pipeline.initial_rows import InitialRows
@@ -197,13 +198,15 @@ def _medians(settings: JobSettings, measured: range, times: ProcessorTimes, coun
         for op, found in times.by_op.items()
         if any(b in found for b in measured)
     }
+    # Collectives and the link to the planner have threads of their own.
+    others_s = max(0.0, own_s - sum(each.processor_s for each in ops.values()))
+    ids = float(TABLES * settings.examples)
     return JobTimes(
         step_s=statistics.median(np.diff(ends).tolist()),
-        ops=ops,
-        process_s=own_s,
+        ops={**ops, OTHER_THREADS: OpTimes(items=ids, processor_s=others_s)},
         planner_s=planner_s,
         server_s=server_s,
-        ids=float(TABLES * settings.examples),
+        ids=ids,
     )
 
 

@@ -20,6 +20,7 @@ from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 
 __all__ = [
+    "OTHER_THREADS",
     "CacherHosts",
     "ClusterModel",
     "Device",
@@ -30,6 +31,10 @@ __all__ = [
     "StoreServers",
     "TrainerHosts",
 ]
+
+
+#: Operation of `LaneTimes` that stands for a trainer's threads besides its lanes, such as those of collectives.
+OTHER_THREADS = "other threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +101,11 @@ class LaneTimes:
     """Processor time of one operation of the training loop, in its lane.
 
     Attributes:
-        op: as in the loop: ``X_INSERT``. ``F`` and ``B`` are lookups and row gradients; the dense part is extra.
+        op: as in the loop: ``X_INSERT``; or `OTHER_THREADS`. ``F`` and ``B`` are lookups and row gradients; the dense
+            part is extra.
         row_bytes: of a record.
         fixed_s: of a batch.
-        item_s: of each id (``X_READ``, ``F``, ``B``) or row (the others).
+        item_s: of each id (``X_READ``, ``F``, ``B``, `OTHER_THREADS`) or row (the others).
     """
 
     op: str

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagpipe.cluster.model import ClusterModel, LaneTimes, RowRates, TrainerHosts
+from bagpipe.cluster.model import OTHER_THREADS, ClusterModel, LaneTimes, RowRates, TrainerHosts
 from bagpipe.errors import InputError
 from bagpipe.forecast.job import JobShape
 
@@ -144,6 +144,9 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts, speed: flo
     for op, share in (("F", 1 / 3), ("B", 2 / 3)):
         pooled = lanes.seconds(op, ids) if op in lanes else ids * job.dim * 4 / device.memory_bytes_per_s
         yield op, Work(bounds={"dense part": compute * share + pooled}, processor_s=compute * share + pooled)
+    if OTHER_THREADS in lanes:
+        others_s = lanes.seconds(OTHER_THREADS, ids)
+        yield OTHER_THREADS, Work(bounds={"processor": others_s}, processor_s=others_s)
     yield "OPT", _step(cluster, job, hosts, lanes, speed)
     owned = traffic.unique / ranks
     if ranks == 1:

@@ -10,7 +10,6 @@ def times(step_s: float, **ops: float) -> JobTimes:
     return JobTimes(
         step_s=step_s,
         ops={op: OpTimes(items=0.0, processor_s=seconds) for op, seconds in ops.items()},
-        process_s=0.0,
         planner_s=0.0,
         server_s=0.0,
         ids=1.0,

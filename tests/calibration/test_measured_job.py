@@ -6,6 +6,7 @@ import pytest
 
 from bagpipe.calibration.job_times import TABLES, JobSettings
 from bagpipe.calibration.measured_job import ProcessorTimes, measure_job
+from bagpipe.cluster.model import OTHER_THREADS
 from bagpipe.store.server.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.redis
@@ -32,16 +33,15 @@ def test_every_operation_of_a_job_is_measured(server: EmbeddedServer, cache_rows
     )
     found = measure_job(settings)
     assert set(found.ops) == {
-        "X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "X_WRITEBACK", "F", "B", "OPT", "X_UPDATE",
+        "X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "X_WRITEBACK", "F", "B", "OPT", "X_UPDATE", OTHER_THREADS,
     }  # fmt: skip
-    assert all(each.processor_s > 0 for each in found.ops.values())
+    assert all(each.processor_s > 0 for op, each in found.ops.items() if op != OTHER_THREADS)
     assert found.ids == found.ops["F"].items == found.ops["X_READ"].items == TABLES * 64
     unique = found.ops["X_UPDATE"].items
     assert 0 < found.ops["X_FETCH"].items < unique < found.ids
     if not cache_rows:
         assert found.ops["X_INSERT"].items == unique
     assert found.step_s > 0
-    assert found.process_s > 0
     assert min(found.planner_s, found.server_s) >= 0
 
 
