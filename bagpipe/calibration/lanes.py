@@ -19,10 +19,11 @@ from bagpipe.calibration.rows import line
 from bagpipe.cluster.model import LaneTimes
 from bagpipe.errors import JobError
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.util.documents import parse_json
 from bagpipe.util.programs import module_command, module_environment
 from bagpipe.util.temporary_folder import temporary_folder
 
-__all__ = ["MeasuredLanes", "lock_share", "measure_lanes"]
+__all__ = ["MeasuredLanes", "cores_used", "lock_share", "measure_lanes"]
 
 _MODULE = "bagpipe.calibration.measured_job"
 _TIMEOUT_S = 300.0
@@ -48,11 +49,13 @@ class MeasuredLanes:
         lanes: of every operation, by size of a row.
         lock_share: as of `TrainerHosts`.
         planner_ids_per_s: ids that a processor core plans and sends in a second.
+        cores_used: by the ranks, the planner and the server of a job that computes nothing else, on average.
     """
 
     lanes: tuple[LaneTimes, ...]
     lock_share: float
     planner_ids_per_s: float
+    cores_used: float
 
 
 def measure_lanes(ranks: int = 1) -> MeasuredLanes:
@@ -76,6 +79,7 @@ def measure_lanes(ranks: int = 1) -> MeasuredLanes:
         lanes=tuple(found.values()),
         lock_share=lock_share(busy),
         planner_ids_per_s=ranks * largest.ids / largest.planner_s,
+        cores_used=cores_used(largest, ranks),
     )
 
 
@@ -95,6 +99,12 @@ def lock_share(times: JobTimes) -> float:
     compute_s = sum(each.processor_s for op, each in times.ops.items() if op in _COMPUTE)
     others_s = sum(each.processor_s for op, each in times.ops.items() if op not in _COMPUTE)
     return min(1.0, max(0.0, (times.step_s - compute_s) / others_s))
+
+
+def cores_used(times: JobTimes, ranks: int) -> float:
+    """Processor time of all processes of a job in a second."""
+    own_s = sum(each.processor_s for each in times.ops.values())
+    return (ranks * own_s + times.planner_s + times.server_s) / times.step_s
 
 
 def _line(op: str, few: JobTimes, many: JobTimes) -> tuple[float, float]:
@@ -130,7 +140,7 @@ def _run(ranks: int, jobs: Sequence[tuple[int, int, tuple[int, ...]]]) -> list[J
         if done.returncode != 0:
             last = next((text for text in reversed(done.stderr.splitlines()) if text.strip()), "no message")
             raise JobError(f"a job of {ranks} ranks to measure this machine failed: {last}")
-        return [JobTimes.of(each) for each in json.loads(target.read_text(encoding="utf-8"))]
+        return [JobTimes.of(each) for each in parse_json(target.read_text(encoding="utf-8"))]
 
 
 def _launcher(ranks: int) -> list[str]:

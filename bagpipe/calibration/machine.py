@@ -61,5 +61,6 @@ def measure_machine(
         ),
         stores=StoreServers(servers=1, port="loopback", rows=server, memory_bytes=memory_bytes),
         cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=lanes.planner_ids_per_s),
-        shared_cores=cores,
+        # One rank never uses all cores. Several do, but for the times when they wait for each other.
+        shared_cores=cores if ranks == 1 else min(cores, lanes.cores_used),
     )

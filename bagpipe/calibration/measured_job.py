@@ -36,6 +36,7 @@ from bagpipe.train_pipeline.open_pipeline import open_pipeline
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import Position, UserBatches
 from bagpipe.training.part import LoopPart, LoopRun
+from bagpipe.util.documents import parse_json
 from bagpipe.util.processor_time import children_s, process_s
 
 __all__ = ["measure_job"]
@@ -247,7 +248,7 @@ def main() -> None:
     torch.set_num_threads(1)
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
-    jobs = [JobSettings(**each) for each in json.loads(source.read_text(encoding="utf-8"))]
+    jobs = [JobSettings(**each) for each in parse_json(source.read_text(encoding="utf-8"))]
     found = [dataclasses.asdict(measure_job(each, rank)) for each in jobs]
     if rank == 0:
         target.write_text(json.dumps(found), encoding="utf-8")

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="compute threads, as run.threads; default: 1",
     )
+    measured.add_argument(
+        "--roofline",
+        metavar="DTYPE",
+        help="do not measure: compute the costs from the rates of the cluster's first device, float32 for example",
+    )
     measured.add_argument("--columns", default="13,26", metavar="D,S", help="dense and sparse; default: 13,26 (Criteo)")
     measured.add_argument("--embedding-dim", type=int, default=defaults.embedding_dim, metavar="N")
     measured.add_argument("--bottom-mlp", default=_joined(defaults.bottom_mlp), metavar="N,…")
@@ -172,7 +177,7 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
         import torch
 
         from bagpipe.models.torchrec_models import build_model, num_dense_inputs
-        from bagpipe.pipeline.stage.measure import operator_graph
+        from bagpipe.pipeline.stage.measure import computed_graph, operator_graph
         from bagpipe.split.split import trace_parts
         from bagpipe.split.trace import quiet
 
@@ -207,6 +212,12 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
         parts = trace_parts(model, num_dense=num_dense_inputs(schema), dtype=torch.float32)
     batch = flags.batch_size
     sizes = sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)})
+    if flags.roofline is not None:
+        if flags.cluster is None:
+            raise InputError("--roofline: expected --cluster, whose first device counts, got none")
+        cluster = load_cluster(flags.cluster)
+        device = cluster.devices[cluster.trainers[0].device]
+        return computed_graph(parts, device, dtype=flags.roofline, examples=sizes)
     before = torch.get_num_threads()
     torch.set_num_threads(flags.threads)
     try:

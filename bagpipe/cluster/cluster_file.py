@@ -79,7 +79,7 @@ def _lines(cluster: ClusterModel) -> Iterator[str]:
     yield f"version = {_VERSION}"
     yield f"name = {_inline(cluster.name)}"
     if cluster.shared_cores:
-        yield f"shared_cores = {cluster.shared_cores}"
+        yield f"shared_cores = {cluster.shared_cores!r}"
     for kind in ("devices", "links"):
         for name, record in getattr(cluster, kind).items():
             yield from ("", f"[{kind}.{_key(name)}]")

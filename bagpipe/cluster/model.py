@@ -206,7 +206,8 @@ class ClusterModel:
         devices, links: by name.
         trainers: kinds of trainer hosts, at least one.
         stores, cachers, object_storage: None: there is none.
-        shared_cores: all processes run on one machine with so many processor cores; 0: each has its own. The rates are
+        shared_cores: all processes run on one machine and use so many of its processor cores, on average those that do
+            not wait for another process; 0: each has its own. The rates are
             then per second of processor time.
 
     Raises:
@@ -220,11 +221,11 @@ class ClusterModel:
     stores: StoreServers | None = None
     cachers: CacherHosts | None = None
     object_storage: ObjectStorage | None = None
-    shared_cores: int = 0
+    shared_cores: float = 0.0
 
     def __post_init__(self) -> None:
         if self.shared_cores < 0:
-            raise InputError(f"shared_cores: expected at least 0, got {self.shared_cores}")
+            raise InputError(f"shared_cores: expected at least 0, got {self.shared_cores:g}")
         if not self.trainers:
             raise InputError("trainers: expected at least one kind of hosts, got none")
         for name, value in self._records():

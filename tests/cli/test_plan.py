@@ -196,6 +196,19 @@ def test_a_model_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == answer
 
 
+def test_costs_of_a_device_that_is_not_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The H200 is several times as fast as the V100, by the same operators."""
+    seconds = {}
+    for preset in ("h200-hosts", "v100-paper"):
+        out = tmp_path / f"{preset}.json"
+        flags = ["--roofline", "float32", "--save-operators", str(out), "--batch-size", "4096", "--top-mlp", "512,256"]
+        assert main(["plan", "--model", "dlrm", "--devices", "1", "--cluster", preset, *flags]) == 0
+        graph = OperatorGraph.from_json(out.read_text(encoding="utf-8"))
+        seconds[preset] = sum(each.forward.at(4096) for each in graph.operators)
+    capsys.readouterr()
+    assert 2 < seconds["v100-paper"] / seconds["h200-hosts"] < 10
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -204,6 +217,12 @@ def test_a_model_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--model", "dlrm", "--columns", "13"], "--columns: expected 2 numbers with commas between, got '13'"),
         (["--model", "dlrm", "--bottom-mlp", "8,0"], "--bottom-mlp: expected widths of at least 1, got 0"),
         (["--model", "dlrm", "--embedding-dim", "0"], "--embedding-dim: expected widths of at least 1, got 0"),
+        (["--model", "dlrm", "--threads", "0"], "--threads: expected at least 1, got 0"),
+        (["--model", "dlrm", "--roofline", "float32"], "--roofline: expected --cluster, whose first device counts"),
+        (
+            ["--model", "dlrm", "--cluster", "v100-paper", "--roofline", "float8"],
+            "flops of float8: expected one of float32, float16",
+        ),
         (["--model", "dlrm", "--top-mlp", "8,x"], "--top-mlp: expected numbers with commas between, got '8,x'"),
     ],
 )

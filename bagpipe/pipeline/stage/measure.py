@@ -20,18 +20,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bagpipe.cluster.model import Device
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.pipeline.stage.backward import Graph, backward
+from bagpipe.pipeline.stage.roofline import Roofline
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts
 from bagpipe.split.staged_model import StagedModel, StageValue
 from bagpipe.split.trace import device_of
 
-__all__ = ["activation_bytes", "operator_graph"]
+__all__ = ["activation_bytes", "computed_graph", "operator_graph"]
 
 #: Warm-up repeats, for allocators, thread pools and kernel selection.
 WARM_REPEATS = 3
+
+
+#: (model with one stage per operator or one for all, number of the stage, examples) -> seconds of forward and backward,
+#: and bytes kept for the backward.
+_TimeStage = Callable[[StagedModel, int, int], tuple[float, float, int]]
 
 
 def operator_graph(
@@ -52,22 +59,55 @@ def operator_graph(
     Raises:
         InputError: there are fewer than two sizes, a number is below 1, or two operators share a parameter.
     """
+    _check_counts(*examples, repeats)
+    done = itertools.count(1)
+    num_measured = (len(parts.operators) + 1) * len(set(examples)) * (WARM_REPEATS + repeats)
+
+    def measured(staged: StagedModel, number: int, size: int) -> tuple[float, float, int]:
+        return _time_operator(staged, number, size, repeats, lambda: on_measured(next(done), num_measured))
+
+    return _graph(parts, examples, measured)
+
+
+def computed_graph(
+    parts: ModelParts, device: Device, *, dtype: str = "float32", examples: Sequence[int] = (32, 256)
+) -> OperatorGraph:
+    """Costs of a model's operators on another device, by its roofline: see `bagpipe.pipeline.stage.roofline`.
+
+    Args:
+        parts: the model; nothing of it is computed.
+        device: whose rates count.
+        dtype: of the matrix products, a key of `Device.flops`. Bytes are those of the model's tensors.
+        examples: as of `operator_graph`.
+
+    Raises:
+        InputError: as `operator_graph`; or the device has no rate for the dtype.
+    """
+    _check_counts(*examples)
+
+    def computed(staged: StagedModel, number: int, size: int) -> tuple[float, float, int]:
+        bench = _Bench(staged, number, size, torch.device("meta"))
+        with torch.enable_grad():
+            with Roofline(device, dtype) as forward:
+                graph = bench.forward()
+            with Roofline(device, dtype) as whole:
+                backward(graph, bench.gradients)
+            return forward.seconds, whole.seconds, bench.kept_bytes()
+
+    return _graph(parts, examples, computed)
+
+
+def _graph(parts: ModelParts, examples: Sequence[int], time_stage: _TimeStage) -> OperatorGraph:
+    """The operators with a line through their times at several sizes."""
     if len(set(examples)) < 2:
         raise InputError(f"expected at least two sizes of a micro-batch to measure, got {list(examples)}")
-    _check_counts(*examples, repeats)
     names = [item.name for item in parts.operators]
     alone = split_parts(parts, stages={name: number for number, name in enumerate(names)})
     whole = split_parts(parts, stages=1)
     sizes = sorted(set(examples))
-    done = itertools.count(1)
-    num_measured = (len(names) + 1) * len(sizes) * (WARM_REPEATS + repeats)
-
-    def time_operator(staged: StagedModel, number: int, size: int) -> tuple[float, float, int]:
-        return _time_operator(staged, number, size, repeats, lambda: on_measured(next(done), num_measured))
-
     with _random_numbers_kept(device_of(parts.traced.model)):
-        times = [[time_operator(alone, number, size) for size in sizes] for number in range(len(names))]
-        totals = [time_operator(whole, 0, size) for size in sizes]
+        times = [[time_stage(alone, number, size) for size in sizes] for number in range(len(names))]
+        totals = [time_stage(whole, 0, size) for size in sizes]
     forward, full_backward = (
         _scaled([[item[part] for item in row] for row in times], [item[part] for item in totals]) for part in (0, 1)
     )
@@ -116,13 +156,13 @@ def _time_operator(
 
 
 class _Bench:
-    """One stage on random inputs."""
+    """One stage on random inputs; on the model's device unless another one is given."""
 
-    def __init__(self, staged: StagedModel, number: int, examples: int) -> None:
+    def __init__(self, staged: StagedModel, number: int, examples: int, device: torch.device | None = None) -> None:
         stage = staged.stages[number]
-        self.device = device_of(staged.model)
+        self.device = device_of(staged.model) if device is None else device
         self.examples = examples
-        self.module: nn.Module = copy.deepcopy(stage.module)
+        self.module: nn.Module = copy.deepcopy(stage.module).to(self.device)
         self.in_values = [staged.values[n] for n in stage.inputs]
         self.inputs = [_random(value, examples, self.device) for value in self.in_values]
         self.out_positions = [
