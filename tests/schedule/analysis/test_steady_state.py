@@ -12,7 +12,8 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.analysis.steady_state import steady_state
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
-from bagpipe.schedule.ir.loop import Loop
+from bagpipe.schedule.ir.loop import Loop, Template
+from bagpipe.schedule.ir.program import Edge, Stage
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
 
@@ -38,7 +39,7 @@ def simulated(loop: Loop, costs: Mapping[str, float], turns: int = 60) -> float:
 def test_it_is_the_simulator_s_growth(costs: dict[str, int], changes: dict[str, object]):
     loop = loop_of(**changes)
     known = {op: float(costs.get(op, 0)) for op in OPS}
-    found = steady_state(loop, known, with_shares=False)
+    found = steady_state(loop, known)
     assert found.step_s.shape == (1,)
     assert found.step_s[0] == pytest.approx(simulated(loop, known), rel=1e-3, abs=1e-9)
 
@@ -97,6 +98,59 @@ def test_costs_that_are_no_times(cost: float):
 
 
 def test_ten_thousand_points():
-    """Vectorised over points: as many turns as one point has, and arrays as long as the points."""
+    """Vectorised over points: each has the same result alone, to the bit."""
     costs = {op: np.linspace(0.1, 1.0 + number, 10_000) for number, op in enumerate(OPS)}
-    assert steady_state(loop_of(), costs, with_shares=False).step_s.shape == (10_000,)
+    found = steady_state(loop_of(), costs)
+    assert found.step_s.shape == (10_000,)
+    alone = steady_state(loop_of(), {op: values[7_000] for op, values in costs.items()})
+    assert alone.step_s[0] == found.step_s[7_000]
+    assert {op: share[0] for op, share in alone.shares.items()} == {
+        op: share[7_000] for op, share in found.shares.items()
+    }
+
+
+@settings(max_examples=40)
+@given(
+    st.dictionaries(st.sampled_from(OPS), st.floats(0, 20)),
+    st.integers(1, 4),
+    st.sampled_from([{}, {"direct": True}, {"evict_lag": 1}, {"ranks": 2, "evict_lag": 2}]),
+)
+def test_windows_longer_than_the_lanes_are_many_are_alike(costs: dict[str, float], depth: int, changes: dict[str, Any]):
+    lanes = len(loop_of(**changes).lanes)
+    steps = [
+        steady_state(loop_of(prefetch_depth=depth, read_ahead=window, **changes), costs or {"F": 1.0}).step_s[0]
+        for window in (lanes, lanes + 1, 5_000)
+    ]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-9)
+
+
+def test_a_pipeline_that_fills_slowly():
+    """The last lane is slower by a thousandth, so that thousands of turns pass before the first one feels it."""
+    found = steady_state(loop_of(read_ahead=5_000), {"X_READ": 1.0, "F": 0.5, "X_WRITEBACK": 1.001})
+    assert found.step_s[0] == pytest.approx(1.001, rel=1e-12)
+    assert found.limit() == "X_WRITEBACK"
+
+
+def test_nothing_takes_time():
+    found = steady_state(loop_of(), {"F": np.zeros(3)})
+    assert found.step_s.tolist() == [0.0, 0.0, 0.0]
+    assert not found.shares
+    assert not any(share.any() for share in found.busy.values())
+
+
+def test_a_lane_that_the_sink_does_not_wait_for_is_left_out():
+    lanes = {"compute": (Template(op="F"), Template(op="OPT")), "net-out": (Template(op="X_WRITEBACK"),)}
+    loop = Loop(lanes=lanes, source=(0, "F"), sink=(0, "OPT"), stages=(Stage(number=0, name="model"),))
+    assert steady_state(loop, {"F": 1.0, "X_WRITEBACK": 5.0}).step_s[0] == pytest.approx(1.0)
+
+
+def test_a_loop_that_waits_for_itself():
+    broken = Loop(
+        lanes={"compute": (Template(op="B"), Template(op="F"))},
+        source=(0, "F"),
+        sink=(0, "B"),
+        edges=(Edge(src="F", dst="B"),),
+        stages=(Stage(number=0, name="model"),),
+    )
+    with pytest.raises(ScheduleError, match="the loop waits for itself"):
+        steady_state(broken, {"F": 1.0})
