@@ -2,14 +2,16 @@
 
 records ──sweep_charts, skew_chart, trial_charts──> Chart: figures as plain data, one per choice ──┐
         ──html_tables──> sortable HTML tables                                                      ├─page──> HTML
-report.css, report.js, plotly.min.js ──────────────────────────────────────────────────────────────┘
+link.css, link.js: times on the reader's link ─────────────────────────────────────────────────────┘
+
+The frame, the forms of charts and tables, and what draws and sorts them are `bagpipe.report`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bagpipe.util.outputs import write_whole
+from bagpipe.report.page import write_page
 from data.replay.records import Replay
 from data.replay.report.page import render_page
 
@@ -22,5 +24,4 @@ def write_report(path: Path, replay: Replay) -> None:
     Raises:
         JobError: the file cannot be written.
     """
-    # A path can hold bytes that are not text; they appear as escapes.
-    write_whole(str(path), render_page(replay).encode("utf-8", "backslashreplace"))
+    write_page(path, render_page(replay))

@@ -1,44 +1,16 @@
-"""Sortable HTML tables of the records, the trials and the tables of the data.
-
-A cell holds its text and, if different, the value that the script sorts by (``data-v``); empty cells sort last.
-"""
+"""Sortable tables of the records, the trials and the tables of the data."""
 
 from __future__ import annotations
 
-import html
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
+from bagpipe.report.charts import short
+from bagpipe.report.tables import Column, table
 from data.replay.records import Replay, ReplayRecord, Setting, TableSkew, Trial
-from data.replay.report.charts import short
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio
 from data.replay.report.trial_charts import exposed_share, mean_step_s
 
-__all__ = ["cell_data", "escape", "is_setting", "moved_of", "record_table", "skew_table", "trial_table"]
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column(Generic[T]):
-    """One column. `text` formats a value; None is drawn as a dash.
-
-    Attributes:
-        title: of the head. value: the sort value. text: its format. hint: shown on hover.
-        data: attributes of the cell (``data-NAME``), for the script.
-    """
-
-    title: str
-    value: Callable[[T], str | float | None]
-    text: Callable[[float], str] = lambda value: f"{value:,}"
-    hint: str = ""
-    data: Callable[[T], Mapping[str, int]] = lambda _: {}
-
-
-def escape(text: str) -> str:
-    return html.escape(text, quote=True)
+__all__ = ["is_setting", "moved_of", "record_table", "skew_table", "trial_table"]
 
 
 def is_setting(item: ReplayRecord | Trial, setting: Setting | None) -> bool:
@@ -88,7 +60,7 @@ def record_table(replay: Replay) -> str:
         Column(title="ids/s", value=lambda r: r.ids_per_s, text=short, hint="replayed per second"),
         Column(title="seconds", value=lambda r: r.seconds, text=lambda value: f"{value:.1f}"),
     ]
-    return _table(
+    return table(
         "records",
         columns,
         replay.records,
@@ -118,7 +90,7 @@ def trial_table(replay: Replay) -> str:
         Column(title="AUC", value=lambda t: t.auc, text=lambda value: f"{value:.5f}"),
         Column(title="loss", value=lambda t: t.loss, text=lambda value: f"{value:.5f}"),
     ]
-    return _table(
+    return table(
         "trial-figures",
         columns,
         replay.trials,
@@ -140,69 +112,11 @@ def skew_table(skew: Sequence[TableSkew]) -> str:
         Column(title="used once", value=lambda t: t.singletons, text=_percent, hint="share of the rows"),
         Column(title="empty bags", value=lambda t: t.missing, text=_percent, hint="share of the bags"),
     ]
-    return _table("tables", columns, skew, setting_columns=1)
-
-
-def _table(
-    name: str,
-    columns: Sequence[Column[T]],
-    items: Sequence[T],
-    *,
-    setting_columns: int,
-    error_of: Callable[[T], str | None] = lambda _: None,
-    is_best: Callable[[T], bool] = lambda _: False,
-) -> str:
-    """A table without the columns after `setting_columns` that have no value at all."""
-    shown = [
-        column
-        for position, column in enumerate(columns)
-        if position < setting_columns or any(_sound(column.value(item)) is not None for item in items)
-    ]
-    head = "".join(_head(column) for column in shown)
-    rows = []
-    for item in items:
-        error = error_of(item)
-        width = setting_columns if error is not None else len(shown)
-        cells = "".join(_cell(column, item) for column in shown[:width])
-        kind = ""
-        if error is not None:
-            cells += f'<td class="error" colspan="{max(len(shown) - width, 1)}"><span>{escape(error)}</span></td>'
-            kind = ' class="failed"'
-        elif is_best(item):
-            kind = ' class="best" title="recommended"'
-        rows.append(f"<tr{kind}>{cells}</tr>")
-    return (
-        f'<div class="wide"><div class="scroll" tabindex="0"><table id="{name}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
-        '<p class="more" hidden></p></div>'
-    )
-
-
-def _head(column: Column[T]) -> str:
-    hint = f' title="{escape(column.hint)}"' if column.hint else ""
-    return f'<th scope="col" aria-sort="none"{hint}><button type="button">{escape(column.title)}</button></th>'
-
-
-def _cell(column: Column[T], item: T) -> str:
-    value = _sound(column.value(item))
-    if value is None:
-        return "<td>–</td>"
-    if isinstance(value, str):
-        return f'<td class="text" data-v="{escape(value)}">{escape(value)}</td>'
-    return f'<td data-v="{value!r}"{cell_data(column.data(item))}>{escape(column.text(value))}</td>'
-
-
-def _sound(value: str | float | None) -> str | float | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return table("tables", columns, skew, setting_columns=1)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-def cell_data(values: Mapping[str, int]) -> str:
-    """The values as attributes ``data-NAME`` of an element."""
-    return "".join(f' data-{name}="{number}"' for name, number in values.items())
 
 
 def moved_of(record: ReplayRecord) -> dict[str, int]:

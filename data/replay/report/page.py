@@ -1,27 +1,14 @@
-"""The page: recommendation, sweep, skew, trials, records and machine in one file that loads nothing.
-
-The chart library, 4.8 MB, is included unchanged. Tables and texts are plain HTML and need no script. External texts are
-escaped for their place: HTML, JSON inside HTML, plotly's labels.
-"""
+"""The page: recommendation, sweep, skew, trials, records and machine in the frame of `bagpipe.report.page`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
+from bagpipe.report.charts import short
+from bagpipe.report.page import Page, chart_html, render, section
+from bagpipe.report.tables import cell_data, escape
 from data.replay.records import Replay, ReplayRecord
-from data.replay.report.charts import Chart, Json, short
-from data.replay.report.html_tables import (
-    cell_data,
-    escape,
-    is_setting,
-    moved_of,
-    record_table,
-    skew_table,
-    trial_table,
-)
+from data.replay.report.html_tables import is_setting, moved_of, record_table, skew_table, trial_table
 from data.replay.report.skew_chart import skew_chart
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio, sweep_charts
 from data.replay.report.trial_charts import trial_charts
@@ -33,9 +20,6 @@ LINK_FIGURE = "for it on your link"
 
 _FOLDER = Path(__file__).parent
 
-#: The page loads nothing. Scripts and styles are inline; images come from the charts.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
 
 def render_page(replay: Replay) -> str:
     """The whole report as text."""
@@ -43,91 +27,31 @@ def render_page(replay: Replay) -> str:
     skew = [skew_chart(replay.skew)] if replay.skew else []
     trials = trial_charts(replay.trials)
     sections = [
-        _section("Sweep", [_chart(chart) for chart in sweep]),
-        _section("Tables of the data", [*(_chart(chart) for chart in skew), skew_table(replay.skew)] if skew else []),
-        _section(
-            "Training trials", [*(_chart(chart) for chart in trials), trial_table(replay)] if replay.trials else []
+        section("Sweep", [chart_html(chart) for chart in sweep]),
+        section(
+            "Tables of the data", [*(chart_html(chart) for chart in skew), skew_table(replay.skew)] if skew else []
         ),
-        _section("All settings", [_failures(replay), record_table(replay)]),
+        section(
+            "Training trials", [*(chart_html(chart) for chart in trials), trial_table(replay)] if replay.trials else []
+        ),
+        section("All settings", [_failures(replay), record_table(replay)]),
     ]
-    body = "\n".join(section for section in sections if section)
-    name = escape(replay.path or f"{replay.format} data")
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>Replay of {name}</title>
-<style>
-{_asset("report.css")}</style>
-</head>
-<body>
-<header>
-<h1>Replay of <code>{name}</code></h1>
-<p>{_log(replay)}</p>
-</header>
-<main>
-{_recommendation(replay)}
-{_link(replay)}
-<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>
-{body}
-</main>
-<footer>
-{_machine(replay)}
-<p>Charts by plotly.js, Copyright 2012-2026, Plotly, Inc., MIT license, included here. This file loads nothing.</p>
-</footer>
-<script type="application/json" id="figures">{_figures([*sweep, *skew, *trials])}</script>
-<script id="library">{get_plotlyjs()}</script>
-<script>
-{_asset("report.js")}</script>
-</body>
-</html>
-"""
+    name = replay.path or f"{replay.format} data"
+    page = Page(
+        title=f"Replay of {name}",
+        header=f"<h1>Replay of <code>{escape(name)}</code></h1>\n<p>{_log(replay)}</p>",
+        lead=f"{_recommendation(replay)}\n{_link(replay)}",
+        body="\n".join(each for each in sections if each),
+        footer=_machine(replay),
+        charts=[*sweep, *skew, *trials],
+        style=_asset("link.css"),
+        script=_asset("link.js"),
+    )
+    return render(page)
 
 
 def _asset(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def _figures(charts: list[Chart]) -> str:
-    """All charts as JSON, escaped so that it cannot close its script element."""
-    value: dict[str, Json] = {
-        chart.name: {
-            "choices": [
-                {"name": choice.name, "options": list(choice.options), "default": choice.default}
-                for choice in chart.choices
-            ],
-            "figures": {",".join(map(str, key)): figure for key, figure in chart.figures.items()},
-        }
-        for chart in charts
-    }
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _section(title: str, parts: list[str]) -> str:
-    content = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{title}</h2>\n{content}\n</section>" if content else ""
-
-
-def _chart(chart: Chart) -> str:
-    lists = "".join(
-        f'<label>{escape(choice.label)} <select data-choice="{choice.name}">'
-        + "".join(
-            f'<option value="{number}"{" selected" if number == choice.default else ""}>{escape(option)}</option>'
-            for number, option in enumerate(choice.options)
-        )
-        + "</select></label>"
-        for choice in chart.choices
-        if len(choice.options) > 1
-    )
-    choices = f'<div class="choices">{lists}</div>' if lists else ""
-    return (
-        f'<figure id="{chart.name}">\n<h3>{escape(chart.title)}</h3>\n<p>{escape(chart.note)}</p>\n{choices}'
-        f'<div class="plot"></div>\n</figure>'
-    )
 
 
 def _link(replay: Replay) -> str:

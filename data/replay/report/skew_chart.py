@@ -6,8 +6,8 @@ legend. The page's script lifts the curve that the pointer is on.
 
 from __future__ import annotations
 
+from bagpipe.report.charts import Chart, Json, finite, plain, value_axis
 from data.replay.records import TableSkew
-from data.replay.report.charts import Chart, Json, finite, plain, value_axis
 
 __all__ = ["skew_chart"]
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from data.replay.records import Replay, ReplayRecord
-from data.replay.report.charts import (
-    FAILED,
+from bagpipe.report.charts import (
     Chart,
     Choice,
     Figure,
@@ -19,10 +17,11 @@ from data.replay.report.charts import (
     count_axis,
     distinct,
     finite,
-    look_of,
     plain,
     value_axis,
 )
+from data.replay.records import Replay, ReplayRecord
+from data.replay.report.looks import FAILED, look_of
 
 __all__ = ["BOUND", "bounds_of", "refetch_ratio", "sweep_charts"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from bagpipe.report.charts import INK, Chart, Choice, Figure, Json, finite, plain, value_axis
 from data.replay.records import Span, Trial
-from data.replay.report.charts import INK, Chart, Choice, Figure, Json, finite, plain, value_axis
 
 __all__ = ["exposed_share", "labels_of", "mean_step_s", "trial_charts"]
 

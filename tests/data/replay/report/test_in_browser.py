@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 
 from data.replay.report import write_report
-from tests.data.replay.report.browser import Browser
 from tests.data.replay.report.samples import ALL, FULL
-from tools.make_browser import find_browser
-
-#: Widths in pixels.
-DESK, PHONE = 1280, 390
+from tests.report.browser import DESK, PHONE, Browser, any_browser, show
 
 TRACES = (
     "Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].map(p => [p.parentNode.id, p.data.length]))"
@@ -25,10 +21,7 @@ FIRST_CELLS = "[...document.querySelectorAll('#tables tbody tr')].map(row => row
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no chromium or chrome on PATH, and `make browser` could fetch none")
-    with Browser(program) as browser:
+    with any_browser() as browser:
         yield browser
 
 
@@ -38,11 +31,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, replay in ALL.items():
         write_report(folder / f"{name}.html", replay)
     return folder
-
-
-def show(browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
-    browser.open(file, width=width, dark=dark)
-    assert browser.evaluate("document.documentElement.dataset.drawn") == "yes", browser.problems
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from html.parser import HTMLParser
 
 import pytest
 from plotly.offline import get_plotlyjs
@@ -12,48 +10,12 @@ from plotly.offline import get_plotlyjs
 from data.replay.report import write_report
 from data.replay.report.page import render_page
 from tests.data.replay.report.samples import ALL, FULL, HOSTILE
-
-VOID = {"meta", "br", "img", "link", "input", "hr", "base"}
-
-
-class Reader(HTMLParser):
-    """Elements, attributes and texts; elements must close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.texts = [], [], [], {}
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes.extend((tag, *attribute) for attribute in attrs)
-        if tag not in VOID:
-            self.open.append((tag, dict(attrs).get("id")))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        key = self.open[-1] if self.open else ("", None)
-        self.texts[key] = self.texts.get(key, "") + data
+from tests.report.html_reader import HtmlReader, check_self_contained
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_page_is_complete_and_loads_nothing(name):
-    page = Reader(render_page(ALL[name]))
-    assert not {"img", "link", "iframe", "object", "base"} & set(page.tags)
-    assert not [item for item in page.attributes if item[1] in {"src", "href", "action", "srcset"}]
-    assert not [item for item in page.attributes if item[1].startswith("on")]
-    assert page.tags.count("script") == 3
-    style = page.texts["style", None]
-    assert "url(" not in style
-    assert "@import" not in style
-    figures = json.loads(page.texts["script", "figures"])
-    assert set(figures) == {value for tag, key, value in page.attributes if (tag, key) == ("figure", "id")}
-    ids = [value for _, key, value in page.attributes if key == "id"]
-    assert len(ids) == len(set(ids))
+    check_self_contained(HtmlReader(render_page(ALL[name])))
 
 
 def test_data_without_a_file_are_named_by_their_format():
@@ -67,7 +29,7 @@ def test_the_page_forbids_loading():
 
 
 def test_the_chart_library_is_inside():
-    assert Reader(render_page(FULL)).texts["script", "library"] == get_plotlyjs()
+    assert HtmlReader(render_page(FULL)).texts["script", "library"] == get_plotlyjs()
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):
@@ -92,4 +54,4 @@ def test_hostile_text_stays_text(tmp_path):
     assert HOSTILE[:20] not in text
     assert "<img" not in text
     shown = HOSTILE.replace("\udcff", "\\udcff")
-    assert Reader(text).texts["code", None].startswith(shown)  # the path in the heading
+    assert HtmlReader(text).texts["code", None].startswith(shown)  # the path in the heading

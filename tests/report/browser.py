@@ -16,12 +16,21 @@ import select
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.data.replay.report.confinement import Way, room_for, start, ways
+import pytest
+
+from tests.report.confinement import Way, room_for, start, ways
+from tools.make_browser import find_browser
+
+__all__ = ["DESK", "PHONE", "Browser", "any_browser", "show"]
+
+#: Widths in pixels.
+DESK, PHONE = 1280, 390
 
 _FLAGS = (
     "--headless",
@@ -189,3 +198,19 @@ class Browser:
             self.requests.append(params["request"]["url"])
         elif event == "Page.loadEventFired":
             self._loaded = True
+
+
+@contextmanager
+def any_browser() -> Iterator[Browser]:
+    """The browser that there is; without one, the test is skipped."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium or chrome on PATH, and `make browser` could fetch none")
+    with Browser(program) as browser:
+        yield browser
+
+
+def show(browser: Browser, file: Path, *, width: int = DESK, dark: bool = False) -> None:
+    """Show a report, and check that its script has drawn it."""
+    browser.open(file, width=width, dark=dark)
+    assert browser.evaluate("document.documentElement.dataset.drawn") == "yes", browser.problems

@@ -1,17 +1,17 @@
 "use strict";
-// Draws the figure of each chart's choices, sorts tables, and computes times for the reader's link. Uses nothing outside
-// this file.
+// Draws the figure of each chart's choices and sorts tables. Uses nothing outside this file. A page's own script comes
+// after it and can add to `adjusted` and `texts`; then the page calls start().
 
 const charts = JSON.parse(document.getElementById("figures").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 40rem)");
 const chosen = {}; // name of a choice -> index; charts that share a name move together
+const adjusted = {}; // meta of a layout -> changes the traces before they are drawn
+const texts = { missing: "There is no such combination." };
 
 function start() {
   for (const table of document.querySelectorAll("table")) makeSortable(table);
   for (const wide of document.querySelectorAll(".wide")) hintAtMore(wide);
-  document.getElementById("link")?.addEventListener("input", useLink);
-  document.getElementById("link")?.addEventListener("submit", (event) => event.preventDefault());
   for (const chart of Object.values(charts)) {
     for (const choice of chart.choices) chosen[choice.name] ??= choice.default;
   }
@@ -43,12 +43,12 @@ function draw(id) {
   plot.classList.toggle("empty", !figure);
   if (!figure) {
     if (plot.classList.contains("js-plotly-plot")) Plotly.purge(plot);
-    plot.textContent = "This combination was not replayed.";
+    plot.textContent = texts.missing;
     return;
   }
   if (!plot.classList.contains("js-plotly-plot")) plot.textContent = "";
   const { data, layout } = dressed(figure);
-  if (layout.meta === "link") timeTraces(data);
+  adjusted[layout.meta]?.(data);
   Plotly.react(plot, data, layout, {
     responsive: true,
     displaylogo: false,
@@ -62,6 +62,13 @@ function draw(id) {
     plot.on("plotly_hover", (event) => lift(plot, event.points[0].curveNumber));
     plot.on("plotly_unhover", () => lift(plot, null));
   }
+  if (layout.meta?.choose && !plot.dataset.chooses) {
+    plot.dataset.chooses = "yes";
+    plot.on("plotly_click", (event) => {
+      const index = event.points[0].customdata;
+      if (Number.isInteger(index)) choose(layout.meta.choose, index); // other points have null
+    });
+  }
 }
 
 // Draw one curve strong and the others pale; null: all as they were.
@@ -69,38 +76,6 @@ function lift(plot, chosen) {
   const widths = plot.widths.map((_, number) => (number === chosen ? 4 : plot.widths[number]));
   const opacities = plot.data.map((_, number) => (chosen === null || number === chosen ? 1 : 0.25));
   Plotly.restyle(plot, { "line.width": widths, opacity: opacities });
-}
-
-// The reader's link: a function of rows and their bytes as replayed, to milliseconds.
-function linkMs(rows, bytes) {
-  const form = document.getElementById("link");
-  const bandwidth = Number(form.elements.bandwidth.value.replace(",", ".")) * 1e9;
-  const input = form.elements.row_bytes;
-  const width = Number(input.value.replace(",", "."));
-  const moved = width > 0 && input.value !== input.dataset.model ? rows * width : bytes;
-  return bandwidth > 0 ? (moved / bandwidth) * 1e3 : NaN;
-}
-
-function useLink() {
-  for (const cell of document.querySelectorAll("[data-rows][data-bytes]")) {
-    const { rows, bytes, batches } = cell.dataset;
-    const ms = linkMs(Number(rows), Number(bytes));
-    const value = batches === undefined ? ms / 1e3 : ms / Number(batches);
-    const text = Number.isFinite(value) ? Number(value.toPrecision(4)).toLocaleString("en") : "–";
-    cell.textContent = cell.tagName === "DD" ? `${text} ms` : text;
-    cell.dataset.v = Number.isFinite(value) ? String(value) : "";
-  }
-  for (const [id, chart] of Object.entries(charts)) {
-    if (Object.values(chart.figures).some((figure) => figure.layout.meta === "link")) draw(id);
-  }
-}
-
-// Values of customdata: 1 and 2 rows fetched and written, 3 and 4 their bytes, 7 batches.
-function timeTraces(data) {
-  for (const trace of data) {
-    if (trace.customdata?.[0]?.length < 8) continue;
-    trace.y = trace.customdata.map((point) => linkMs(point[1] + point[2], point[3] + point[4]) / point[7]);
-  }
 }
 
 // Says how a table that is wider or longer than its frame goes on, until it is seen whole.
@@ -185,5 +160,3 @@ function compare(a, b, falling) {
   const order = typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
   return falling ? -order : order;
 }
-
-start();

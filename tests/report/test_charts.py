@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.replay.report.charts import count_axis, finite, look_of, plain, short
-from tests.data.replay.report.samples import POLICIES
+from bagpipe.report.charts import count_axis, finite, plain, short
 
 
 @pytest.mark.parametrize(
@@ -33,14 +32,6 @@ def test_crowded_ticks_are_left_to_the_library():
     assert "tickvals" in count_axis("rows", [1, 8, 32, 200])
     assert "tickvals" not in count_axis("rows", [100, 105, 800])
     assert "tickvals" not in count_axis("rows", list(range(1, 20)))
-
-
-def test_policies_look_different_and_the_same_in_all_reports():
-    looks = [look_of(policy) for policy in POLICIES]
-    assert len({look.color for look in looks}) == len({look.symbol for look in looks}) == len(POLICIES)
-    strangers = ("mine", "drop-unused", "yours")
-    assert look_of("drop-unused", strangers) == look_of("drop-unused")
-    assert look_of("mine", strangers) != look_of("yours", strangers)
 
 
 def test_names_are_drawn_letter_for_letter():

@@ -1,4 +1,4 @@
-"""`Chart`: the common parts of the report's charts: choices, figures as plain data, colours, axes.
+"""`Chart`: the common parts of the reports' charts: choices, figures as plain data, colours, axes.
 
     a chart's figures:  choice of each option list ──> figure {"data": traces, "layout": axes} in plotly's form
 
@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 __all__ = [
+    "INK",
     "Chart",
     "Choice",
     "Figure",
@@ -24,7 +25,6 @@ __all__ = [
     "count_axis",
     "distinct",
     "finite",
-    "look_of",
     "plain",
     "short",
     "value_axis",
@@ -67,7 +67,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Colour, marker and line of a policy, equal in all charts and reports."""
+    """Colour, marker and line of a series."""
 
     color: str
     symbol: str
@@ -77,30 +77,6 @@ class Look:
 #: Okabe and Ito's palette, for colour-blind readers. Markers differ too, for print. Black is the bound; the script
 #: lightens it on dark screens. M. Okabe, K. Ito, "Color universal design", 2008.
 INK = "#000000"
-FAILED = "#d00000"
-_LOOKS: Mapping[str, Look] = {
-    "belady-window": Look(color="#0072b2", symbol="circle"),
-    "drop-unused": Look(color="#e69f00", symbol="square"),
-    "lru": Look(color="#d55e00", symbol="triangle-up"),
-    "lfu": Look(color="#cc79a7", symbol="triangle-down"),
-    "static-hot": Look(color="#009e73", symbol="diamond"),
-    "offline-belady": Look(color=INK, symbol="line-ew-open", dash="dash"),
-}
-_OTHER_LOOKS = (
-    Look(color="#56b4e9", symbol="cross"),
-    Look(color="#7f7f7f", symbol="star"),
-    Look(color="#0072b2", symbol="hexagon", dash="dot"),
-    Look(color="#d55e00", symbol="pentagon", dash="dot"),
-)
-
-
-def look_of(name: str, others: Sequence[str] = ()) -> Look:
-    """The look of policy `name`; an unknown policy takes a free look, by its position among `others`."""
-    if name in _LOOKS:
-        return _LOOKS[name]
-    strangers = [other for other in others if other not in _LOOKS]
-    position = strangers.index(name) if name in strangers else 0
-    return _OTHER_LOOKS[position % len(_OTHER_LOOKS)]
 
 
 def plain(text: str, characters: int = 40) -> str:
