@@ -1,27 +1,32 @@
-"""`sweep`: forecasts of a grid of jobs and clusters, and the points that no other point beats.
+"""`sweep`: forecasts of a grid of jobs and clusters.
 
-replay settings x ranks x stores x cachers x bandwidths ──grid──> points ──forecast_all──> Point ──pareto──> front
+replay settings x values of axes ──grid_points──> Points ──chunks──> forecast_chunk ──> Points with forecasts
+                                                                      └── here, or in processes: results are equal
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
+from bagpipe.forecast.axes import AXES, Axis, Case, Setting, settings_of
 from bagpipe.forecast.forecast import Forecast, forecast_all, loop_kind
 from bagpipe.forecast.job import DenseCosts, JobShape
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve, unique_curve
 
-__all__ = ["Grid", "Point", "grid_points", "pareto_front", "sweep"]
+__all__ = ["Chunk", "Grid", "Outcome", "Point", "chunks", "forecast_chunk", "grid_points", "sweep"]
 
-#: Points that are simulated together: enough for the simulator, few enough for a progress bar.
+#: Points that are simulated together: enough for the simulator, few enough for a progress bar and for processes.
 _AT_ONCE = 500
+
+#: What became of a point: its forecast, or why there is none.
+Outcome: TypeAlias = Forecast | str
+#: Clusters and jobs that are forecast together.
+Chunk: TypeAlias = Sequence[tuple[ClusterModel, JobShape]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,49 +35,37 @@ class Grid:
 
     Attributes:
         traffic: settings of a replay: batch size, cache, window and policy.
-        ranks: numbers of ranks; empty: those of each setting. A setting that was counted for other ranks is used with
-            as many slots in all.
-        servers: numbers of store servers; empty: the cluster's.
-        cachers: numbers of cacher hosts; empty: the cluster's.
-        bandwidths: factors of every port's bandwidth.
-        direct: without a cache, too.
+        varied: name of an axis -> its values; others are as the replay and the cluster have them. A setting that was
+            counted for other ranks is used with as many slots in all.
     """
 
     traffic: tuple[RowTraffic, ...]
-    ranks: tuple[int, ...] = ()
-    servers: tuple[int, ...] = ()
-    cachers: tuple[int, ...] = ()
-    bandwidths: tuple[float, ...] = (1.0,)
-    direct: bool = False
+    varied: Mapping[str, Sequence[Setting]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination and its forecast.
+    """One combination, and its forecast once it is made.
 
     Attributes:
-        batch_examples, lookahead, cache_rows, policy, ranks: of the job; `cache_rows` per rank, 0 without a cache.
-        servers, cachers, bandwidth: of the cluster; `bandwidth` is a factor.
-        forecast: None: the job cannot run there.
-        error: why.
+        settings: name of an axis -> value, for every axis.
+        cluster: with the point's servers, cachers and ports.
+        job: None: there is no such job.
+        forecast: None: not made yet, or the job cannot run there.
+        error: why not.
     """
 
-    batch_examples: int
-    lookahead: int
-    cache_rows: int
-    policy: str
-    ranks: int
-    servers: int
-    cachers: int
-    bandwidth: float
-    forecast: Forecast | None
+    settings: Mapping[str, Setting]
+    cluster: ClusterModel
+    job: JobShape | None
+    forecast: Forecast | None = None
     error: str = ""
 
     def summary(self) -> dict[str, Any]:
         """The point for JSON."""
         found = self.forecast
         return {
-            **{name: getattr(self, name) for name in _SETTING},
+            **self.settings,
             "error": self.error or None,
             "step_s": None if found is None else found.step_s,
             "examples_per_s": None if found is None else found.examples_per_s,
@@ -85,128 +78,106 @@ class Point:
         }
 
 
-_SETTING = ("batch_examples", "lookahead", "cache_rows", "policy", "ranks", "servers", "cachers", "bandwidth")
-
-
 def grid_points(
     cluster: ClusterModel, grid: Grid, dense: DenseCosts, *, dim: int, store_rows: float = 0.0
-) -> Iterator[tuple[ClusterModel, JobShape, float]]:
-    """(cluster, job, factor of bandwidths) of every combination.
+) -> list[Point]:
+    """Every combination, without forecasts. A job that is none, such as one with more ranks than examples, says why.
 
     Raises:
         InputError: the cluster has no stores or cachers whose number could be varied.
     """
-    if grid.servers and cluster.stores is None:
-        raise InputError(f"stores: expected store servers in the cluster {cluster.name!r}, got none")
-    if grid.cachers and cluster.cachers is None:
-        raise InputError(f"cachers: expected cacher hosts in the cluster {cluster.name!r}, got none")
     uniques = unique_curve(grid.traffic)
-    directs = (False, True) if grid.direct else (False,)
-    for servers, cachers, factor in itertools.product(grid.servers or (0,), grid.cachers or (0,), grid.bandwidths):
-        varied = _varied(cluster, servers, cachers, factor)
-        for traffic, direct in itertools.product(grid.traffic, directs):
-            for ranks in grid.ranks or (traffic.ranks,):
-                job = _job(traffic, ranks, dense, uniques, dim=dim, store_rows=store_rows, direct=direct)
-                if job is not None:
-                    yield varied, job, factor
+    first = Case(cluster=cluster, traffic=grid.traffic[0], ranks=grid.traffic[0].ranks)
+    of_job = [axis for axis in AXES if not axis.of_cluster]
+    found = []
+    for outer in _varied(first, grid, [axis for axis in AXES if axis.of_cluster]):
+        for traffic in grid.traffic:
+            for case in _varied(replace(outer, traffic=traffic, ranks=traffic.ranks), grid, of_job):
+                found.append(_point(case, dense, uniques, dim=dim, store_rows=store_rows))
+    return found
 
 
-def _job(
-    traffic: RowTraffic,
-    ranks: int,
-    dense: DenseCosts,
-    uniques: UniqueCurve,
-    *,
-    dim: int,
-    store_rows: float,
-    direct: bool,
-) -> JobShape | None:
-    """The job; None if its batch has fewer examples than ranks."""
-    if ranks > traffic.batch_examples:
-        return None
-    shared = replace(traffic, ranks=ranks, cache_rows=-(-traffic.total_cache_rows // ranks))
-    return JobShape(
-        ranks=ranks,
-        batch_examples=traffic.batch_examples,
-        traffic=shared,
-        uniques=uniques,
-        dim=dim,
-        dense=dense,
-        direct=direct,
-        store_rows=store_rows,
-    )
+def _varied(case: Case, grid: Grid, axes: Sequence[Axis]) -> Iterator[Case]:
+    """The case with each combination of values of these axes, the last axis fastest."""
+    varied = [(axis.vary, grid.varied[axis.name]) for axis in axes if axis.vary and grid.varied.get(axis.name)]
+    for values in itertools.product(*(values for _, values in varied)):
+        changed = case
+        for (vary, _), value in zip(varied, values, strict=True):
+            changed = vary(changed, value)
+        yield changed
 
 
-def _varied(cluster: ClusterModel, servers: int, cachers: int, factor: float) -> ClusterModel:
-    stores, planners = cluster.stores, cluster.cachers
-    if servers and stores is not None:
-        stores = replace(stores, servers=servers)
-    if cachers and planners is not None:
-        planners = replace(planners, hosts=cachers)
-    links = cluster.links
-    if factor != 1.0:
-        others = (each.port for each in (stores, planners) if each is not None)
-        ports = {*(hosts.port for hosts in cluster.trainers), *others}
-        links = {
-            name: replace(link, bytes_per_s=link.bytes_per_s * (factor if name in ports else 1.0))
-            for name, link in links.items()
-        }
-    return replace(cluster, stores=stores, cachers=planners, links=links)
+def _point(case: Case, dense: DenseCosts, uniques: UniqueCurve, *, dim: int, store_rows: float) -> Point:
+    settings = settings_of(case)
+    slots = replace(case, direct=False).cache_rows
+    try:
+        job = JobShape(
+            ranks=case.ranks,
+            batch_examples=case.traffic.batch_examples,
+            traffic=replace(case.traffic, ranks=case.ranks, cache_rows=slots),
+            uniques=uniques,
+            dim=dim,
+            dense=dense,
+            direct=case.direct,
+            store_rows=store_rows,
+        )
+    except InputError as error:
+        return Point(settings=settings, cluster=case.cluster, job=None, error=str(error))
+    return Point(settings=settings, cluster=case.cluster, job=job)
 
 
 def sweep(
-    points: Sequence[tuple[ClusterModel, JobShape, float]],
+    points: Sequence[Point],
     *,
+    known: Mapping[int, Outcome] | None = None,
+    each: Callable[[Callable[[Chunk], list[Outcome]], Iterable[Chunk]], Iterator[list[Outcome]]] = map,
+    on_outcomes: Callable[[Mapping[int, Outcome]], None] = lambda outcomes: None,
     on_points: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Point]:
-    """Forecast all points of a grid.
+    """Forecast all points of a grid. The result depends on the points alone.
 
     Args:
         points: of `grid_points`.
-        on_points: called with the numbers of points that are done and of all.
+        known: number of a point -> what an earlier call found out.
+        each: applies a function to chunks, in order, as `map` does; for processes.
+        on_outcomes: called with what is new: number of a point -> what became of it.
+        on_points: called after it, with the numbers of points that are done and of all.
     """
-    found: dict[int, Point] = {}
-    # Points with one kind of loop are simulated together, so they come one after the other.
-    order = sorted(range(len(points)), key=lambda number: repr(loop_kind(points[number][1])))
-    for first in range(0, len(points), _AT_ONCE):
-        numbers = order[first : first + _AT_ONCE]
-        results = forecast_all([points[number][:2] for number in numbers])
-        found |= {number: _point(*points[number], result) for number, result in zip(numbers, results, strict=True)}
-        on_points(len(found), len(points))
-    return [found[number] for number in range(len(points))]
+    found = dict(known or {})
+    left = [number for number, point in enumerate(points) if point.job is not None and number not in found]
+    total = len(found) + len(left)
+    parts = chunks(points, left)
+    for numbers, outcomes in zip(parts, each(forecast_chunk, _work(points, parts)), strict=True):
+        new = dict(zip(numbers, outcomes, strict=True))
+        found |= new
+        on_outcomes(new)
+        on_points(len(found), total)
+    return [_with(point, found.get(number, point.error)) for number, point in enumerate(points)]
 
 
-def _point(cluster: ClusterModel, job: JobShape, factor: float, result: Forecast | InputError) -> Point:
-    return Point(
-        batch_examples=job.batch_examples,
-        lookahead=job.traffic.lookahead,
-        cache_rows=0 if job.direct else job.traffic.cache_rows,
-        policy="direct" if job.direct else job.traffic.policy,
-        ranks=job.ranks,
-        servers=cluster.stores.servers if cluster.stores else 0,
-        cachers=cluster.cachers.hosts if cluster.cachers else 0,
-        bandwidth=factor,
-        forecast=None if isinstance(result, InputError) else result,
-        error=str(result) if isinstance(result, InputError) else "",
-    )
+def chunks(points: Sequence[Point], numbers: Iterable[int]) -> list[list[int]]:
+    """The numbers of points with jobs, divided so that points with one kind of loop are simulated together."""
+
+    def kind(number: int) -> str:
+        job = points[number].job
+        assert job is not None, "points without a job are not forecast"
+        return repr(loop_kind(job))
+
+    ordered = sorted(numbers, key=kind)
+    return [ordered[first : first + _AT_ONCE] for first in range(0, len(ordered), _AT_ONCE)]
 
 
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats or equals in time of an example, device memory and price together.
+def forecast_chunk(chunk: Chunk) -> list[Outcome]:
+    """What becomes of each job. Runs in a process of its own too."""
+    return [each if isinstance(each, Forecast) else str(each) for each in forecast_all(chunk)]
 
-    Of equal points, the first. In the order of the time.
-    """
-    possible = [(number, point.forecast) for number, point in enumerate(points) if point.forecast is not None]
-    if not possible:
-        return []
-    values = np.array(
-        [
-            (1 / found.examples_per_s, sum(found.device_bytes.values()), found.usd_per_million_examples)
-            for _, found in possible
-        ]
-    )
-    kept: list[int] = []
-    for place in np.lexsort(values.T[::-1]).tolist():  # by time, then memory, then price
-        if not any((values[other] <= values[place]).all() for other in kept):
-            kept.append(place)
-    return [points[possible[place][0]] for place in kept]
+
+def _work(points: Sequence[Point], parts: Iterable[Sequence[int]]) -> Iterator[Chunk]:
+    for numbers in parts:
+        yield [(point.cluster, point.job) for point in (points[n] for n in numbers) if point.job is not None]
+
+
+def _with(point: Point, outcome: Outcome) -> Point:
+    if isinstance(outcome, str):
+        return replace(point, forecast=None, error=outcome)
+    return replace(point, forecast=outcome, error="")
