@@ -1,6 +1,6 @@
 """`bagpipe`, or `python -m bagpipe`: a table of commands. Each adds its flags to a parser and returns its output.
 
-argv ──COMMANDS──> command ──> text on stdout, exit code 0;   bad names and values: one line on stderr, exit code 2
+argv ──COMMANDS──> command ──> text on stdout, exit code 0;   errors: one line on stderr, exit code by cause
   └──name of a program: train, eval, …──> `programs.run_command`: the program parses the rest itself
 """
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from bagpipe.cli import calibrate, plan, schedule, sweep
 from bagpipe.cli.programs import run_command
-from bagpipe.errors import EXIT_DONE, EXIT_INPUT, InputError
+from bagpipe.errors import EXIT_DONE, InputError, JobError, exit_code
 from bagpipe.util import programs
 from bagpipe.util.environment import explain_import
 from bagpipe.util.printing import print_error, printable
@@ -116,9 +116,12 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m bagpipe") 
     try:
         sys.stdout.write(printable(_run(COMMANDS[flags.command], flags)))
         sys.stdout.flush()
-    except InputError as error:
+    except (InputError, JobError) as error:
         print_error(f"{parser.prog}: error: {error}")
-        return EXIT_INPUT
+        return exit_code(error)
+    except KeyboardInterrupt as error:
+        print_error("interrupted")
+        return exit_code(error)
     except BrokenPipeError:
         # The reader (`head`) closed the pipe. Redirect stdout, since Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

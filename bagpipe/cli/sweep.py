@@ -1,6 +1,7 @@
 """`python -m bagpipe sweep`: forecast a grid of jobs and clusters; print the points that no other point beats.
 
---replay FILE.json, --model FILE.json, --cluster FILE|NAME, lists of what is varied ──> sweep ──> table, JSON
+--replay FILE.json, --model FILE.json, --cluster FILE|NAME, lists of what is varied ──> sweep ──> table, JSON, report
+                                                        --resume FILE: known points <──┘└──> new points
 """
 
 from __future__ import annotations
@@ -9,22 +10,28 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import bagpipe
 from bagpipe.cli.progress import Progress
+from bagpipe.cli.sweep_file import SweepFile, digest
+from bagpipe.cli.sweep_pool import SweepPool, usable_cores
 from bagpipe.cli.text import aligned, read_text, write_text
-from bagpipe.cluster.cluster_file import load_cluster
+from bagpipe.cluster.cluster_file import load_cluster, to_toml
 from bagpipe.errors import InputError
+from bagpipe.forecast.axes import AXES, Axis, Setting
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.util.outputs import check_writable
 
-if TYPE_CHECKING:  # it needs numpy, which other commands do without
+if TYPE_CHECKING:  # they need numpy, which other commands do without
     from bagpipe.forecast.sweep import Point
 
 __all__ = ["add_arguments", "run"]
 
-_Number = TypeVar("_Number", int, float)
-
-_COLUMNS = ("step ms", "examples/s", "$ / M", "GB", "batch", "ranks", "cache", "window", "servers", "cachers", "limit")
+#: Flags that forecasts depend on, besides those of the axes, and the least value of each.
+_NUMBERS = {"--dim": 1.0, "--rows": 0.0, "--weight-copies": 0.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=float, default=0.0, metavar="N", help="rows in the store at the end; 0: unknown")
     parser.add_argument("--weight-copies", type=float, default=3.0, metavar="X", help="as of `plan`; default: 3")
     varied = parser.add_argument_group("what is varied", "numbers with commas between; default: as the files have them")
-    varied.add_argument("--ranks", metavar="N,…", help="ranks, one device each")
-    varied.add_argument("--servers", metavar="N,…", help="store servers")
-    varied.add_argument("--cachers", metavar="N,…", help="cacher hosts")
-    varied.add_argument("--bandwidths", metavar="X,…", help="factors of every port's bandwidth")
-    varied.add_argument("--direct", action="store_true", help="without a cache, too")
+    for axis in AXES:
+        if axis.switch:
+            varied.add_argument(axis.flag, action="store_true", help=axis.help)
+        elif axis.flag:
+            varied.add_argument(axis.flag, metavar="X,…" if axis.parse is float else "N,…", help=axis.help)
     parser.add_argument("--top", type=int, default=20, metavar="N", help="lines of the table; default: 20")
     parser.add_argument("--json", metavar="FILE", help="write all points")
+    parser.add_argument("--report", metavar="FILE", help="write one HTML file with charts, and what to buy next")
+    parser.add_argument(
+        "--resume", metavar="FILE", help="keep each point in this file once it is done, and start from those it has"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes; default: one for each core")
 
 
 def run(flags: argparse.Namespace) -> str:
@@ -57,57 +69,124 @@ def run(flags: argparse.Namespace) -> str:
 
     Raises:
         InputError: a bad flag or file, or no job of the grid can run.
+        JobError: an output cannot be written because the disk is full, or a process was killed.
     """
-    from bagpipe.forecast.job import DenseCosts
-    from bagpipe.forecast.sweep import Grid, grid_points, pareto_front, sweep
-    from bagpipe.forecast.traffic import read_traffic
+    from bagpipe.forecast.pareto import pareto_front
 
-    cluster = load_cluster(flags.cluster)
-    grid = Grid(
-        traffic=read_traffic(read_text("--replay", flags.replay), source=flags.replay),
-        ranks=_numbers("--ranks", flags.ranks, int),
-        servers=_numbers("--servers", flags.servers, int),
-        cachers=_numbers("--cachers", flags.cachers, int),
-        bandwidths=_numbers("--bandwidths", flags.bandwidths, float) or (1.0,),
-        direct=flags.direct,
-    )
-    graph = OperatorGraph.from_json(read_text("--model", flags.model), source=flags.model)
-    dense = DenseCosts.of_operators(graph, flags.weight_copies)
-    for name, least in (("dim", 1), ("top", 1), ("rows", 0), ("weight_copies", 0)):
-        value = getattr(flags, name)
-        if not least <= value < math.inf:
-            raise InputError(f"--{name.replace('_', '-')}: expected at least {least}, got {value:g}")
-    points = list(grid_points(cluster, grid, dense, dim=flags.dim, store_rows=flags.rows))
-    with Progress("sweep") as progress:
-        found = sweep(points, on_points=progress.phase("forecasting"))
+    _check(flags)
+    write_report = _report_writer(flags) if flags.report else None
+    found = _forecasts(flags)
     if flags.json:
         write_text("--json", flags.json, json.dumps([point.summary() for point in found], indent=1) + "\n")
     front = pareto_front(found)
     if not front:
-        raise InputError(
-            f"no job of the grid can run: {next((point.error for point in found), 'ranks exceed the examples')}"
-        )
-    lines = [*_table(front[: flags.top])]
+        raise InputError(f"no job of the grid can run: {found[0].error}")
+    if write_report is not None:
+        write_report(found)
     failed = sum(point.forecast is None for point in found)
     count = f"{len(found)} points, {failed} cannot run, {len(front)} that no other beats"
-    lines += ["", f"{count} in time, memory and price"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*_table(front[: flags.top]), "", f"{count} in time, memory and price"]) + "\n"
 
 
-def _numbers(flag: str, text: str | None, kind: Callable[[str], _Number]) -> tuple[_Number, ...]:
-    if text is None:
+def _check(flags: argparse.Namespace) -> None:
+    """Raise InputError before there is a result to lose."""
+    numbers = {**_NUMBERS, "--top": 1.0, **({} if flags.jobs is None else {"--jobs": 1.0})}
+    for flag, least in numbers.items():
+        value = _value(flags, flag)
+        if not least <= value < math.inf:
+            raise InputError(f"{flag}: expected at least {least:g}, got {value:g}")
+    for flag in ("--json", "--report"):
+        path = _value(flags, flag)
+        if path and (flag == "--report" or not Path(path).exists() or Path(path).is_dir()):
+            check_writable(path, flag)
+
+
+def _forecasts(flags: argparse.Namespace) -> list[Point]:
+    """All points of the grid, those of the file of ``--resume`` included."""
+    from bagpipe.forecast.job import DenseCosts
+    from bagpipe.forecast.sweep import Grid, grid_points, sweep
+    from bagpipe.forecast.traffic import read_traffic
+
+    cluster = load_cluster(flags.cluster)
+    replay, model = read_text("--replay", flags.replay), read_text("--model", flags.model)
+    grid = Grid(
+        traffic=read_traffic(replay, source=flags.replay),
+        varied={axis.name: _values(axis, _value(flags, axis.flag)) for axis in AXES if axis.flag},
+    )
+    graph = OperatorGraph.from_json(model, source=flags.model)
+    dense = DenseCosts.of_operators(graph, flags.weight_copies)
+    points = grid_points(cluster, grid, dense, dim=flags.dim, store_rows=flags.rows)
+    inputs = {
+        "bagpipe": bagpipe.__version__,
+        "the replay": digest(replay),
+        "the model": digest(model),
+        "the cluster": digest(to_toml(cluster)),
+        **{flag: f"{_value(flags, flag):g}" for flag in _NUMBERS},
+        **{axis.flag: ",".join(map(str, grid.varied[axis.name])) or "not given" for axis in AXES if axis.flag},
+    }
+    with ExitStack() as stack:
+        file = stack.enter_context(SweepFile("--resume", flags.resume, inputs)) if flags.resume else None
+        known = {} if file is None else file.known
+        left = sum(point.job is not None and number not in known for number, point in enumerate(points))
+        pool = stack.enter_context(SweepPool(min(flags.jobs or usable_cores(), max(1, left // _WORTH))))
+        progress = stack.enter_context(Progress("sweep"))
+        return sweep(
+            points,
+            known=known,
+            each=pool.map,
+            on_outcomes=(lambda outcomes: None) if file is None else file.add,
+            on_points=progress.phase("forecasting"),
+        )
+
+
+#: Points for which a process is worth its start, which takes about half a second.
+_WORTH = 500
+
+
+def _report_writer(flags: argparse.Namespace) -> Callable[[Sequence[Point]], None]:
+    """The function that writes the report; raises InputError before the sweep if plotly is missing."""
+    try:
+        from bagpipe.forecast.report import write_report
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("plotly"):
+            raise
+        raise InputError(
+            "--report needs the Python package plotly, which is not installed: pip install plotly"
+        ) from None
+    from bagpipe.forecast.report.view import view_of
+
+    def write(points: Sequence[Point]) -> None:
+        names = {name: Path(getattr(flags, name)).name for name in ("replay", "model")}
+        write_report(Path(flags.report), view_of(points, cluster=load_cluster(flags.cluster).name, **names))
+
+    return write
+
+
+def _value(flags: argparse.Namespace, flag: str) -> Any:
+    """The value of a flag by its name on the command line."""
+    return getattr(flags, flag.removeprefix("--").replace("-", "_"))
+
+
+def _values(axis: Axis, given: object) -> tuple[Setting, ...]:
+    """The values of an axis, each once; none if its flag is not given."""
+    if axis.switch:
+        return axis.switch if given else ()
+    if not isinstance(given, str):
         return ()
     try:
-        values = tuple(map(kind, text.split(",")))
+        values = tuple(dict.fromkeys(map(axis.parse, given.split(","))))
     except ValueError:
         values = ()
-    if not values or not all(0 < value < math.inf for value in values):
-        raise InputError(f"{flag}: expected numbers above 0 with commas between, got {text!r}")
+    if not values or not all(isinstance(value, str) or 0 < value < math.inf for value in values):
+        raise InputError(f"{axis.flag}: expected numbers above 0 with commas between, got {given!r}")
     return values
 
 
 def _table(front: Sequence[Point]) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [_COLUMNS]
+    shown = [
+        axis for axis in AXES if axis.usual is None or any(point.settings[axis.name] != axis.usual for point in front)
+    ]
+    rows = [("step ms", "examples/s", "$ / M", "GB", *(axis.title for axis in shown), "limit")]
     for point in front:
         found = point.forecast
         assert found is not None, "points of the front can run"
@@ -117,12 +196,7 @@ def _table(front: Sequence[Point]) -> Iterator[str]:
                 f"{found.examples_per_s:,.0f}",
                 f"{found.usd_per_million_examples:.3g}",
                 f"{sum(found.device_bytes.values()) / 1e9:.3g}",
-                str(point.batch_examples),
-                str(point.ranks),
-                "direct" if point.policy == "direct" else str(point.cache_rows),
-                str(point.lookahead),
-                str(point.servers) + (f" x {point.bandwidth:g}" if point.bandwidth != 1 else ""),
-                str(point.cachers),
+                *(axis.text(point.settings[axis.name]) for axis in shown),
                 found.limit,
             )
         )

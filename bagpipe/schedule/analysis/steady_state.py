@@ -70,8 +70,8 @@ def steady_state(
     known = {name: np.atleast_1d(np.asarray(cost, np.float64)) for name, cost in costs.items()}
     delays = {pair: np.atleast_1d(np.asarray(each, np.float64)) for pair, each in (latency or {}).items()}
     for name, values in (*known.items(), *((f"{pair}", each) for pair, each in delays.items())):
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise ScheduleError(f"cost of {name}: expected numbers of at least 0, got {values.min():g}")
+        if not _is_time(values).all():
+            raise ScheduleError(f"cost of {name}: expected numbers of at least 0, got {values[~_is_time(values)][0]:g}")
     if delay_free_cycle(loop):
         raise ScheduleError("the loop waits for itself: no order of one turn's actions is possible")
     shape = np.broadcast_shapes((1,), *(values.shape for values in (*known.values(), *delays.values())))
@@ -92,6 +92,11 @@ def steady_state(
             if of_templates[own].any()
         },
     )
+
+
+def _is_time(values: _Floats) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isfinite(values) & (values >= 0)
+    return found
 
 
 def _share(part: _Floats, whole: _Floats) -> _Floats:
