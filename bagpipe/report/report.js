@@ -65,10 +65,24 @@ function draw(id) {
   if (layout.meta?.choose && !plot.dataset.chooses) {
     plot.dataset.chooses = "yes";
     plot.on("plotly_click", (event) => {
-      const index = event.points[0].customdata;
-      if (Number.isInteger(index)) choose(layout.meta.choose, index); // other points have null
+      const number = numberNear(plot, event.points[0]);
+      if (number !== null) choose(layout.meta.choose, number);
     });
   }
+}
+
+// The number (customdata) of the clicked point, or of the nearest point that has one: smaller points may lie over it.
+function numberNear(plot, { x, y, xaxis, yaxis }) {
+  const away = (trace, place) =>
+    Math.hypot(xaxis.d2p(trace.x[place]) - xaxis.d2p(x), yaxis.d2p(trace.y[place]) - yaxis.d2p(y));
+  let found = null;
+  let least = 12; // pixels
+  for (const trace of plot.data) {
+    trace.customdata.forEach((number, place) => {
+      if (Number.isInteger(number) && away(trace, place) < least) [found, least] = [number, away(trace, place)];
+    });
+  }
+  return found;
 }
 
 // Draw one curve strong and the others pale; null: all as they were.

@@ -104,6 +104,14 @@ def test_presets_are_swept(flags: list[str], capsys: pytest.CaptureFixture[str])
         assert "limit" in capsys.readouterr().out
 
 
+def test_a_report_is_written(flags: list[str], tmp_path: Path):
+    out = tmp_path / "sweep.html"
+    assert main([*flags, "--ranks", "1,2,8", "--report", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "<title>Sweep on small</title>" in text
+    assert "Rows of <code>replay.json</code>, dense part of <code>dense.json</code>; 3 points, 2 can run" in text
+
+
 def test_a_second_call_takes_the_points_of_the_first(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
