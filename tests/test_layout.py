@@ -307,7 +307,6 @@ TORCH_FREE = (
     "bagpipe/errors.py",
     "bagpipe/util",
     "bagpipe/types",
-    "bagpipe/report",
     "bagpipe/schedule",
     "bagpipe/oracle",
     "bagpipe/partition",

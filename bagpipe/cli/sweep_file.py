@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bagpipe.errors import InputError
+from bagpipe.util.documents import parse_json, read_value
 from bagpipe.util.outputs import cannot_write
 
 if TYPE_CHECKING:  # it needs numpy, which other commands do without
@@ -109,13 +110,13 @@ class SweepFile:
         for number, line in enumerate(lines, 2):
             try:
                 point, outcome = _parsed(line)
-            except (KeyError, TypeError, ValueError):
+            except (InputError, KeyError, TypeError, ValueError):
                 raise self._foreign(number) from None
             self.known[point] = outcome
 
     def _check_header(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             version, inputs = found[_KEY], dict(found["inputs"])
         except (KeyError, TypeError, ValueError):
             raise self._foreign(1) from None
@@ -155,9 +156,11 @@ def _line(number: int, outcome: Outcome) -> str:
 
 
 def _parsed(line: bytes) -> tuple[int, Outcome]:
-    """Number and outcome of a line. Raises KeyError, TypeError or ValueError if it is none."""
+    """Number and outcome of a line. Raises KeyError, TypeError, ValueError or InputError if it is none."""
     from bagpipe.forecast.forecast import Forecast
 
-    found = json.loads(line)
+    found = parse_json(line)
     number = int(found["point"])
-    return number, str(found["error"]) if "error" in found else Forecast(**found["forecast"])
+    if "error" in found:
+        return number, str(found["error"])
+    return number, read_value(Forecast, found["forecast"], "forecast", takes_integers=True)

@@ -107,7 +107,9 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, content: str, line: i
     assert path.read_text(encoding="latin-1") == content
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", '{"point": 3}', '{"point": 3, "forecast": {"step_s": 1}}', "\udcff"])
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "[" * 99_999, '{"point": 3}', '{"point": 3, "forecast": {"step_s": 1}}', "\udcff"]
+)
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "points.jsonl"
     known_in(path)

@@ -4,7 +4,8 @@ records ──sweep_charts, skew_chart, trial_charts──> Chart: figures as pl
         ──html_tables──> sortable HTML tables                                                      ├─page──> HTML
 link.css, link.js: times on the reader's link ─────────────────────────────────────────────────────┘
 
-The frame, the forms of charts and tables, and what draws and sorts them are `bagpipe.report`.
+Policies have their colours and markers from looks. The frame, the forms of charts and tables, and what draws and sorts
+them are `bagpipe.report`.
 """
 
 from __future__ import annotations
