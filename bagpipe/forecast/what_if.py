@@ -113,7 +113,12 @@ def _more_cachers(cluster: ClusterModel, job: JobShape) -> _Job | None:
 
 
 def _more_ranks(cluster: ClusterModel, job: JobShape) -> _Job | None:
-    """Twice the ranks on as many hosts as they need, with the slots of all caches as they are."""
+    """Twice the ranks on as many hosts as they need, with the slots of all caches as they are.
+
+    A dense part in stages has to be cut and simulated anew for that, so there is no forecast of it here.
+    """
+    if job.staged is not None:
+        return None
     ranks = 2 * job.ranks
     if ranks > cluster.num_ranks:
         cluster = replace(cluster, trainers=tuple(replace(each, hosts=2 * each.hosts) for each in cluster.trainers))
@@ -159,7 +164,9 @@ def _faster_memory(cluster: ClusterModel, job: JobShape) -> _Job | None:
 
 
 def _faster_computation(cluster: ClusterModel, job: JobShape) -> _Job | None:
-    """The dense part is measured, so its times are halved."""
+    """The dense part is measured, so its times are halved; those of stages hold messages too, so they cannot be."""
+    if job.staged is not None:
+        return None
     times = [each.name for each in fields(job.dense) if each.name.endswith("_s")]
     return cluster, replace(job, dense=replace(job.dense, **{name: getattr(job.dense, name) / 2 for name in times}))
 

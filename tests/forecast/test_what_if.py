@@ -7,6 +7,7 @@ import pytest
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.forecast.forecast import forecast
 from bagpipe.forecast.job import JobShape
+from bagpipe.forecast.stages import StagedDense
 from bagpipe.forecast.what_if import PURCHASES, Gain, what_if
 from tests.cluster.clusters import cluster, hosts
 from tests.forecast.jobs import DENSE, TRAFFIC, job
@@ -76,6 +77,23 @@ def test_what_cannot_be_says_why() -> None:
     gain = gains_of(cluster(), tiny)["ranks"]
     assert gain.error == "ranks: expected at most the 4 examples of a batch, got 8"
     assert gain.step_s is gain.faster is gain.dearer is None
+
+
+def test_ranks_and_computation_of_stages_are_left_out() -> None:
+    """They would need another cut and another simulation."""
+    staged = StagedDense(
+        schedule="1f1b",
+        stages=2,
+        replicas=1,
+        microbatches=2,
+        step_s=0.01,
+        bubble=0.1,
+        param_bytes=1e6,
+        device_bytes=1e6,
+    )
+    found = gains_of(cluster(), job(ranks=2, staged=staged))
+    assert not {"ranks", "device's computation"} & found.keys()
+    assert "store servers" in found
 
 
 def test_cores_count_on_one_machine() -> None:

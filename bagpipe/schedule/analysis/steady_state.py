@@ -8,8 +8,9 @@ Its growth per turn is the greatest ratio of cost to turns over the cycles of th
 Baccelli et al., Synchronization and Linearity, 1992, theorem 3.28). `cycle_ratio` finds that cycle, so neither the
 start of the pipeline nor the length of a window matters.
 
-A window longer than the lanes are many changes nothing: the cycle through its edge costs at most all actions together,
-which is at most the number of lanes times the busiest lane, and it has at least the turns of the window.
+A window longer than the lanes are many changes nothing where lanes have no latency: the cycle through its edge costs at
+most all actions together, which is at most the number of lanes times the busiest lane, and it has at least the turns of
+the window.
 """
 
 from __future__ import annotations
