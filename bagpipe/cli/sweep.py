@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,10 @@ __all__ = ["add_arguments", "run"]
 _NUMBERS = {"--dim": 1.0, "--rows": 0.0, "--weight-copies": 0.0}
 
 
+#: How the values of an axis are called in the help.
+_METAVARS: Mapping[Any, str] = {int: "N,…", float: "X,…", str: "NAME,…"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = (
@@ -54,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if axis.switch:
             varied.add_argument(axis.flag, action="store_true", help=axis.help)
         elif axis.flag:
-            varied.add_argument(axis.flag, metavar="X,…" if axis.parse is float else "N,…", help=axis.help)
+            varied.add_argument(axis.flag, metavar=_METAVARS[axis.parse], help=axis.help)
     parser.add_argument("--top", type=int, default=20, metavar="N", help="lines of the table; default: 20")
     parser.add_argument("--json", metavar="FILE", help="write all points")
     parser.add_argument("--report", metavar="FILE", help="write one HTML file with charts, and what to buy next")
@@ -95,6 +99,9 @@ def _check(flags: argparse.Namespace) -> None:
         value = _value(flags, flag)
         if not least <= value < math.inf:
             raise InputError(f"{flag}: expected at least {least:g}, got {value:g}")
+    for flag in ("--schedules", "--microbatches"):
+        if _value(flags, flag) and not flags.stages:
+            raise InputError(f"{flag}: expected --stages, too")
     for flag in ("--json", "--report"):
         path = _value(flags, flag)
         if path and (flag == "--report" or not Path(path).exists() or Path(path).is_dir()):
@@ -115,7 +122,7 @@ def _forecasts(flags: argparse.Namespace) -> list[Point]:
     )
     graph = OperatorGraph.from_json(model, source=flags.model)
     dense = DenseCosts.of_operators(graph, flags.weight_copies)
-    points = grid_points(cluster, grid, dense, dim=flags.dim, store_rows=flags.rows)
+    points = grid_points(cluster, grid, dense, dim=flags.dim, graph=graph, store_rows=flags.rows)
     inputs = {
         "bagpipe": bagpipe.__version__,
         "the replay": digest(replay),
@@ -173,6 +180,12 @@ def _values(axis: Axis, given: object) -> tuple[Setting, ...]:
         return axis.switch if given else ()
     if not isinstance(given, str):
         return ()
+    if axis.choices:
+        names = tuple(dict.fromkeys(given.split(",")))
+        unknown = next((name for name in names if name not in axis.choices), None)
+        if unknown is not None:
+            raise InputError(f"{axis.flag}: expected {', '.join(axis.choices)} with commas between, got {unknown!r}")
+        return names
     try:
         values = tuple(dict.fromkeys(map(axis.parse, given.split(","))))
     except ValueError:

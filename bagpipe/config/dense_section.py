@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bagpipe.config.ranges import at_least
+from bagpipe.types.shard_level import ShardLevel
 
 __all__ = ["DenseConfig"]
 
@@ -27,7 +28,7 @@ class DenseConfig:
     budget_bytes: Annotated[int, at_least(0)] = 0
     chunk_bytes: Annotated[int, at_least(0)] = 0
     state: Literal["device", "host"] = "device"
-    shard: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    shard: ShardLevel = "none"
     wrap: tuple[str, ...] = ()
 
     @property

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
+from bagpipe.types.shard_level import SHARD_LEVELS
 
 if TYPE_CHECKING:  # it needs numpy
     from bagpipe.forecast.traffic import RowTraffic
@@ -33,6 +35,9 @@ class Case:
         ranks: of the job.
         direct: without a cache.
         bandwidth: factor of every port's bandwidth, that of `cluster` included.
+        stages: of the dense part.
+        pipeline, microbatches: its schedule and micro-batches, if it has several stages.
+        shard: level at which ranks with the same parameters divide them.
     """
 
     cluster: ClusterModel
@@ -40,11 +45,20 @@ class Case:
     ranks: int
     direct: bool = False
     bandwidth: float = 1.0
+    stages: int = 1
+    pipeline: str = "1f1b"
+    microbatches: int = 4
+    shard: str = "none"
 
     @property
     def cache_rows(self) -> int:
         """Slots per rank: those of the replay in all, shared by the ranks; 0 without a cache."""
         return 0 if self.direct else -(-self.traffic.total_cache_rows // self.ranks)
+
+    @property
+    def schedule(self) -> str:
+        """Of the stages; ``none`` for a dense part that is trained whole."""
+        return self.pipeline if self.stages > 1 else "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ class Axis:
         flag: varies it; empty: the settings of the replay do.
         help: of the flag.
         parse: one value of the flag's list; errors are ValueErrors.
+        choices: the values that the list can have; empty: numbers above 0.
         switch: the values if the flag is given, for a flag without a list.
         of_cluster: it belongs to the cluster. These vary slowest, so that points with one cluster share its object.
         vary: a case with another value. Raises InputError if the cluster has nothing of the kind.
@@ -75,6 +90,7 @@ class Axis:
     flag: str = ""
     help: str = ""
     parse: Callable[[str], Setting] = int
+    choices: tuple[str, ...] = ()
     switch: tuple[Setting, ...] = ()
     of_cluster: bool = False
     vary: Callable[[Case, Any], Case] | None = None
@@ -183,5 +199,49 @@ AXES: tuple[Axis, ...] = (
         parse=float,
         of_cluster=True,
         vary=_with_bandwidth,
+    ),
+    Axis(
+        name="stages",
+        title="stages",
+        hint="of the dense part",
+        read=lambda case: case.stages,
+        usual=1,
+        flag="--stages",
+        help="stages of the dense part; each replica of them has one rank for each",
+        vary=lambda case, stages: replace(case, stages=stages),
+    ),
+    Axis(
+        name="schedule",
+        title="schedule",
+        hint="of the stages",
+        read=lambda case: case.schedule,
+        usual="none",
+        flag="--schedules",
+        help=f"of several stages: {', '.join(LINEAR_SCHEDULES)}; default: 1f1b",
+        parse=str,
+        choices=LINEAR_SCHEDULES,
+        vary=lambda case, schedule: replace(case, pipeline=schedule),
+    ),
+    Axis(
+        name="microbatches",
+        title="micro",
+        hint="micro-batches of a batch",
+        read=lambda case: case.microbatches if case.stages > 1 else 1,
+        usual=1,
+        flag="--microbatches",
+        help="micro-batches of several stages; default: 4",
+        vary=lambda case, microbatches: replace(case, microbatches=microbatches),
+    ),
+    Axis(
+        name="shard",
+        title="shard",
+        hint="what ranks with the same dense parameters divide",
+        read=lambda case: case.shard,
+        usual="none",
+        flag="--shards",
+        help=f"of the dense part: {', '.join(SHARD_LEVELS)}; default: none",
+        parse=str,
+        choices=SHARD_LEVELS,
+        vary=lambda case, shard: replace(case, shard=shard),
     ),
 )

@@ -9,11 +9,9 @@ from bagpipe.errors import InputError
 from bagpipe.forecast.stages import StagedDense
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.types.shard_level import SHARD_LEVELS
 
-__all__ = ["SHARD_LEVELS", "DenseCosts", "JobShape"]
-
-#: Levels of `dense.shard`.
-SHARD_LEVELS = ("none", "optimizer", "gradients", "parameters")
+__all__ = ["DenseCosts", "JobShape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

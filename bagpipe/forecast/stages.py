@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.partition.candidates import LINEAR_SCHEDULES
 from bagpipe.partition.cost import CostModel, cluster_of_job
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.planner import Problem
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.partition.predict import predict
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
 
 __all__ = ["StagedDense", "staged_dense"]
 

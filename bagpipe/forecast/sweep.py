@@ -16,7 +16,9 @@ from bagpipe.errors import InputError
 from bagpipe.forecast.axes import AXES, Axis, Case, Setting, settings_of
 from bagpipe.forecast.forecast import Forecast, forecast_all, loop_kind
 from bagpipe.forecast.job import DenseCosts, JobShape
+from bagpipe.forecast.stages import StagedDense, staged_dense
 from bagpipe.forecast.traffic import RowTraffic, UniqueCurve, unique_curve
+from bagpipe.partition.operators import OperatorGraph
 
 __all__ = ["Chunk", "Grid", "Outcome", "Point", "chunks", "forecast_chunk", "grid_points", "sweep"]
 
@@ -79,22 +81,39 @@ class Point:
 
 
 def grid_points(
-    cluster: ClusterModel, grid: Grid, dense: DenseCosts, *, dim: int, store_rows: float = 0.0
+    cluster: ClusterModel,
+    grid: Grid,
+    dense: DenseCosts,
+    *,
+    dim: int,
+    graph: OperatorGraph | None = None,
+    store_rows: float = 0.0,
 ) -> list[Point]:
-    """Every combination, without forecasts. A job that is none, such as one with more ranks than examples, says why.
+    """Every combination once, without forecasts. A job that is none, such as one with too many ranks, says why.
+
+    Args:
+        cluster: what is varied of it starts from it.
+        grid: what is varied.
+        dense: the dense part as one stage.
+        dim: weights of a row.
+        graph: its operators, if stages are varied.
+        store_rows: as of `JobShape`.
 
     Raises:
         InputError: the cluster has no stores or cachers whose number could be varied.
     """
-    uniques = unique_curve(grid.traffic)
+    jobs = _Jobs(dense=dense, graph=graph, uniques=unique_curve(grid.traffic), dim=dim, store_rows=store_rows)
     first = Case(cluster=cluster, traffic=grid.traffic[0], ranks=grid.traffic[0].ranks)
     of_job = [axis for axis in AXES if not axis.of_cluster]
-    found = []
+    found: dict[tuple[Setting, ...], Point] = {}
     for outer in _varied(first, grid, [axis for axis in AXES if axis.of_cluster]):
         for traffic in grid.traffic:
             for case in _varied(replace(outer, traffic=traffic, ranks=traffic.ranks), grid, of_job):
-                found.append(_point(case, dense, uniques, dim=dim, store_rows=store_rows))
-    return found
+                settings = settings_of(case)  # of one stage, schedules and micro-batches are alike
+                key = tuple(settings.values())
+                if key not in found:
+                    found[key] = _point(case, settings, jobs)
+    return list(found.values())
 
 
 def _varied(case: Case, grid: Grid, axes: Sequence[Axis]) -> Iterator[Case]:
@@ -107,23 +126,67 @@ def _varied(case: Case, grid: Grid, axes: Sequence[Axis]) -> Iterator[Case]:
         yield changed
 
 
-def _point(case: Case, dense: DenseCosts, uniques: UniqueCurve, *, dim: int, store_rows: float) -> Point:
-    settings = settings_of(case)
-    slots = replace(case, direct=False).cache_rows
+def _point(case: Case, settings: Mapping[str, Setting], jobs: _Jobs) -> Point:
     try:
-        job = JobShape(
-            ranks=case.ranks,
-            batch_examples=case.traffic.batch_examples,
-            traffic=replace(case.traffic, ranks=case.ranks, cache_rows=slots),
-            uniques=uniques,
-            dim=dim,
-            dense=dense,
-            direct=case.direct,
-            store_rows=store_rows,
-        )
+        job = jobs.of(case)
     except InputError as error:
         return Point(settings=settings, cluster=case.cluster, job=None, error=str(error))
     return Point(settings=settings, cluster=case.cluster, job=job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Jobs:
+    """Makes the jobs of a grid. Pipelines of the same stages are simulated once."""
+
+    dense: DenseCosts
+    graph: OperatorGraph | None
+    uniques: UniqueCurve
+    dim: int
+    store_rows: float
+    pipelines: dict[tuple[Setting, ...], StagedDense | InputError] = field(default_factory=dict)
+
+    def of(self, case: Case) -> JobShape:
+        """The job of a case.
+
+        Raises:
+            InputError: there is none.
+        """
+        slots = replace(case, direct=False).cache_rows
+        return JobShape(
+            ranks=case.ranks,
+            batch_examples=case.traffic.batch_examples,
+            traffic=replace(case.traffic, ranks=case.ranks, cache_rows=slots),
+            uniques=self.uniques,
+            dim=self.dim,
+            dense=self.dense,
+            staged=self._pipeline(case) if case.stages > 1 else None,
+            shard=case.shard,
+            direct=case.direct,
+            store_rows=self.store_rows,
+        )
+
+    def _pipeline(self, case: Case) -> StagedDense:
+        assert self.graph is not None, "stages are varied"
+        # Store servers and cachers are no part of the pipeline.
+        key = (case.bandwidth, case.ranks, case.traffic.batch_examples, case.stages, case.schedule, case.microbatches)
+        if key not in self.pipelines:
+            try:
+                self.pipelines[key] = staged_dense(
+                    self.graph,
+                    case.cluster,
+                    ranks=case.ranks,
+                    batch_examples=case.traffic.batch_examples,
+                    stages=case.stages,
+                    microbatches=case.microbatches,
+                    schedule=case.schedule,
+                    weight_copies=self.dense.weight_copies,
+                )
+            except InputError as error:
+                self.pipelines[key] = error
+        found = self.pipelines[key]
+        if isinstance(found, InputError):
+            raise found
+        return found
 
 
 def sweep(

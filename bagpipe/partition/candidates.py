@@ -14,12 +14,9 @@ from bagpipe.partition.planner import Found
 from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph, stage_ranks
 from bagpipe.partition.result import Partition, StagePlan
 from bagpipe.schedule.analysis.cover import check_cover
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
 
-__all__ = ["LINEAR_SCHEDULES", "WHOLE", "Candidate", "candidates", "chain_candidates", "fastest", "whole"]
-
-#: Schedules of chains that a plan is compared with, one stage per rank. On a stage graph they keep more in flight than
-#: `graph`, which hides slow links.
-LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+__all__ = ["WHOLE", "Candidate", "candidates", "chain_candidates", "fastest", "whole"]
 
 #: Planner of a model that is one stage.
 WHOLE = "whole"

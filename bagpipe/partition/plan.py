@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from bagpipe.errors import InputError
-from bagpipe.partition.candidates import LINEAR_SCHEDULES, candidates, chain_candidates, fastest, whole
+from bagpipe.partition.candidates import candidates, chain_candidates, fastest, whole
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.cuts import closed_sets
 from bagpipe.partition.operators import OperatorGraph
@@ -22,6 +22,7 @@ from bagpipe.partition.piper import MOST_SETS
 from bagpipe.partition.planner import Found, Problem
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.partition.result import Alternative, Partition, Plan
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
 
 __all__ = ["AUTO", "Replicas", "make_plan"]
 

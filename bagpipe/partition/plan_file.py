@@ -18,6 +18,7 @@ from bagpipe.errors import InputError
 from bagpipe.partition.result import Partition
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
+from bagpipe.types.shard_level import SHARD_LEVELS
 from bagpipe.util.documents import parse_toml
 
 __all__ = ["PlanFile", "PlannedStage", "plan_file"]
@@ -28,8 +29,6 @@ _KEYS = ("version", "schedule", "batch_size", "stages")
 _MORE_KEYS: Mapping[str, Any] = {"shard": "none", "budget_bytes": 0, "step_s": 0.0}
 _STAGE_KEYS = ("operators", "replicas", "ranks", "microbatches", "layout")
 _MORE_STAGE_KEYS: Mapping[str, Any] = {"recompute": 0.0}
-
-_SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +83,8 @@ class PlanFile:
             raise InputError(f"batch_size: expected at least 1, got {self.batch_size}")
         if not self.stages:
             raise InputError("stages: expected at least one, got none")
-        if self.shard not in _SHARDS:
-            raise InputError(f"shard: expected one of {', '.join(_SHARDS)}, got {self.shard!r}")
+        if self.shard not in SHARD_LEVELS:
+            raise InputError(f"shard: expected one of {', '.join(SHARD_LEVELS)}, got {self.shard!r}")
         if self.budget_bytes < 0:
             raise InputError(f"budget_bytes: expected at least 0, got {self.budget_bytes}")
         if not 0 <= self.step_s < math.inf:

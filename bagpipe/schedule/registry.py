@@ -38,7 +38,14 @@ from bagpipe.schedule.schedule import (
     Schedule,
 )
 
-__all__ = ["ASYNCHRONOUS_SCHEDULES", "DENSE_SCHEDULES", "SCHEDULES", "TRAINED_SCHEDULES", "dense_schedule"]
+__all__ = [
+    "ASYNCHRONOUS_SCHEDULES",
+    "DENSE_SCHEDULES",
+    "LINEAR_SCHEDULES",
+    "SCHEDULES",
+    "TRAINED_SCHEDULES",
+    "dense_schedule",
+]
 
 SCHEDULES: Mapping[str, Schedule] = {
     schedule.name: schedule
@@ -213,6 +220,10 @@ DENSE_SCHEDULES: Mapping[str, DenseSchedule] = {
     for name, schedule in SCHEDULES.items()
     if isinstance(schedule, DenseSchedule) and name not in ASYNCHRONOUS_SCHEDULES
 }
+
+#: Schedules of chains with one stage per rank that plans are compared with. On a stage graph they keep more in flight
+#: than `graph`, which hides slow links.
+LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
 
 #: Those by which a job can be trained.
 TRAINED_SCHEDULES: Mapping[str, DenseSchedule] = {**DENSE_SCHEDULES, **ASYNCHRONOUS_SCHEDULES}

@@ -1,4 +1,4 @@
-"""Records that several rooms share: batch, batch_identity, schema, labels, model_inputs; and functions of ids.
+"""Records that several rooms share: batch, batch_identity, schema, labels, model_inputs, shard_level; functions of ids.
 
 splitmix64: the mix of ids, and the buckets of hashed tables; table_key: keys of a table's random words.
 """

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bagpipe.dense.parallel.shard_layout import ShardLevel, kept_bytes, sent_bytes
+from bagpipe.dense.parallel.shard_layout import kept_bytes, sent_bytes
+from bagpipe.types.shard_level import ShardLevel
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
 from benchmarks.harness.child import run_child
 from benchmarks.harness.report import table, verdict

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.dense.parallel.shard_layout import ShardLevel
 from bagpipe.dense.parallel.shard_units import find_units
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
+from bagpipe.types.shard_level import ShardLevel
 from benchmarks.sharding.stages import Stages
 
 __all__ = ["LAYERS", "LEVELS", "SCHEDULES", "STAGE_LEVELS", "main"]

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.parallel.shard_layout import ShardLevel
 from bagpipe.dense.parallel.stage_shards import StageShards
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.distributed.process_groups import TorchPeers
@@ -24,6 +23,7 @@ from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.types.model_inputs import ModelInputs
+from bagpipe.types.shard_level import ShardLevel
 
 __all__ = ["MICRO", "Stages", "num_passes"]
 

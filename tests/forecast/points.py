@@ -7,15 +7,33 @@ from typing import Any
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.forecast.forecast import Forecast
 from bagpipe.forecast.sweep import Grid, Point, grid_points, sweep
+from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from tests.cluster.clusters import cluster
 from tests.forecast.jobs import DENSE, TRAFFIC
 
-__all__ = ["made_point", "swept", "unswept"]
+__all__ = ["LAYERS", "made_point", "swept", "unswept"]
+
+
+#: Layers that take as long as `DENSE` in all.
+LAYERS = OperatorGraph(
+    operators=tuple(
+        Operator(
+            name=f"layer{number}",
+            forward=Cost(fixed_s=1e-3 / 12, per_example_s=1e-5 / 12),
+            backward=Cost(fixed_s=1e-3 / 6, per_example_s=1e-5 / 6),
+            param_bytes=1e6,
+            activation_bytes=250.0,
+            output_bytes=64.0,
+        )
+        for number in range(4)
+    ),
+    edges=tuple((f"layer{number}", f"layer{number + 1}") for number in range(3)),
+)
 
 
 def unswept(where: ClusterModel | None = None, *, traffic: tuple[Any, ...] = (TRAFFIC,), **varied: Any) -> list[Point]:
     """The points of a grid without forecasts."""
-    return grid_points(where or cluster(), Grid(traffic=traffic, varied=varied), DENSE, dim=16)
+    return grid_points(where or cluster(), Grid(traffic=traffic, varied=varied), DENSE, dim=16, graph=LAYERS)
 
 
 def swept(where: ClusterModel | None = None, *, traffic: tuple[Any, ...] = (TRAFFIC,), **varied: Any) -> list[Point]:

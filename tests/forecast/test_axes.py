@@ -10,13 +10,13 @@ from tests.cluster.clusters import cluster
 from tests.forecast.jobs import TRAFFIC
 
 CASE = Case(cluster=cluster(), traffic=TRAFFIC, ranks=1)
-VALUES = {"policy": "direct", "bandwidth": 0.5}
+VALUES = {"policy": "direct", "bandwidth": 0.5, "schedule": "gpipe", "shard": "optimizer"}
 
 
 @pytest.mark.parametrize("axis", [axis for axis in AXES if axis.vary], ids=lambda axis: axis.name)
 def test_a_varied_case_has_the_value(axis) -> None:
     value = VALUES.get(axis.name, 3)
-    assert axis.read(axis.vary(CASE, value)) == value
+    assert axis.read(axis.vary(replace(CASE, stages=2), value)) == value
     assert axis.flag.startswith("--")
     assert axis.help
 
@@ -39,7 +39,13 @@ def test_settings_are_those_of_the_case() -> None:
         "servers": 2,
         "cachers": 1,
         "bandwidth": 1.0,
+        "stages": 1,
+        "schedule": "none",
+        "microbatches": 1,
+        "shard": "none",
     }
+    staged = settings_of(replace(CASE, stages=2))
+    assert (staged["schedule"], staged["microbatches"]) == ("1f1b", 4)
     assert settings_of(replace(CASE, ranks=3, direct=True))["cache_rows"] == 0
     assert settings_of(replace(CASE, ranks=3))["cache_rows"] == 6_667
     without = settings_of(replace(CASE, cluster=cluster(stores=None, cachers=None)))

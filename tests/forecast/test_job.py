@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.dense.parallel.shard_layout import ShardLevel, kept_bytes
+from bagpipe.dense.parallel.shard_layout import kept_bytes
 from bagpipe.errors import InputError
-from bagpipe.forecast.job import SHARD_LEVELS, DenseCosts
+from bagpipe.forecast.job import DenseCosts
+from bagpipe.types.shard_level import SHARD_LEVELS, ShardLevel
 from tests.forecast.jobs import job
 
 

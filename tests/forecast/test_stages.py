@@ -11,8 +11,8 @@ from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
 from bagpipe.forecast.forecast import forecast
 from bagpipe.forecast.stages import StagedDense, staged_dense
-from bagpipe.partition.candidates import LINEAR_SCHEDULES
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
 from tests.cluster.clusters import cluster, hosts
 from tests.forecast.jobs import DENSE, job
 

@@ -25,7 +25,7 @@ FACTORS = tuple(0.5 + 0.001 * n for n in range(1_001))
 
 def test_every_combination_has_a_point() -> None:
     found = swept(traffic=TWO, ranks=(1, 2), servers=(1, 4), bandwidth=(0.1, 1.0), policy=BOTH)
-    assert len(found) == 2 * 2 * 2 * 2 * 2
+    assert len(found) == 3 * 2 * 2 * 2, "without a cache, the two settings are one"
     names = ("ranks", "servers", "bandwidth", "policy")
     assert {tuple(each.settings[name] for name in names) for each in found} == {
         (ranks, servers, factor, policy)
@@ -64,6 +64,52 @@ def test_points_that_cannot_run_say_why() -> None:
     more_than_examples = found[2].summary()
     assert more_than_examples["error"] == "ranks: expected at most the 1024 examples of a batch, got 2048"
     assert more_than_examples["ranks"] == 2048
+
+
+def test_stages_schedules_and_shards_are_varied() -> None:
+    """Of one stage, schedules and micro-batches are alike, so that there is one point."""
+    found = swept(
+        ranks=(4,), stages=(1, 2, 4), schedule=("gpipe", "1f1b"), microbatches=(4, 16), shard=("none", "optimizer")
+    )
+    names = ("stages", "schedule", "microbatches", "shard")
+    settings = [tuple(each.settings[name] for name in names) for each in found]
+    assert len(set(settings)) == len(settings) == (1 + 2 * 2 + 2 * 2) * 2
+    assert (1, "none", 1, "none") in settings
+    assert (4, "1f1b", 16, "optimizer") in settings
+    assert not any(each.error for each in found)
+    for each in found:
+        stages = each.settings["stages"]
+        assert each.job is not None
+        assert (each.job.staged is None) == (stages == 1)
+        assert each.job.staged is None or each.job.staged.replicas == 4 // int(stages)
+
+
+def test_more_microbatches_shrink_the_bubble_to_nothing() -> None:
+    """(S - 1) / M of the busy time, on links that take no time."""
+    link = replace(cluster().links["net"], bytes_per_s=1e15, latency_s=0.0)
+    fast = cluster(links={"local": link, "net": link})
+    pipelines = swept(fast, ranks=(4,), stages=(4,), microbatches=(4, 32, 256))
+    bubbles = [each.job.staged.bubble for each in pipelines if each.job is not None and each.job.staged is not None]
+    assert bubbles == pytest.approx([3 / 4, 3 / 32, 3 / 256], rel=1e-6)
+
+
+def test_shards_free_memory_and_cost_traffic_at_the_last_level() -> None:
+    levels = ("none", "optimizer", "gradients", "parameters")
+    found = [each.forecast for each in swept(ranks=(4,), shard=levels)]
+    kept = [each.device_bytes["parameters"] for each in found if each is not None]
+    assert kept == pytest.approx([12e6, 8e6 + 1e6, 4e6 + 2e6, 3e6])
+    sent = [each.op_s["OPT"] for each in found if each is not None]
+    assert sent[1] == sent[2] < sent[3]
+
+
+def test_stages_that_cannot_be_are_points_with_an_error() -> None:
+    found = swept(ranks=(4,), stages=(3, 4), microbatches=(8, 2000))
+    assert [each.error for each in found] == [
+        "stages: expected a divisor of the 4 ranks, got 3",
+        "stages: expected a divisor of the 4 ranks, got 3",
+        "",
+        "microbatches: expected at most 1024, the examples of a replica, got 2000",
+    ]
 
 
 def test_progress_is_told() -> None:

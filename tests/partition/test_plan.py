@@ -5,11 +5,11 @@ from hypothesis import given, settings
 
 from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
-from bagpipe.partition.candidates import LINEAR_SCHEDULES
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.plan import make_plan
 from bagpipe.partition.planners import PLANNERS
+from bagpipe.schedule.registry import LINEAR_SCHEDULES
 from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers
 

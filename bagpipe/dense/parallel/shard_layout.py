@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+from bagpipe.types.shard_level import SHARD_LEVELS, ShardLevel
 
 __all__ = [
     "ALIGNMENT",
@@ -21,14 +22,11 @@ __all__ = [
     "KeptBytes",
     "Piece",
     "Segment",
-    "ShardLevel",
     "flat_layout",
     "kept_bytes",
     "sent_bytes",
 ]
 
-#: What is divided among the ranks; each level includes those before it.
-ShardLevel = Literal["none", "optimizer", "gradients", "parameters"]
 
 #: Elements. Libraries choose kernels by the alignment of addresses, and another kernel rounds differently: parameters
 #: begin where torch's own allocations could, at a multiple of 256 bytes (64 on a CPU).
@@ -148,8 +146,7 @@ def kept_bytes(level: ShardLevel, num_elements: int, num_ranks: int, *, itemsize
         states: elements of optimizer state per parameter: 2 of Adam, 1 of Adagrad and of momentum, 0 of plain SGD.
     """
     whole, share = float(num_elements * itemsize), num_elements * itemsize / num_ranks
-    levels: tuple[ShardLevel, ...] = ("none", "optimizer", "gradients", "parameters")
-    depth = levels.index(level)
+    depth = SHARD_LEVELS.index(level)
     return KeptBytes(
         parameters=share if depth >= 3 else whole,
         gradients=share if depth >= 2 else whole,

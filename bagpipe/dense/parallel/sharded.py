@@ -26,13 +26,14 @@ from torch.optim import Optimizer
 from bagpipe.dense.parallel.broadcast import share_buffers, share_model
 from bagpipe.dense.parallel.buckets import is_bad_anywhere
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
-from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.dense.parallel.unit_gathers import UnitGathers
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError, JobError
 from bagpipe.types.model_inputs import device_of
+from bagpipe.types.shard_level import ShardLevel
 
 __all__ = ["ShardedModel"]
 

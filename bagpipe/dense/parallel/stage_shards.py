@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.saved_places import SavedPlaces
-from bagpipe.dense.parallel.shard_layout import Piece, ShardLevel
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.dense.parallel.shard_units import ParameterUnit, find_units
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.distributed.interface import RankGroup
+from bagpipe.types.shard_level import ShardLevel
 
 __all__ = ["StageShards", "StageShare"]
 

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from bagpipe.dense.parallel.buckets import check_gradient
 from bagpipe.dense.parallel.closed_parameter import Left, absent, close, open_again
-from bagpipe.dense.parallel.shard_layout import FlatLayout, Piece, Segment, ShardLevel, flat_layout
+from bagpipe.dense.parallel.shard_layout import FlatLayout, Piece, Segment, flat_layout
 from bagpipe.dense.parallel.shard_units import ParameterUnit
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import keep_for_current_stream
+from bagpipe.types.shard_level import ShardLevel
 
 __all__ = ["UnitShard"]
 

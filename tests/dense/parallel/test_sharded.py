@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.dense.parallel.shard_layout import ShardLevel, kept_bytes, sent_bytes
+from bagpipe.dense.parallel.shard_layout import kept_bytes, sent_bytes
 from bagpipe.dense.parallel.shard_units import find_units
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.distributed.process_groups import TorchPeers
+from bagpipe.types.shard_level import ShardLevel
 from tests.dense.parallel.test_replicated import NUM_EXAMPLES, batch, make_model, mine_of
 from tests.distributed.processes import run_peers
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from bagpipe.dense.parallel.broadcast import HeldStage
-from bagpipe.dense.parallel.shard_layout import ShardLevel
 from bagpipe.dense.parallel.stage_shards import StageShards
 from bagpipe.dense.parallel.stage_sums import StageSums
+from bagpipe.types.shard_level import ShardLevel
 from tests.dense.parallel.test_sharded import OPTIMIZERS
 from tests.distributed.processes import run_peers
 from tests.distributed.threads import run_threads
