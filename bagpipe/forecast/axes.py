@@ -38,6 +38,7 @@ class Case:
         stages: of the dense part.
         pipeline, microbatches: its schedule and micro-batches, if it has several stages.
         shard: level at which ranks with the same parameters divide them.
+        checkpoint_every: batches between two checkpoints; 0: there are none.
     """
 
     cluster: ClusterModel
@@ -49,6 +50,7 @@ class Case:
     pipeline: str = "1f1b"
     microbatches: int = 4
     shard: str = "none"
+    checkpoint_every: int = 0
 
     @property
     def cache_rows(self) -> int:
@@ -243,5 +245,15 @@ AXES: tuple[Axis, ...] = (
         parse=str,
         choices=SHARD_LEVELS,
         vary=lambda case, shard: replace(case, shard=shard),
+    ),
+    Axis(
+        name="checkpoint_every",
+        title="checkpoint",
+        hint="batches between two checkpoints",
+        read=lambda case: case.checkpoint_every,
+        usual=0,
+        flag="--checkpoint-every",
+        help="batches between two checkpoints; default: no checkpoints",
+        vary=lambda case, batches: replace(case, checkpoint_every=batches),
     ),
 )

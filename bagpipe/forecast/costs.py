@@ -28,7 +28,7 @@ from bagpipe.cluster.model import OTHER_THREADS, ClusterModel, LaneTimes, RowRat
 from bagpipe.errors import InputError
 from bagpipe.forecast.job import JobShape
 
-__all__ = ["Work", "lock_s", "loop_costs", "processor_s", "request_times"]
+__all__ = ["Work", "checkpoint_s", "lock_s", "loop_costs", "processor_s", "request_times"]
 
 #: Operations of the compute lane of a dense part that is trained whole.
 _COMPUTE = ("F", "B", "OPT", "X_UPDATE")
@@ -216,6 +216,22 @@ def processor_s(cluster: ClusterModel, job: JobShape, works: Mapping[str, Work])
     )
     planning_s = job.traffic.ids / cluster.cachers.ids_per_s if cluster.cachers is not None else 0.0
     return server_s + planning_s + job.ranks * sum(work.processor_s for work in works.values())
+
+
+def checkpoint_s(cluster: ClusterModel, job: JobShape) -> float:
+    """Seconds of a batch in which the object storage takes the job's checkpoints, written beside the training.
+
+    A checkpoint has the rows that were trained since the one before, and the dense part with its optimizer state.
+    """
+    storage = cluster.object_storage
+    if storage is None or not job.checkpoint_every:
+        return 0.0
+    rows = float(job.uniques.unique_at(job.checkpoint_every * job.batch_examples))
+    if job.store_rows:
+        rows = min(rows, job.store_rows)
+    dense_bytes = max(0.0, job.dense.weight_copies - 1) * job.dense.param_bytes  # gradients are not kept
+    num_bytes = rows * job.traffic.row_bytes + dense_bytes
+    return (storage.latency_s + num_bytes / storage.bytes_per_s) / job.checkpoint_every
 
 
 def _store_rows(job: JobShape) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.forecast.costs import Work, lock_s, loop_costs, processor_s
+from bagpipe.forecast.costs import Work, checkpoint_s, lock_s, loop_costs, processor_s
 from bagpipe.forecast.job import JobShape
 from bagpipe.schedule.analysis.steady_state import SteadyState, steady_state
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
@@ -33,8 +33,9 @@ class Forecast:
         step_s: of a batch.
         op_s: operation -> seconds of a batch on a rank.
         shares: operation -> share of the step that it is responsible for; what is hidden behind others has 0.
-        limit: the operation with the largest share, and its slowest resource: ``X_FETCH: store servers``; or
-            ``shared cores``, where all processes together need more processor time than the step.
+        limit: the operation with the largest share, and its slowest resource: ``X_FETCH: store servers``; or what needs
+            longer than all of them: ``shared cores``, for the processor time of all processes, ``interpreter lock``,
+            for the lanes of one, or ``object storage``, for the checkpoints.
         busy: lane -> share of the time that it works.
         device_bytes: of a rank: dense part, cache and staging.
         store_bytes: of all store servers; 0: unknown.
@@ -116,7 +117,8 @@ def _forecast(
     op = state.limit(place)
     limit = f"{op}: {works[op].limit}"
     floors = {
-        "interpreter lock": max((lock_s(hosts, works) for hosts in cluster.trainers if hosts.lock_share), default=0.0)
+        "interpreter lock": max((lock_s(hosts, works) for hosts in cluster.trainers if hosts.lock_share), default=0.0),
+        "object storage": checkpoint_s(cluster, job),
     }
     if cluster.shared_cores:
         floors["shared cores"] = processor_s(cluster, job, works) / cluster.shared_cores

@@ -72,6 +72,7 @@ class JobShape:
         shard: what ranks with the same parameters divide, one of `SHARD_LEVELS`.
         direct: no cache: every batch reads and writes all its rows.
         prefetch_depth, write_depth: as `cache.prefetch_depth`, and the write staging buffers.
+        checkpoint_every: batches between two checkpoints; 0: there are none.
         store_rows: rows that the store holds at the end; 0: unknown, its memory is not checked.
 
     Raises:
@@ -89,6 +90,7 @@ class JobShape:
     direct: bool = False
     prefetch_depth: int = 4
     write_depth: int = 2
+    checkpoint_every: int = 0
     store_rows: float = 0.0
 
     def __post_init__(self) -> None:

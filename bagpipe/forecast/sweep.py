@@ -161,6 +161,7 @@ class _Jobs:
             dense=self.dense,
             staged=self._pipeline(case) if case.stages > 1 else None,
             shard=case.shard,
+            checkpoint_every=case.checkpoint_every,
             direct=case.direct,
             store_rows=self.store_rows,
         )

@@ -176,6 +176,14 @@ def _more_cores(cluster: ClusterModel, job: JobShape) -> _Job | None:
     return (replace(cluster, shared_cores=2 * cluster.shared_cores), job) if cluster.shared_cores else None
 
 
+def _faster_storage(cluster: ClusterModel, job: JobShape) -> _Job | None:
+    """For the checkpoints."""
+    storage = cluster.object_storage
+    if storage is None or not job.checkpoint_every:
+        return None
+    return replace(cluster, object_storage=replace(storage, bytes_per_s=2 * storage.bytes_per_s)), job
+
+
 #: What can be doubled, in the order of reports.
 PURCHASES: tuple[Purchase, ...] = (
     Purchase(name="ranks", is_priced=True, vary=_more_ranks),
@@ -186,5 +194,6 @@ PURCHASES: tuple[Purchase, ...] = (
     Purchase(name="links inside hosts", is_priced=False, vary=_faster_local_links),
     Purchase(name="device memory's speed", is_priced=False, vary=_faster_memory),
     Purchase(name="device's computation", is_priced=False, vary=_faster_computation),
+    Purchase(name="object storage's bandwidth", is_priced=False, vary=_faster_storage),
     Purchase(name="cores of the machine", is_priced=False, vary=_more_cores),
 )

@@ -43,6 +43,7 @@ def test_settings_are_those_of_the_case() -> None:
         "schedule": "none",
         "microbatches": 1,
         "shard": "none",
+        "checkpoint_every": 0,
     }
     staged = settings_of(replace(CASE, stages=2))
     assert (staged["schedule"], staged["microbatches"]) == ("1f1b", 4)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagpipe.cluster.model import RowRates
+from bagpipe.cluster.model import ObjectStorage, RowRates
 from bagpipe.errors import InputError
 from bagpipe.forecast.forecast import forecast, forecast_all
 from bagpipe.forecast.job import DenseCosts, JobShape
@@ -101,3 +101,17 @@ def test_without_rows_it_is_data_parallelism() -> None:
     ring_s = cluster().network(4).all_reduce_s(4e8, range(4))
     assert found.step_s == pytest.approx(ring_s + 256e-6, rel=0.05)
     assert found.limit == "OPT: network"
+
+
+def test_checkpoints_wait_for_the_object_storage() -> None:
+    """Frequent ones write few rows each, but more in all: a row that is trained twice is written twice."""
+    storage = ObjectStorage(bytes_per_s=5e7, latency_s=0.01)
+    where = replace(cluster(), object_storage=storage)
+    steps = {every: forecast(where, job(checkpoint_every=every)).step_s for every in (1, 10, 1000)}
+    assert steps[1] > steps[10] > steps[1000]
+    assert steps[1] == pytest.approx(0.01 + (8_000 * 136 + 2 * 4e6) / 5e7, rel=1e-6)
+    assert forecast(where, job(checkpoint_every=1)).limit == "object storage"
+    assert steps[1000] == forecast(where, job()).step_s
+    known = forecast(where, job(checkpoint_every=1, store_rows=1_000)).step_s
+    assert known == pytest.approx(0.01 + (1_000 * 136 + 2 * 4e6) / 5e7, rel=1e-6)
+    assert forecast(cluster(), job(checkpoint_every=1)).step_s == forecast(cluster(), job()).step_s, "without storage"
