@@ -104,6 +104,30 @@ class Network:
         latency_s = self.delay_s(ranks[0], ranks[1]) if is_local else self.latency_s
         return 2 * (count - 1) / count / bandwidth, 2 * (count - 1) * (latency_s + self.message_s)
 
+    def all_gather_s(self, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Seconds until every rank has a tensor of which each had a part; of a reduce-scatter too.
+
+        Half the rounds of `all_reduce_s`, which is a reduce-scatter and an all-gather (Chan et al., 2007).
+        """
+        return self.all_reduce_s(num_bytes, ranks) / 2
+
+    def all_to_all_s(self, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Seconds until a tensor that is divided over ranks along one dimension is divided along another.
+
+        Each of n ranks sends ``bytes / n^2`` to each other one, in ``n - 1`` rounds (Thakur et al., 2005, pairwise
+        exchange). The busiest port counts: that of the host whose ranks send most to other hosts.
+        """
+        count = len(ranks)
+        if count == 1:
+            return 0.0
+        if self.is_one_host(ranks):
+            sent, bandwidth = count - 1, self.local_bandwidth_bytes_per_s
+            latency_s = self.delay_s(ranks[0], ranks[1])
+        else:
+            sent = max(own * (count - own) for own in Counter(map(self.host, ranks)).values())
+            bandwidth, latency_s = self.bandwidth_bytes_per_s, self.latency_s
+        return num_bytes * sent / count**2 / bandwidth + (count - 1) * (latency_s + self.message_s)
+
     def split_batch_s(self, num_bytes: float, senders: Sequence[int], receivers: Sequence[int]) -> float:
         """Seconds until a tensor divided by examples over `senders` has arrived divided over `receivers`.
 

@@ -1,70 +1,21 @@
 """`OperatorGraph`: a model's operators, edges and costs, the input of the partitioner.
 
     JSON file or measurement ──> OperatorGraph ──> partitioners        sets of operators are bit masks of their numbers
-
-Costs are linear in the number of examples: a fixed cost per call (kernel launches) plus a cost per example.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from bagpipe.errors import InputError
+from bagpipe.partition.operator import Cost, Linear, Operator
 from bagpipe.util.documents import parse_json
 
-__all__ = ["Cost", "Operator", "OperatorGraph", "members", "union"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Seconds of one call with n examples: ``fixed_s + n * per_example_s``."""
-
-    fixed_s: float = 0.0
-    per_example_s: float = 0.0
-
-    def at(self, examples: float) -> float:
-        """Seconds of a call with `examples` examples."""
-        return self.fixed_s + examples * self.per_example_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator, the unit of placement.
-
-    Attributes:
-        name: unique in its graph.
-        forward, backward: cost of one micro-batch; a full backward, of inputs and weights.
-        param_bytes: bytes of its parameters.
-        activation_bytes: bytes per example kept from forward to backward.
-        output_bytes: bytes per example that its consumers take.
-    """
-
-    name: str
-    forward: Cost
-    backward: Cost
-    param_bytes: float = 0
-    activation_bytes: float = 0
-    output_bytes: float = 0
-
-
-#: Limit of seconds and bytes, small enough that sums stay finite.
-_LARGEST = 1e30
-
-#: JSON key -> whether it is required.
-_NUMBERS: Mapping[str, bool] = {
-    "forward_fixed_s": False,
-    "forward_per_example_s": True,
-    "backward_fixed_s": False,
-    "backward_per_example_s": True,
-    "param_bytes": False,
-    "activation_bytes": False,
-    "output_bytes": False,
-}
+__all__ = ["Cost", "Linear", "Operator", "OperatorGraph", "members", "union"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,56 +145,15 @@ class OperatorGraph:
         if not isinstance(rows, list) or not isinstance(edges, list):
             raise InputError(f"{source}: 'operators' and 'edges' must be lists")
         try:
-            operators = tuple(_operator(row, number) for number, row in enumerate(rows))
+            operators = tuple(Operator.from_row(row, number) for number, row in enumerate(rows))
             return cls(operators=operators, edges=tuple(_edge(edge) for edge in edges))
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
 
     def to_json(self) -> str:
         """The text that `from_json` reads."""
-        rows = [
-            {
-                "name": op.name,
-                "forward_fixed_s": op.forward.fixed_s,
-                "forward_per_example_s": op.forward.per_example_s,
-                "backward_fixed_s": op.backward.fixed_s,
-                "backward_per_example_s": op.backward.per_example_s,
-                "param_bytes": op.param_bytes,
-                "activation_bytes": op.activation_bytes,
-                "output_bytes": op.output_bytes,
-            }
-            for op in self.operators
-        ]
+        rows = [operator.to_row() for operator in self.operators]
         return json.dumps({"operators": rows, "edges": self.edges}, indent=1) + "\n"
-
-
-def _operator(row: Any, number: int) -> Operator:
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
-        raise InputError(f"operator {number}: expected an object with a 'name'")
-    name = row["name"]
-    if not name.isprintable():
-        raise InputError(f"operator {number}: expected a name of printable characters, got {name!r}")
-    unknown = next((key for key in row if key != "name" and key not in _NUMBERS), None)
-    if unknown is not None:
-        raise InputError(f"operator {name!r}: unknown key {unknown!r}; known: name, {', '.join(_NUMBERS)}")
-    values: dict[str, float] = {}
-    for key, required in _NUMBERS.items():
-        if required and key not in row:
-            raise InputError(f"operator {name!r}: {key} is missing")
-        value = row.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InputError(f"operator {name!r}: {key} must be a number of at least 0, got {value!r}")
-        if value > _LARGEST:
-            raise InputError(f"operator {name!r}: {key} must be at most {_LARGEST:g}, got a larger number")
-        values[key] = value
-    return Operator(
-        name=name,
-        forward=Cost(fixed_s=values["forward_fixed_s"], per_example_s=values["forward_per_example_s"]),
-        backward=Cost(fixed_s=values["backward_fixed_s"], per_example_s=values["backward_per_example_s"]),
-        param_bytes=values["param_bytes"],
-        activation_bytes=values["activation_bytes"],
-        output_bytes=values["output_bytes"],
-    )
 
 
 def _edge(edge: Any) -> tuple[str, str]:
