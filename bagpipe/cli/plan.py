@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 
 from bagpipe.cli.progress import Progress
@@ -23,7 +24,8 @@ from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, cluster_of_job
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.plan_file import plan_file
-from bagpipe.partition.result import Partition, Plan
+from bagpipe.partition.result import Partition, Plan, StagePlan
+from bagpipe.partition.splits import ALL_BATCH, SPLITS, is_batch
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.environment import check_environment
 from bagpipe.util.sizes import bytes_of
@@ -52,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--planner", default="auto", metavar="NAME", help="auto: the best of all; default: auto")
     parser.add_argument(
         "--recompute", action="store_true", help="stages that do not fit the memory may recompute activations"
+    )
+    parser.add_argument(
+        "--intra-operator",
+        action="store_true",
+        help="planner alpa also divides linear layers by columns or rows, or replicates operators; not for jobs yet",
     )
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="examples per batch; default: 1024")
     parser.add_argument("--microbatches", type=int, metavar="M", help="per batch; default: powers of two are tried")
@@ -126,15 +133,23 @@ def run(flags: argparse.Namespace) -> str:
             replicas=flags.replicas,
             mixed_sizes=flags.mixed_sizes,
             recompute=flags.recompute,
+            intra_operator=flags.intra_operator,
             on_search=progress.phase("comparing partitions"),
         )
     if flags.out:
-        write_text("--out", flags.out, plan_file(plan.partition, flags.batch_size).to_toml())
+        write_text("--out", flags.out, _plan_file(plan.partition, flags.batch_size))
     if flags.save_costs:
         write_text("--save-costs", flags.save_costs, json.dumps(plan.partition.costs(), indent=2) + "\n")
     if flags.json:
         return json.dumps({"batch_size": flags.batch_size, **plan.summary()}, indent=2) + "\n"
     return "\n".join(_table(plan, flags.batch_size)) + "\n"
+
+
+def _plan_file(partition: Partition, batch_size: int) -> str:
+    try:
+        return plan_file(partition, batch_size).to_toml()
+    except InputError as error:
+        raise InputError(f"--out: {error}") from None
 
 
 def _cluster(flags: argparse.Namespace) -> Cluster:
@@ -246,7 +261,9 @@ def _number(flag: str, text: str) -> float:
 
 def _table(plan: Plan, batch_size: int) -> Iterator[str]:
     best = plan.partition
-    rows = [("stage", "feeds", "replicas", "micro", "in flight", "F ms", "B ms", "MB", "operators")]
+    is_divided = any(not is_batch(stage.splits) for stage in best.stages)
+    columns = ("stage", "feeds", "replicas", "micro", "in flight", "F ms", "B ms", "MB")
+    rows = [(*columns, *(("splits",) if is_divided else ()), "operators")]
     for number, stage in enumerate(best.stages):
         more = len(stage.operators) - _NAMED_OPERATORS
         rows.append(
@@ -259,6 +276,7 @@ def _table(plan: Plan, batch_size: int) -> Iterator[str]:
                 f"{stage.forward_s * 1e3:.4g}",
                 f"{stage.backward_s * 1e3:.4g}",
                 f"{stage.memory_bytes / 1e6:.4g}",
+                *((_splits(stage),) if is_divided else ()),
                 ", ".join(stage.operators[:_NAMED_OPERATORS]) + (f" and {more} more" if more > 0 else ""),
             )
         )
@@ -287,6 +305,12 @@ def _table(plan: Plan, batch_size: int) -> Iterator[str]:
         yield "one device wins: no partition has a shorter step"
     elif len(best.stages) == 1:
         yield "data parallelism wins: no pipeline has a shorter step"
+
+
+def _splits(stage: StagePlan) -> str:
+    """How many operators of a stage are divided in which way: "2 columns, 2 rows"."""
+    counts = Counter(stage.splits or (ALL_BATCH,) * len(stage.operators))
+    return ", ".join(f"{counts[name]} {name}" for name in SPLITS if name in counts)
 
 
 def _devices(partition: Partition) -> str:

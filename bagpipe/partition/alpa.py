@@ -11,14 +11,17 @@ stages after it keeps min(s, M) micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import ChainSearch
+from bagpipe.partition.cost import Placed
+from bagpipe.partition.intra_operator import SplitSearch
 from bagpipe.partition.planner import Found, Problem
 
-__all__ = ["MOST_LAYERS", "alpa", "least_total", "submeshes"]
+__all__ = ["MOST_LAYERS", "Total", "alpa", "least_total", "submeshes"]
 
 #: Operators are grouped into at most so many layers, as in the paper, whose program takes the cube of their number.
 MOST_LAYERS = 24
@@ -39,33 +42,52 @@ def alpa(problem: Problem) -> Found | None:
     allowed = sorted(set(problem.replicas) & set(submeshes(model.cluster.host_sizes)))
     totals: dict[Layout, tuple[float, float]] = {}
     for count in problem.microbatches if allowed else ():
-        search = ChainSearch(model, allowed, count)
-        found = least_total(search)
+        found = least_total(ChainSearch(model, allowed, count), intra_operator=problem.intra_operator)
         if found is not None:
-            totals[found[1]] = found[0], search.bottleneck(found[1])
+            totals[found.layout] = found.total_s, found.bottleneck_s
     if not totals:
         return None
     best = min(totals, key=lambda layout: totals[layout])
     return Found(best=best, bottleneck_s=totals[best][1], layouts=tuple(totals), relay=True)
 
 
-def least_total(search: ChainSearch) -> tuple[float, Layout] | None:
-    """The least step time in seconds under Alpa's objective, and its runs. Exact up to `MOST_LAYERS` operators.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """A chain under Alpa's objective.
+
+    Attributes:
+        total_s: seconds of a batch.
+        bottleneck_s: seconds per example of the slowest stage.
+        layout: the stages.
+    """
+
+    total_s: float
+    bottleneck_s: float
+    layout: Layout
+
+
+def least_total(search: ChainSearch, *, intra_operator: bool = False) -> Total | None:
+    """The chain with the least step time under Alpa's objective. Exact up to `MOST_LAYERS` operators.
 
     Tries every bottleneck in ascending order until M times it alone exceeds the best total.
+
+    Args:
+        search: the costs of all runs of operators.
+        intra_operator: stages divide their operators in the fastest way; False: all by batch.
     """
-    layers = _Layers(search)
-    micro_examples = search.model.batch_examples / search.microbatches
-    best: tuple[float, Layout] | None = None
+    layers = _Layers(search, intra_operator=intra_operator)
+    count = search.microbatches
+    micro_examples = search.model.batch_examples / count
+    best: Total | None = None
     for target in layers.targets():
-        if best is not None and search.microbatches * target * micro_examples >= best[0]:
+        if best is not None and count * target * micro_examples >= best.total_s:
             break
         found = layers.least_sum(target)
         if found is not None:
-            layout = found[1]
-            total = (found[0] + (search.microbatches - 1) * search.bottleneck(layout)) * micro_examples
-            if best is None or total < best[0]:
-                best = total, layout
+            sum_s, longest_s, layout = found
+            total_s = (sum_s + (count - 1) * longest_s) * micro_examples
+            if best is None or total_s < best.total_s:
+                best = Total(total_s=total_s, bottleneck_s=longest_s, layout=layout)
     return best
 
 
@@ -74,15 +96,20 @@ class _Layers:
 
     Args:
         search: the costs of all runs of operators.
+        intra_operator: see `least_total`.
     """
 
-    def __init__(self, search: ChainSearch) -> None:
+    def __init__(self, search: ChainSearch, *, intra_operator: bool) -> None:
         self.search = search
         self.borders = _borders(search)
         starts, ends = self.borders[:-1], self.borders
-        #: [replica choices, first layer, layer after the last] and [positions, …]
-        self.times = search.times[:, starts][:, :, ends]
-        self.fits = search.fits[:, :, starts][:, :, :, ends]
+        self.splits = SplitSearch(search, self.borders) if intra_operator else None
+        #: [stages after it, replica choices, first layer, layer after the last]; infinite: does not fit.
+        self.times = (
+            np.where(search.fits, search.times, np.inf)[:, :, starts][:, :, :, ends]
+            if self.splits is None
+            else self.splits.times
+        )
 
     def targets(self) -> Iterator[float]:
         """Longest stage times in ascending order; of many layers only some, from the least that is possible."""
@@ -102,10 +129,14 @@ class _Layers:
         left = times[low:][times[low:] <= limit]
         yield from left[:: max(1, left.size // _MOST_TARGETS)].tolist()
 
-    def least_sum(self, target: float) -> tuple[float, Layout] | None:
-        """Least sum of stage times with every stage at most `target`: a program over (stages, devices, start)."""
+    def least_sum(self, target: float) -> tuple[float, float, Layout] | None:
+        """Least sum of stage times with every stage at most `target`: a program over (stages, devices, start).
+
+        Returns:
+            The sum and the longest in seconds per example, and the stages; None: there are none.
+        """
         size, most = len(self.borders) - 1, self.search.model.cluster.devices
-        allowed = np.where((self.times <= target)[None] & self.fits, self.times[None], np.inf)
+        allowed = np.where(self.times <= target, self.times, np.inf)
         none = np.full((most + 1, size + 1), np.inf)
         none[:, size] = 0
         tables, choices = [none], []
@@ -119,20 +150,30 @@ class _Layers:
                 devices, start = np.nonzero(value < new[replicas:, :size])
                 new[devices + replicas, start] = value[devices, start]
                 choice[devices + replicas, start, 0] = cut[devices, start]
-                choice[devices + replicas, start, 1] = replicas
+                choice[devices + replicas, start, 1] = number
             tables.append(new)
             choices.append(choice)
             if len(allowed) == 1 and np.array_equal(tables[-1], tables[-2]):
                 break  # more stages change nothing
         if not np.isfinite(tables[-1][most, 0]):
             return None
-        stages, layer, left = [], 0, most
-        for choice in reversed(choices):
-            end, replicas = choice[left, layer].tolist()
+        stages: list[Placed] = []
+        longest_s, layer, left = 0.0, 0, most
+        for place, choice in reversed(list(enumerate(choices))):
+            end, number = choice[left, layer].tolist()
             if end >= 0:
-                stages.append(self.search.placed(self.borders[layer], self.borders[end], replicas))
-                layer, left = end, left - replicas
-        return float(tables[-1][most, 0]), tuple(stages)
+                position = min(place, len(allowed) - 1)
+                stages.append(self._placed(position, number, layer, end))
+                longest_s = max(longest_s, float(allowed[position, number, layer, end]))
+                layer, left = end, left - stages[-1].replicas
+        return float(tables[-1][most, 0]), longest_s, tuple(stages)
+
+    def _placed(self, position: int, number: int, layer: int, end: int) -> Placed:
+        """The stage of some layers, with `position` stages after it."""
+        if self.splits is not None:
+            return self.splits.placed(position, number, layer, end)
+        replicas = int(self.search.replicas[number])
+        return self.search.placed(self.borders[layer], self.borders[end], replicas)
 
 
 def _borders(search: ChainSearch) -> list[int]:

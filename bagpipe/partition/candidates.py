@@ -13,6 +13,7 @@ from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.planner import Found
 from bagpipe.partition.predict import Prediction, cover, micro_seconds, predict, stage_graph, stage_ranks
 from bagpipe.partition.result import Partition, StagePlan
+from bagpipe.partition.splits import bottleneck
 from bagpipe.schedule.analysis.cover import check_cover
 from bagpipe.schedule.registry import LINEAR_SCHEDULES
 
@@ -53,7 +54,7 @@ def candidates(model: CostModel, planner: str, found: Sequence[Found]) -> Iterat
         equal = len({stage.microbatches for stage in layout}) == 1
         schedules = LINEAR_SCHEDULES if layout in linear else ("gpipe", "eager-1f1b")
         for schedule in ("graph", *(schedules if equal and len(layout) > 1 else ())):
-            yield Candidate(layout=layout, planner=planner, bottleneck_s=model.bottleneck(layout), schedule=schedule)
+            yield Candidate(layout=layout, planner=planner, bottleneck_s=bottleneck(model, layout), schedule=schedule)
 
 
 def _likely(model: CostModel, found: Sequence[Found]) -> list[Layout]:
@@ -81,7 +82,7 @@ def _estimate(model: CostModel, layout: Layout) -> float:
     fill = max(model.in_flight(layout)) - smallest  # examples before the last stage begins
     busiest = max(model.totals(stage.mask).transfer_bytes / stage.replicas for stage in layout)
     hop_s = model.cluster.network.latency_s + smallest * busiest / model.rank_bandwidth_bytes_per_s
-    return model.bottleneck(layout) * (model.batch_examples + fill) + 2 * fill / smallest * hop_s
+    return bottleneck(model, layout) * (model.batch_examples + fill) + 2 * fill / smallest * hop_s
 
 
 def whole(model: CostModel, replicas: int, counts: Sequence[int]) -> Partition | None:
@@ -115,9 +116,10 @@ def _partition(model: CostModel, candidate: Candidate, predicted: Prediction) ->
                 in_flight=predicted.in_flight[number],
                 forward_s=forward_s,
                 backward_s=backward_s,
-                time_per_example_s=model.time_per_example(model.totals(stage.mask), stage.replicas, stage.microbatches),
+                time_per_example_s=bottleneck(model, [stage]),
                 memory_bytes=predicted.memory_bytes[number],
                 recompute=predicted.recompute[number],
+                splits=stage.splits,
             )
         )
     return Partition(

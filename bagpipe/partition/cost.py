@@ -121,11 +121,20 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A stage of a layout: operators (a mask), data-parallel replicas, micro-batches per batch."""
+    """A stage of a layout.
+
+    Attributes:
+        mask: its operators.
+        replicas: devices that share every micro-batch.
+        microbatches: per batch.
+        splits: how each operator is divided over the devices, in topological order: names of `splits.SPLITS`; empty: by
+            examples.
+    """
 
     mask: int
     replicas: int
     microbatches: int
+    splits: tuple[str, ...] = ()
 
 
 class CostModel:

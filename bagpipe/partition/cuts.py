@@ -19,7 +19,10 @@ from bagpipe.partition.bisect import Layout
 from bagpipe.partition.cost import CostModel, Placed, in_flight_units
 from bagpipe.partition.operators import OperatorGraph, members
 
-__all__ = ["CutSearch", "closed_sets"]
+__all__ = ["MOST_SETS", "CutSearch", "closed_sets"]
+
+#: Limit of closed sets for exact searches, which take the square of their number: 8 operators have at most 256.
+MOST_SETS = 300
 
 
 def closed_sets(graph: OperatorGraph, limit: int) -> tuple[int, ...] | None:

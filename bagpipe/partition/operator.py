@@ -146,8 +146,16 @@ def _linear(row: Any, where: str, param_bytes: float) -> Linear:
             raise InputError(f"{where}: {key} must be true or false, got {value!r}")
     values = _numbers({key: row[key] for key in row if key not in divisions}, where, _LINEAR_NUMBERS, "columns, rows, ")
     if values["weight_bytes"] > param_bytes:
-        raise InputError(f"{where}: weight_bytes must be at most param_bytes, {param_bytes!r}, got {row['weight_bytes']!r}")
-    return Linear(**values, **divisions)
+        raise InputError(
+            f"{where}: weight_bytes must be at most param_bytes, {param_bytes!r}, got {row['weight_bytes']!r}"
+        )
+    return Linear(
+        weight_bytes=values["weight_bytes"],
+        input_bytes=values["input_bytes"],
+        output_bytes=values["output_bytes"],
+        columns=divisions["columns"],
+        rows=divisions["rows"],
+    )
 
 
 def _numbers(row: Mapping[str, Any], where: str, known: Mapping[str, bool], others: str) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """`OperatorGraph`: a model's operators, edges and costs, the input of the partitioner.
 
-    JSON file or measurement ──> OperatorGraph ──> partitioners        sets of operators are bit masks of their numbers
+JSON file or measurement ──> OperatorGraph ──> partitioners        sets of operators are bit masks of their numbers
 """
 
 from __future__ import annotations

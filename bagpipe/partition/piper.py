@@ -14,13 +14,10 @@ from dataclasses import dataclass
 
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.cost import CostModel, Placed
-from bagpipe.partition.cuts import closed_sets
+from bagpipe.partition.cuts import MOST_SETS, closed_sets
 from bagpipe.partition.planner import Found, Problem
 
-__all__ = ["MOST_SETS", "PiperSearch", "piper"]
-
-#: Most downsets; the search takes the square of their number.
-MOST_SETS = 300
+__all__ = ["PiperSearch", "piper"]
 
 
 def piper(problem: Problem) -> Found | None:

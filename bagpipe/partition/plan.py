@@ -16,9 +16,8 @@ from typing import Literal
 from bagpipe.errors import InputError
 from bagpipe.partition.candidates import candidates, chain_candidates, fastest, whole
 from bagpipe.partition.cost import Cluster, CostModel
-from bagpipe.partition.cuts import closed_sets
+from bagpipe.partition.cuts import MOST_SETS, closed_sets
 from bagpipe.partition.operators import OperatorGraph
-from bagpipe.partition.piper import MOST_SETS
 from bagpipe.partition.planner import Found, Problem
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.partition.result import Alternative, Partition, Plan
@@ -43,6 +42,7 @@ def make_plan(
     replicas: Replicas = "same",
     mixed_sizes: bool = False,
     recompute: bool = False,
+    intra_operator: bool = False,
     on_search: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """Choose stages, micro-batches and replicas.
@@ -56,20 +56,27 @@ def make_plan(
         replicas: see `Replicas`.
         mixed_sizes: stages of a partition can differ in micro-batches, in the exact search of graphpipe only.
         recompute: stages that do not fit may recompute activations, each the least share of its micro-batches.
+        intra_operator: `alpa` also divides the operators of a stage in other ways than by examples.
         on_search: called after each search with the number of those done and of all.
 
     Raises:
-        InputError: an unknown planner, nothing fits the memory, or there are more micro-batches than examples.
+        InputError: an unknown planner, one that cannot do what is asked, nothing fits the memory, or there are more
+            micro-batches than examples.
     """
     if planner != AUTO and planner not in PLANNERS:
         raise InputError(f"planner must be one of {', '.join((AUTO, *PLANNERS))}, got {planner!r}")
+    if intra_operator and (recompute or planner not in (AUTO, "alpa")):
+        other = "recompute" if recompute else f"planner {planner}"
+        raise InputError(f"intra_operator is possible with planner {AUTO} or alpa and without recompute, got {other}")
     model = CostModel(graph, cluster, batch_examples, recompute=recompute and cluster.memory_bytes < math.inf)
     if microbatches is not None and not 1 <= microbatches <= batch_examples:
         raise InputError(f"microbatches must be 1 to {batch_examples}, the examples of a batch, got {microbatches}")
     counts = _counts(batch_examples, cluster.devices) if microbatches is None else [microbatches]
     choices = _replica_choices(replicas, cluster.devices)
     names = list(PLANNERS) if planner == AUTO else list(dict.fromkeys([planner, "pipedream"]))
-    found = _search(model, names, choices, counts, mixed_sizes=mixed_sizes, on_search=on_search)
+    found = _search(
+        model, names, choices, counts, mixed_sizes=mixed_sizes, intra_operator=intra_operator, on_search=on_search
+    )
     chosen = found if planner == AUTO else {planner: found[planner]}
     bests = {name: fastest(model, candidates(model, name, found[name])) for name in chosen}
     staged = [partition for partition in bests.values() if partition is not None]
@@ -109,6 +116,7 @@ def _search(
     counts: Sequence[int],
     *,
     mixed_sizes: bool,
+    intra_operator: bool,
     on_search: Callable[[int, int], None],
 ) -> dict[str, list[Found]]:
     """What each planner found, for each choice of replicas and micro-batches."""
@@ -118,15 +126,16 @@ def _search(
     if mixed_sizes and len(counts) > 1 and "graphpipe" in groups:
         groups["graphpipe"].append(tuple(counts))
     searches = [
-        (name, each, allowed, group)
+        (name, Problem(model=each, replicas=allowed, microbatches=group, intra_operator=divided))
         for name in names
         for each in models
         for allowed in choices
         for group in groups[name]
+        for divided in ((False, True) if intra_operator and name == "alpa" else (False,))
     ]
     found: dict[str, list[Found]] = {name: [] for name in names}
-    for done, (name, each, allowed, group) in enumerate(searches, start=1):
-        result = PLANNERS[name](Problem(model=each, replicas=allowed, microbatches=group))
+    for done, (name, problem) in enumerate(searches, start=1):
+        result = PLANNERS[name](problem)
         found[name] += [] if result is None else [result]
         on_search(done, len(searches))
     return found

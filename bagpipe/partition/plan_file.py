@@ -16,6 +16,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.partition.result import Partition
+from bagpipe.partition.splits import ALL_BATCH
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
 from bagpipe.types.shard_level import SHARD_LEVELS
@@ -180,7 +181,18 @@ class PlanFile:
 
 
 def plan_file(partition: Partition, batch_size: int) -> PlanFile:
-    """The file of a planner's result; the ranks are numbered by stage."""
+    """The file of a planner's result; the ranks are numbered by stage.
+
+    Raises:
+        InputError: a stage divides an operator in another way than by examples, which jobs do not run.
+    """
+    for number, stage in enumerate(partition.stages):
+        other = next((each for each in zip(stage.operators, stage.splits, strict=False) if each[1] != ALL_BATCH), None)
+        if other is not None:
+            raise InputError(
+                f"stage {number}: jobs divide every operator by examples (split batch), but the plan divides "
+                f"{other[0]!r} by split {other[1]}; plan without --intra-operator"
+            )
     ranks = chain.from_iterable([number] * stage.replicas for number, stage in enumerate(partition.stages))
     owners = list(ranks)
     return PlanFile(

@@ -24,11 +24,13 @@ class Problem:
         model: costs of the operators on the cluster.
         replicas: allowed replicas of a stage, ascending.
         microbatches: allowed micro-batches of a stage. Only the exact search of `graphpipe` mixes them in a partition.
+        intra_operator: `alpa` divides the operators of a stage in the fastest way; False: all divide the batch.
     """
 
     model: CostModel
     replicas: tuple[int, ...]
     microbatches: tuple[int, ...]
+    intra_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from itertools import accumulate, pairwise
 from bagpipe.errors import ScheduleError
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.chain import live_bytes
-from bagpipe.partition.cost import CostModel, Placed, Totals
+from bagpipe.partition.cost import CostModel, Placed
 from bagpipe.partition.operators import members
+from bagpipe.partition.splits import SplitModel, Work, is_batch
 from bagpipe.schedule.analysis.cover import Cover
 from bagpipe.schedule.analysis.memory import Memory, peak_bytes
 from bagpipe.schedule.analysis.simulate import simulate
@@ -101,7 +102,10 @@ def stage_ranks(layout: Sequence[Placed]) -> list[range]:
 
 
 def micro_seconds(model: CostModel, stage: Placed, ranks: Sequence[int]) -> tuple[float, float]:
-    """Seconds of a stage's forward and backward of one micro-batch, on the slowest of its ranks."""
+    """Seconds of a stage's forward and backward of one micro-batch, with collectives inside; on its slowest rank."""
+    if not is_batch(stage.splits):
+        work = SplitModel(model, stage.replicas, stage.microbatches, ranks).stage(stage.mask, stage.splits)
+        return work.forward_s, work.backward_s
     examples = model.batch_examples / stage.microbatches / stage.replicas
     own = [model.graph.operators[n] for n in members(stage.mask)]
     speed = model.cluster.speed(ranks)
@@ -142,10 +146,10 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     for timed in done.timed:
         for atom in timed.action.atoms:
             finish[atom.stage] = max(finish[atom.stage], timed.finish)
-    totals = [model.totals(stage.mask) for stage in layout]
+    works = [_held(model, stage) for stage in layout]
     network = model.cluster.network
     step_s = max(
-        end + network.all_reduce_s(own.param_bytes, on) for end, own, on in zip(finish, totals, ranks, strict=True)
+        end + network.all_reduce_s(own.synced_bytes, on) for end, own, on in zip(finish, works, ranks, strict=True)
     )
     in_flight = [done.lanes[f"rank{number}"].peak_in_flight for number in range(len(layout))]
     if any(shares.values()):
@@ -155,9 +159,8 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
         examples = [
             -(live * model.batch_examples // -s.microbatches) for live, s in zip(in_flight, layout, strict=True)
         ]
-        parts = zip(examples, layout, totals, strict=True)
-        kept = [count / stage.replicas * own.activation_bytes for count, stage, own in parts]
-    memory = [_weight_bytes(model, own) + live for own, live in zip(totals, kept, strict=True)]
+        kept = [count * own.activation_bytes for count, own in zip(examples, works, strict=True)]
+    memory = [_weight_bytes(model, own) + live for own, live in zip(works, kept, strict=True)]
     return Prediction(
         step_s=step_s,
         bubble=done.bubble,
@@ -168,8 +171,20 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     )
 
 
-def _weight_bytes(model: CostModel, totals: Totals) -> float:
-    return model.cluster.weight_copies * totals.param_bytes
+def _held(model: CostModel, stage: Placed) -> Work:
+    """What a stage keeps and synchronises, without its seconds."""
+    if not is_batch(stage.splits):
+        return SplitModel(model, stage.replicas, stage.microbatches).stage(stage.mask, stage.splits)
+    totals = model.totals(stage.mask)
+    return Work(
+        synced_bytes=totals.param_bytes,
+        weight_bytes=totals.param_bytes,
+        activation_bytes=totals.activation_bytes / stage.replicas,
+    )
+
+
+def _weight_bytes(model: CostModel, work: Work) -> float:
+    return model.cluster.weight_copies * work.weight_bytes
 
 
 def _activations(model: CostModel, layout: Layout, scale: Sequence[float] | None = None) -> Memory:
@@ -186,7 +201,7 @@ def _activations(model: CostModel, layout: Layout, scale: Sequence[float] | None
 
 def _least_shares(model: CostModel, layout: Layout, program: Program) -> dict[int, float]:
     """Per stage the least share of recomputed micro-batches with which it fits its device; empty if one never fits."""
-    free = [model.cluster.memory_bytes - _weight_bytes(model, model.totals(stage.mask)) for stage in layout]
+    free = [model.cluster.memory_bytes - _weight_bytes(model, _held(model, stage)) for stage in layout]
     if any(left <= 0 for left in free):
         return {}
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bagpipe.partition.splits import ALL_BATCH
 from bagpipe.schedule.ir.stage_graph import StageGraph
 
 __all__ = ["Alternative", "Partition", "Plan", "StagePlan"]
@@ -23,6 +24,7 @@ class StagePlan:
         time_per_example_s: the objective of the search.
         memory_bytes: per device.
         recompute: share of its micro-batches whose activations are recomputed.
+        splits: how each operator is divided over the devices: names of `splits.SPLITS`; empty: by examples.
     """
 
     operators: tuple[str, ...]
@@ -34,6 +36,7 @@ class StagePlan:
     time_per_example_s: float
     memory_bytes: float
     recompute: float = 0.0
+    splits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class Partition:
                     "time_per_example_s": stage.time_per_example_s,
                     "memory_bytes": stage.memory_bytes,
                     "recompute": stage.recompute,
+                    "splits": list(stage.splits or [ALL_BATCH] * len(stage.operators)),
                 }
                 for number, stage in enumerate(self.stages)
             ],

@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from bagpipe.partition.bisect import probes
 from bagpipe.partition.chain import ChainSearch
 from bagpipe.partition.cost import CostModel
-from bagpipe.partition.cuts import CutSearch, closed_sets
+from bagpipe.partition.cuts import MOST_SETS, CutSearch, closed_sets
 from bagpipe.partition.decompose import decompose
 from bagpipe.partition.planner import Found, Problem, found
 from bagpipe.partition.series_parallel import TreeSearch
 
-__all__ = ["EXACT_LIMIT", "find", "graphpipe"]
-
-#: Limit of closed sets for the exact search: 8 operators have at most 256.
-EXACT_LIMIT = 300
+__all__ = ["find", "graphpipe"]
 
 
 def graphpipe(problem: Problem) -> Found | None:
@@ -31,7 +28,7 @@ def graphpipe(problem: Problem) -> Found | None:
 
 
 def find(
-    model: CostModel, replicas: Sequence[int], microbatches: Sequence[int], *, exact_limit: int = EXACT_LIMIT
+    model: CostModel, replicas: Sequence[int], microbatches: Sequence[int], *, exact_limit: int = MOST_SETS
 ) -> Found | None:
     """Search the partitions of `model`'s graph over its devices.
 

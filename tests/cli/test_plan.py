@@ -74,6 +74,25 @@ def test_recomputation(model: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert any(stage.recompute for stage in PlanFile.from_toml(out.read_text(encoding="utf-8"), source="x").stages)
 
 
+def test_divided_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Their plan is printed; `--out` says what jobs run."""
+    path = tmp_path / "chain.json"
+    path.write_text(towers(1, 4).to_json(), encoding="utf-8")
+    flags = ["plan", "--model", str(path), "--devices", "4", "--batch-size", "64", "--link-bandwidth", "100GB"]
+    flags += ["--link-latency", "1e-6", "--intra-operator"]
+    assert main(flags) == 0
+    header, first, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == ["splits", "operators"]
+    assert " rows" in first
+    assert main([*flags, "--out", str(tmp_path / "plan.toml")]) == 2
+    error = capsys.readouterr().err
+    assert "--out: stage 0: jobs divide every operator by examples (split batch), but the plan divides" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "plan.toml").exists()
+    assert main([*flags, "--planner", "piper"]) == 2
+    assert "intra_operator is possible with planner auto or alpa and without recompute" in capsys.readouterr().err
+
+
 def test_json(model: str, capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "--model", model, "--devices", "4", "--microbatches", "8", "--json", *LINK]) == 0
     answer = json.loads(capsys.readouterr().out)

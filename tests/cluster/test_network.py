@@ -38,6 +38,20 @@ def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
     assert slow_inside.all_reduce_s(80.0, [0, 2]) == pytest.approx(80 / 10 + 2 * 1.0)
 
 
+def test_an_all_gather_is_half_of_an_all_reduce() -> None:
+    assert PAIRS.all_gather_s(80.0, [2]) == 0
+    assert PAIRS.all_gather_s(80.0, [0, 1, 2, 3]) == pytest.approx(3 * 20 / 10 + 3 * 1.0)
+
+
+def test_an_all_to_all_is_as_slow_as_its_busiest_port() -> None:
+    assert PAIRS.all_to_all_s(80.0, [2]) == 0
+    assert PAIRS.all_to_all_s(80.0, [0, 1]) == pytest.approx(20 / 40 + 0.5)
+    # Four ranks send 5 bytes to each other one; a host's two ranks send 4 such messages to the other host.
+    assert PAIRS.all_to_all_s(80.0, [0, 1, 2, 3]) == pytest.approx(4 * 5 / 10 + 3 * 1.0)
+    # Of three ranks, the one that is alone on its host sends as much as the other two together.
+    assert PAIRS.all_to_all_s(90.0, [0, 1, 2]) == pytest.approx(2 * 10 / 10 + 2 * 1.0)
+
+
 def test_a_tensor_between_stages_takes_the_busiest_port() -> None:
     assert PAIRS.split_batch_s(80.0, [0], [1]) == pytest.approx(0.5 + 80 / 40)
     assert PAIRS.split_batch_s(80.0, [0], [2]) == pytest.approx(1.0 + 80 / 10)

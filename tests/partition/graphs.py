@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from bagpipe.cluster.network import Network
 from bagpipe.partition.cost import Cluster, CostModel, Placed
-from bagpipe.partition.operators import Cost, Operator, OperatorGraph
+from bagpipe.partition.operators import Cost, Linear, Operator, OperatorGraph
 from bagpipe.partition.predict import cover
 from bagpipe.schedule.analysis.cover import check_cover
 from tests.partition.exhaustive import fits_all
@@ -54,13 +55,14 @@ def _wide(name: str, work: float) -> Operator:
         param_bytes=4 * 4096 * 4096,
         activation_bytes=2 * 4 * 4096,
         output_bytes=4 * 4096,
+        linear=Linear(weight_bytes=4 * 4096 * 4096, input_bytes=4 * 4096, output_bytes=4 * 4096),
     )
 
 
 @st.composite
-def operator_graphs(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> OperatorGraph:
+def operator_graphs(draw: st.DrawFn, max_size: int, *, min_size: int = 1, chains: bool = False) -> OperatorGraph:
     """Any graph (or chain) of a few operators. Costs are small integers, so that ties and zeros occur."""
-    size = draw(st.integers(1, max_size))
+    size = draw(st.integers(min_size, max_size))
     small = st.integers(0, 9)
     operators = tuple(
         Operator(
@@ -81,7 +83,9 @@ def operator_graphs(draw: st.DrawFn, max_size: int, *, chains: bool = False) -> 
 
 
 @st.composite
-def models(draw: st.DrawFn, max_size: int, *, chains: bool = False, has_memory: bool = True) -> CostModel:
+def models(
+    draw: st.DrawFn, max_size: int, *, min_size: int = 1, chains: bool = False, has_memory: bool = True
+) -> CostModel:
     """A random graph, a cluster with (unless `has_memory` is False) possibly little memory, and a batch size."""
     cluster = Cluster(
         devices=draw(st.integers(1, 5)),
@@ -91,7 +95,40 @@ def models(draw: st.DrawFn, max_size: int, *, chains: bool = False, has_memory: 
             latency_s=draw(st.sampled_from([0.0, 2.0])),
         ),
     )
-    return CostModel(draw(operator_graphs(max_size, chains=chains)), cluster, draw(st.sampled_from([16, 10])))
+    return CostModel(
+        draw(operator_graphs(max_size, min_size=min_size, chains=chains)), cluster, draw(st.sampled_from([16, 10]))
+    )
+
+
+@st.composite
+def linear_models(draw: st.DrawFn, max_size: int, *, min_size: int = 1) -> CostModel:
+    """As `models`, with linear layers of large weights and embedding vectors, on hosts of one or two devices."""
+    model = draw(models(max_size, min_size=min_size, chains=draw(st.booleans())))
+    small, heavy = st.integers(0, 9), draw(st.sampled_from([4, 20, 100]))
+    operators = []
+    for each in model.graph.operators:
+        param_bytes = heavy * each.param_bytes
+        linear = Linear(
+            weight_bytes=draw(st.sampled_from([param_bytes, param_bytes / 2])),
+            input_bytes=draw(small),
+            output_bytes=draw(small),
+            columns=draw(st.booleans()),
+            rows=draw(st.booleans()),
+        )
+        known = draw(st.sampled_from([linear, None]))
+        operators.append(replace(each, param_bytes=param_bytes, entering_bytes=draw(small), linear=known))
+    per_host = draw(st.sampled_from([1, 2]))
+    network = replace(
+        model.cluster.network,
+        hosts={rank: rank // per_host for rank in range(4)},
+        local_bandwidth_bytes_per_s=draw(st.sampled_from([math.inf, 2.0])),
+        local_latency_s=draw(st.sampled_from([None, 0.0])),
+    )
+    memory_bytes = draw(st.sampled_from([math.inf, 2000, 8000]))
+    graph = OperatorGraph(operators=tuple(operators), edges=model.graph.edges)
+    return CostModel(
+        graph, replace(model.cluster, devices=4, network=network, memory_bytes=memory_bytes), model.batch_examples
+    )
 
 
 def valid(model: CostModel, layout: Sequence[Placed]) -> bool:

@@ -39,9 +39,9 @@ def test_the_least_total(model: CostModel, replicas: Sequence[int], count: int):
         return float(sum(times) + (count - 1) * max(times)) * model.batch_examples / count
 
     if found is not None:
-        assert found[1] in chains
-        assert found[0] == pytest.approx(total(found[1]), rel=1e-9)
-        assert found[0] == pytest.approx(min(map(total, chains)), rel=1e-9)
+        assert found.layout in chains
+        assert found.total_s == pytest.approx(total(found.layout), rel=1e-9)
+        assert found.total_s == pytest.approx(min(map(total, chains)), rel=1e-9)
 
 
 @settings(max_examples=100)
@@ -52,7 +52,7 @@ def test_both_programs_agree(model: CostModel, replicas: Sequence[int], count: i
     found, other = least_total(search), pareto_total(search)
     assert (found is None) == (other is None)
     if found is not None:
-        assert found[0] == pytest.approx(other, rel=1e-9)
+        assert found.total_s == pytest.approx(other, rel=1e-9)
 
 
 def test_layers_are_close(monkeypatch: pytest.MonkeyPatch):
@@ -65,7 +65,7 @@ def test_layers_are_close(monkeypatch: pytest.MonkeyPatch):
     assert model.graph.size > MOST_LAYERS
     assert grouped is not None
     assert exact is not None
-    assert exact[0] * (1 - 1e-12) <= grouped[0] <= 1.02 * exact[0]
+    assert exact.total_s * (1 - 1e-12) <= grouped.total_s <= 1.02 * exact.total_s
 
 
 @pytest.mark.parametrize(

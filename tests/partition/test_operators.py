@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given
 
 from bagpipe.errors import InputError
-from bagpipe.partition.operators import Cost, OperatorGraph, members, union
+from bagpipe.partition.operators import OperatorGraph, members, union
 from tests.partition.graphs import graph, operator, operator_graphs
-
-
-def test_a_cost_is_a_straight_line():
-    assert Cost(fixed_s=2.0, per_example_s=0.5).at(10) == 7.0
 
 
 @given(operator_graphs(7))

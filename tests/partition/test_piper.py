@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bagpipe.partition.bisect import Layout
 from bagpipe.partition.cost import Cluster, CostModel, Placed
-from bagpipe.partition.cuts import closed_sets
-from bagpipe.partition.piper import MOST_SETS, PiperSearch, piper
+from bagpipe.partition.cuts import MOST_SETS, closed_sets
+from bagpipe.partition.piper import PiperSearch, piper
 from bagpipe.partition.planner import Problem
 from tests.partition.exhaustive import best_of_all
 from tests.partition.graphs import graph, models, towers

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 
@@ -8,6 +10,7 @@ from bagpipe.errors import InputError
 from bagpipe.partition.cost import Cluster, CostModel
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.partition.plan import make_plan
+from bagpipe.partition.plan_file import plan_file
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.schedule.registry import LINEAR_SCHEDULES
 from tests.partition.exhaustive import best_of_all
@@ -194,3 +197,24 @@ def test_without_cost_everything_is_free():
     assert plan.one_device_wins
     assert plan.partition.step_s == 0
     assert plan.speedup is None
+
+
+def test_divided_operators_shorten_a_step_of_few_examples():
+    """Layers 4096 wide: their gradients take longer to all-reduce than the activations of 64 examples."""
+    cluster = Cluster(devices=4, network=Network(bandwidth_bytes_per_s=100e9, latency_s=1e-6))
+    plans = [make_plan(towers(1, 4), cluster, 64, intra_operator=divided) for divided in (False, True)]
+    assert plans[1].partition.step_s < plans[0].partition.step_s
+    assert plans[1].partition.planner == "alpa"
+    splits = [name for stage in plans[1].summary()["stages"] for name in stage["splits"]]
+    assert {"columns", "rows"} <= set(splits)
+    assert {name for stage in plans[0].summary()["stages"] for name in stage["splits"]} == {"batch"}
+    with pytest.raises(InputError, match="stage 0: jobs divide every operator by examples"):
+        plan_file(plans[1].partition, 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "got"), [({"planner": "pipedream"}, "planner pipedream"), ({"recompute": True}, "recompute")]
+)
+def test_who_cannot_divide_operators(settings: dict[str, Any], got: str):
+    with pytest.raises(InputError, match=f"with planner auto or alpa and without recompute, got {got}"):
+        make_plan(towers(1, 4), Cluster(devices=2), 64, intra_operator=True, **settings)

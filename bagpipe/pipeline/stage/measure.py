@@ -24,6 +24,7 @@ from bagpipe.cluster.model import Device
 from bagpipe.errors import InputError
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
 from bagpipe.pipeline.stage.backward import Graph, backward
+from bagpipe.pipeline.stage.linear_layers import linear_layer
 from bagpipe.pipeline.stage.roofline import Roofline
 from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts
@@ -120,8 +121,10 @@ def _graph(parts: ModelParts, examples: Sequence[int], time_stage: _TimeStage) -
                 param_bytes=_param_bytes(alone.stages[number].module),
                 activation_bytes=times[number][-1][2] / sizes[-1],
                 output_bytes=_output_bytes(alone, number),
+                entering_bytes=_entering_bytes(alone, number),
+                linear=linear_layer(parts, item),
             )
-            for number, name in enumerate(names)
+            for number, (name, item) in enumerate(zip(names, parts.operators, strict=True))
         ),
         edges=tuple((names[source], item.name) for item in parts.operators for source in item.inputs),
     )
@@ -230,6 +233,12 @@ def _output_bytes(staged: StagedModel, number: int) -> int:
     """Bytes per example sent to other stages."""
     sent = [staged.values[n] for n in staged.stages[number].outputs if staged.values[n].consumers]
     return sum(torch.Size(value.shape).numel() * value.dtype.itemsize for value in sent)
+
+
+def _entering_bytes(staged: StagedModel, number: int) -> int:
+    """Bytes per example taken from the embedding stage: dense inputs and embedding vectors."""
+    taken = [staged.values[n] for n in staged.stages[number].inputs if n in staged.embedding_values]
+    return sum(torch.Size(value.shape).numel() * value.dtype.itemsize for value in taken)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Cost:

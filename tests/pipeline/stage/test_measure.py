@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bagpipe.errors import InputError
-from bagpipe.partition.operators import Cost
+from bagpipe.partition.operators import Cost, Linear
 from bagpipe.pipeline.stage import measure
 from bagpipe.pipeline.stage.measure import activation_bytes, operator_graph
 from bagpipe.split.split import split, trace_parts
@@ -36,6 +36,8 @@ def test_an_operator_graph_is_that_of_the_model_with_its_bytes() -> None:
     assert first.output_bytes == 8 * 8
     assert first.activation_bytes == 8 * 8  # relu keeps its output; the layer keeps only its input
     assert last.output_bytes == 0
+    assert first.entering_bytes == 8 * NUM_DENSE
+    assert first.linear == Linear(weight_bytes=8 * NUM_DENSE * 8, input_bytes=8 * NUM_DENSE, output_bytes=8 * 8)
     assert all(item.forward.at(8) > 0 and item.backward.at(8) > 0 for item in graph.operators)
     again = type(graph).from_json(graph.to_json())
     assert again.operators == graph.operators
