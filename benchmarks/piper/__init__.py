@@ -1,0 +1,1 @@
+"""Piper's published inputs and optima against our program. See README.md."""
