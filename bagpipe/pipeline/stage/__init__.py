@@ -1,7 +1,7 @@
 """The dense part of a model as pipeline stages: measurement and execution.
 
 model ──trace──> FX graph ──split──> staged_model.StagedModel: embedding stage, stage modules, the values between them
-                    └─measure, roofline──> partition.OperatorGraph        │
+                    └─measure, roofline, linear_layers──> OperatorGraph   │
 StepProgram ──────────────────────────────────────────────────────> runtime.StageRuntime: handlers of F, B, I, W, …
                                                                           │ links: tensors to and from other ranks
 
