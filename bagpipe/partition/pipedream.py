@@ -165,11 +165,13 @@ class RangeSearch:
         self.microbatches = microbatches
         self.chain = ChainSearch(model, replicas, microbatches)
         self.size, self.devices = len(self.chain.order), model.cluster.devices
-        self.times = np.full((self.size, self.size + 1, self.devices, self.devices + 1), np.inf)
-        for first in range(self.devices):
-            for count in replicas:
-                if first + count <= self.devices:
-                    self.times[:, :, first, first + count] = self._range_times(range(first, first + count))
+        counts = sorted({count for count in replicas if count <= self.devices})
+        ranges = [range(first, first + n) for first in range(self.devices) for n in counts if first + n <= self.devices]
+        #: (first rank, rank after the last) -> its number; only ranges of allowed sizes have a table.
+        self.number_of = {(ranks.start, ranks.stop): number for number, ranks in enumerate(ranges)}
+        self.times = np.empty((len(ranges), self.size, self.size + 1))
+        for number, ranks in enumerate(ranges):
+            self.times[number] = self._range_times(ranks)
 
     def _range_times(self, ranks: range) -> NDArray[np.float64]:
         """[start, end]: seconds per example of runs on these ranks; infinite where they do not fit."""
@@ -192,17 +194,20 @@ class RangeSearch:
 
         Of several, the one with the fewest ranks.
         """
-        good = (self.times <= target) & np.isfinite(self.times)
+        good = (self.times <= target) & np.isfinite(self.times)  # [ranges, starts, ends]
+        firsts, lasts = np.array(list(self.number_of), dtype=np.int64).reshape(-1, 2).T
         # is_placed[n, q]: the first n operators can be placed on the first q ranks, all of them used
         is_placed = np.zeros((self.size + 1, self.devices + 1), np.bool_)
         is_placed[0, 0] = True
         before: dict[tuple[int, int], tuple[int, int]] = {}
         for end in range(1, self.size + 1):
-            ways = good[:end, end] & is_placed[:end, : self.devices, None]  # [start, first rank, rank after the last]
-            for last in np.flatnonzero(ways.any(axis=(0, 1))).tolist():
-                start, first = divmod(int(ways[:, :, last].argmax()), ways.shape[1])
+            ways = good[:, :end, end].T & is_placed[:end, firsts]  # [starts, ranges]
+            possible = ways.any(axis=0)
+            for last in sorted(set(lasts[possible].tolist())):
+                own = np.flatnonzero(possible & (lasts == last))
+                start, place = divmod(int(ways[:, own].argmax()), own.size)
                 is_placed[end, last] = True
-                before[end, last] = start, first
+                before[end, last] = start, int(firsts[own[place]])
         complete = np.flatnonzero(is_placed[self.size])
         if not complete.size:
             return None
@@ -220,6 +225,6 @@ class RangeSearch:
         slowest = 0.0
         for stage in layout:
             end, last = start + stage.mask.bit_count(), first + stage.replicas
-            slowest = max(slowest, float(self.times[start, end, first, last]))
+            slowest = max(slowest, float(self.times[self.number_of[first, last], start, end]))
             start, first = end, last
         return slowest
