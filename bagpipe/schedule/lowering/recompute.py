@@ -105,10 +105,12 @@ def shares_within(program: Program, memory: Memory, limit_bytes: float, *, or_al
     """
     found: dict[int, float] = {}
     for lanes, stages in _groups(program):
-        count = max(len({atom.index for atom in program.atoms() if atom.stage == stage}) for stage in stages)
-        if not or_all and _peak(program, lanes, memory, dict.fromkeys(stages, 1.0)) > limit_bytes:
-            lane = max(lanes, key=lambda each: _peak(program, [each], memory, dict.fromkeys(stages, 1.0)))
-            least = _peak(program, [lane], memory, dict.fromkeys(stages, 1.0))
+        # All actions of these stages: those of other lanes would only take time.
+        atoms = [atom for lane in lanes for action in program.lanes[lane] for atom in action.atoms]
+        count = max(len({atom.index for atom in atoms if atom.stage == stage}) for stage in stages)
+        if not or_all and _peak(program, lanes, memory, dict.fromkeys(stages, 1.0), atoms) > limit_bytes:
+            lane = max(lanes, key=lambda each: _peak(program, [each], memory, dict.fromkeys(stages, 1.0), atoms))
+            least = _peak(program, [lane], memory, dict.fromkeys(stages, 1.0), atoms)
             raise ScheduleError(
                 f"stage {max(stages & _stages_on(program, lane))} is on a rank that keeps {least:g} bytes of "
                 f"activations even if it recomputes all micro-batches, got a limit of {limit_bytes:g}"
@@ -116,7 +118,7 @@ def shares_within(program: Program, memory: Memory, limit_bytes: float, *, or_al
         below, fits = -1, count
         while fits - below > 1:
             middle = (below + fits) // 2
-            if _peak(program, lanes, memory, dict.fromkeys(stages, middle / count)) <= limit_bytes:
+            if _peak(program, lanes, memory, dict.fromkeys(stages, middle / count), atoms) <= limit_bytes:
                 fits = middle
             else:
                 below = middle
@@ -162,8 +164,15 @@ def _recomputing(actions: Iterable[Action], units: frozenset[_Unit]) -> Iterator
         yield action
 
 
-def _peak(program: Program, lanes: Collection[str], memory: Memory, shares: Mapping[int, float]) -> float:
-    units = recomputed_units(program.atoms(), shares)
+def _peak(
+    program: Program,
+    lanes: Collection[str],
+    memory: Memory,
+    shares: Mapping[int, float],
+    atoms: Iterable[Action] | None = None,
+) -> float:
+    """Most bytes of some lanes; `atoms`: all of the stages that recompute; default: all of the program."""
+    units = recomputed_units(program.atoms() if atoms is None else atoms, shares)
     return max(peak_bytes(tuple(_recomputing(program.lanes[lane], units)), memory) for lane in lanes)
 
 
