@@ -87,15 +87,14 @@ def stage_s(model: PiperInput, stage: frozenset[int], degree: int, d: int, total
         return way.in_flight_bytes * in_flight + way.fixed_bytes
 
     chosen = {n: layer.ways[0] for n, layer in mine.items()}
-    swaps = (
-        sorted(
+    swaps = sorted(
+        (
             ((way.time_s - layer.ways[0].time_s) / (bytes_of(layer.ways[0]) - bytes_of(way)), n, way)
             for n, layer in mine.items()
             for way in layer.ways[1:]
             if bytes_of(way) < bytes_of(layer.ways[0])
-        )
-        if all(len(layer.ways) < 3 for layer in mine.values())
-        else []
+        ),
+        key=lambda swap: swap[:2],
     )
     for _, n, way in swaps:
         if sum(map(bytes_of, chosen.values())) > model.memory_bytes:
