@@ -32,7 +32,7 @@ _SIZES = (256, 1024)
 #: Weights of a row; Adagrad's state comes on top.
 _DIMS = (16, 128)
 #: Slots per example: fewer than a window needs would stop the job, many more would leave the store alone.
-_SLOTS_PER_EXAMPLE = 64
+_SLOTS_PER_EXAMPLE = 32
 #: Examples, weights of a row and dense layers of the job that shows how lanes delay each other.
 _BUSY = (1024, 16, (256, 128))
 #: Operations that take plans. Ranks of a trainer take them from a cacher, as one rank does from its planner process;

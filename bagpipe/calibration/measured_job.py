@@ -41,7 +41,8 @@ from bagpipe.util.processor_time import children_s, process_s
 
 __all__ = ["measure_job"]
 
-_TABLE_ROWS = 200_000
+#: Rows of the tables, small and large as those of click logs: 1,024 examples have as many distinct rows as Criteo's.
+_TABLE_ROWS = np.geomspace(4, 200_000, TABLES).astype(np.int64).tolist()
 _WARM_UP = 40
 _LOOKAHEAD = 8
 #: As a trainer's process.
@@ -134,8 +135,8 @@ class _Lookups(nn.Module):
         self.bags = EmbeddingBagCollection(
             device=torch.device("meta"),
             tables=[
-                EmbeddingBagConfig(name=f"t{n}", embedding_dim=dim, num_embeddings=_TABLE_ROWS, feature_names=[f"f{n}"])
-                for n in range(TABLES)
+                EmbeddingBagConfig(name=f"t{n}", embedding_dim=dim, num_embeddings=rows, feature_names=[f"f{n}"])
+                for n, rows in enumerate(_TABLE_ROWS)
             ],
         )
         widths = [TABLES * dim, *layers] if layers else []
@@ -150,7 +151,7 @@ class _Lookups(nn.Module):
 def _batches(settings: JobSettings, seed: int) -> Iterator[KeyedJaggedTensor]:
     generator = np.random.default_rng(seed)
     for _ in range(_WARM_UP + settings.batches):
-        ids = zipf_ids(generator, TABLES * settings.examples, _TABLE_ROWS)
+        ids = np.concatenate([zipf_ids(generator, settings.examples, rows) for rows in _TABLE_ROWS])
         yield KeyedJaggedTensor(
             keys=[f"f{n}" for n in range(TABLES)],
             values=torch.from_numpy(ids),
