@@ -48,13 +48,11 @@ class MeasuredLanes:
     Attributes:
         lanes: of every operation, by size of a row.
         lock_share: as of `TrainerHosts`.
-        planner_ids_per_s: ids that a processor core plans and sends in a second.
-        cores_used: by the ranks, the planner and the server of a job that computes nothing else, on average.
+        cores_used: by the ranks, the planner and the server of a job with dense layers, on average.
     """
 
     lanes: tuple[LaneTimes, ...]
     lock_share: float
-    planner_ids_per_s: float
     cores_used: float
 
 
@@ -70,17 +68,11 @@ def measure_lanes(ranks: int = 1) -> MeasuredLanes:
     """
     jobs = [(examples, dim, ()) for dim in _DIMS for examples in _SIZES]
     *measured, busy = _run(1, [*jobs, _BUSY])
-    found = _lanes(measured)
+    found, share = _lanes(measured), lock_share(busy)
     if ranks > 1:
-        measured = _run(ranks, jobs)
+        *measured, busy = _run(ranks, [*jobs, _BUSY])
         found = {**_lanes(measured), **{key: times for key, times in found.items() if key[0] in _PLANS}}
-    largest = measured[1]
-    return MeasuredLanes(
-        lanes=tuple(found.values()),
-        lock_share=lock_share(busy),
-        planner_ids_per_s=ranks * largest.ids / largest.planner_s,
-        cores_used=cores_used(largest, ranks),
-    )
+    return MeasuredLanes(lanes=tuple(found.values()), lock_share=share, cores_used=cores_used(busy, ranks))
 
 
 def _lanes(measured: Sequence[JobTimes]) -> dict[tuple[str, int], LaneTimes]:

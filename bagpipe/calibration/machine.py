@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+from bagpipe.calibration.cacher import measure_cacher
 from bagpipe.calibration.device import measure_device
 from bagpipe.calibration.lanes import measure_lanes
 from bagpipe.calibration.link import measure_link
@@ -14,8 +15,8 @@ from bagpipe.cluster.model import CacherHosts, ClusterModel, StoreServers, Train
 
 __all__ = ["measure_machine"]
 
-#: Measurements, for progress: device, link, store server, jobs.
-_MEASUREMENTS = 4
+#: Measurements, for progress: device, link, store server, cacher, jobs.
+_MEASUREMENTS = 5
 
 
 def measure_machine(
@@ -39,8 +40,10 @@ def measure_machine(
     on_measured(2, _MEASUREMENTS)
     server = measure_rows()
     on_measured(3, _MEASUREMENTS)
-    lanes = measure_lanes(ranks)
+    ids_per_s = measure_cacher(ranks)
     on_measured(4, _MEASUREMENTS)
+    lanes = measure_lanes(ranks)
+    on_measured(5, _MEASUREMENTS)
     cores = len(os.sched_getaffinity(0))
     return ClusterModel(
         name="this machine",
@@ -60,7 +63,7 @@ def measure_machine(
             ),
         ),
         stores=StoreServers(servers=1, port="loopback", rows=server, memory_bytes=memory_bytes),
-        cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=lanes.planner_ids_per_s),
+        cachers=CacherHosts(hosts=1, port="loopback", ids_per_s=ids_per_s),
         # One rank never uses all cores. Several do, but for the times when they wait for each other.
         shared_cores=cores if ranks == 1 else min(cores, lanes.cores_used),
     )
