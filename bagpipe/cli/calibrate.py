@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from subprocess import SubprocessError
 
 from bagpipe.cli.progress import Progress
 from bagpipe.cli.text import write_text
@@ -32,7 +33,7 @@ def run(flags: argparse.Namespace) -> str:
     try:
         with Progress("calibrate") as progress:
             machine = measure_machine(flags.ranks, on_measured=progress.phase("measuring"))
-    except (StoreError, OSError) as error:
+    except (StoreError, OSError, SubprocessError) as error:
         raise InputError(f"this machine cannot be measured: {error}") from None
     text = f"# This machine, as `python -m bagpipe calibrate` measured it.\n{to_toml(machine)}"
     if not flags.out:

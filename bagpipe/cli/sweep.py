@@ -52,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", required=True, metavar="FILE|NAME", help="a .toml file, or a preset")
     parser.add_argument("--dim", type=int, default=16, metavar="N", help="weights of a row; default: 16")
     parser.add_argument("--rows", type=float, default=0.0, metavar="N", help="rows in the store at the end; 0: unknown")
+    parser.add_argument(
+        "--stored-rows",
+        action="store_true",
+        help="the store has all rows already, as in a later epoch: first uses read",
+    )
+    parser.add_argument(
+        "--resident", action="store_true", help="also: the caches hold all --rows for good, as sharded tables do"
+    )
     parser.add_argument("--weight-copies", type=float, default=3.0, metavar="X", help="as of `plan`; default: 3")
     varied = parser.add_argument_group("what is varied", "numbers with commas between; default: as the files have them")
     for axis in AXES:
@@ -99,6 +107,8 @@ def _check(flags: argparse.Namespace) -> None:
         value = _value(flags, flag)
         if not least <= value < math.inf:
             raise InputError(f"{flag}: expected at least {least:g}, got {value:g}")
+    if flags.resident and flags.rows < 1:
+        raise InputError("--resident: expected --rows, which the caches hold, got none")
     for flag in ("--schedules", "--microbatches"):
         if _value(flags, flag) and not flags.stages:
             raise InputError(f"{flag}: expected --stages, too")
@@ -116,8 +126,13 @@ def _forecasts(flags: argparse.Namespace) -> list[Point]:
 
     cluster = load_cluster(flags.cluster)
     replay, model = read_text("--replay", flags.replay), read_text("--model", flags.model)
+    traffic = read_traffic(replay, source=flags.replay)
+    if flags.stored_rows:
+        traffic = tuple(each.with_stored_rows() for each in traffic)
+    if flags.resident:
+        traffic += tuple(dict.fromkeys(each.with_resident_rows(int(flags.rows)) for each in traffic))
     grid = Grid(
-        traffic=read_traffic(replay, source=flags.replay),
+        traffic=traffic,
         varied={axis.name: _values(axis, _value(flags, axis.flag)) for axis in AXES if axis.flag},
     )
     graph = OperatorGraph.from_json(model, source=flags.model)
@@ -128,6 +143,8 @@ def _forecasts(flags: argparse.Namespace) -> list[Point]:
         "the replay": digest(replay),
         "the model": digest(model),
         "the cluster": digest(to_toml(cluster)),
+        "--stored-rows": str(flags.stored_rows),
+        "--resident": str(flags.resident),
         **{flag: f"{_value(flags, flag):g}" for flag in _NUMBERS},
         **{axis.flag: ",".join(map(str, grid.varied[axis.name])) or "not given" for axis in AXES if axis.flag},
     }

@@ -3,13 +3,14 @@
     python -m data replay … --json out.json ──read_traffic──> RowTraffic per setting
                                             ──unique_curve──> unique rows of a part of a batch
 
-Counts are means over the log's batches. The log is taken as it is: what it has of new rows, a longer log has fewer.
+Counts are means over the log's batches. The log is taken as it is: a longer one has fewer new rows, and in a
+later epoch their first use is a read (`RowTraffic.with_stored_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ class RowTraffic:
     written: float
     waiting: float
     row_bytes: float
+
+    def with_stored_rows(self) -> RowTraffic:
+        """The same log over rows that the store has already, as in a later epoch: first uses are reads."""
+        return replace(self, fetched=self.fetched + self.new, new=0.0)
+
+    def with_resident_rows(self, rows: int) -> RowTraffic:
+        """The same log where the caches of all ranks together hold all rows for good, as sharded tables do."""
+        return replace(
+            self, policy="resident", ranks=1, cache_rows=rows, fetched=0.0, new=0.0, written=0.0, waiting=0.0
+        )
 
     @property
     def total_cache_rows(self) -> int:

@@ -75,6 +75,7 @@ def test_more_ranks_than_examples_are_points_with_an_error(flags: list[str], tmp
             "--schedules: expected gpipe, 1f1b, eager-1f1b with commas between, got 'x'",
         ),
         (["--shards", ""], "--shards: expected none, optimizer, gradients, parameters with commas between, got ''"),
+        (["--resident"], "--resident: expected --rows, which the caches hold, got none"),
         (["--dim", "0"], "--dim: expected at least 1, got 0"),
         (["--top", "0"], "--top: expected at least 1, got 0"),
         (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
@@ -136,3 +137,25 @@ def test_a_second_call_takes_the_points_of_the_first(
     error = capsys.readouterr().err
     assert "is of another grid: --ranks is 1,2,8 there and 1,2 here; name another file" in error
     assert error.count("\n") == 1
+
+
+def test_rows_that_stay_in_the_caches(flags: list[str], tmp_path: Path):
+    """They take memory of every rank, and no time of the store."""
+    out = tmp_path / "points.json"
+    assert main([*flags, "--ranks", "1,2", "--resident", "--rows", "1e6", "--json", str(out)]) == 0
+    points = {(point["policy"], point["ranks"]): point for point in json.loads(out.read_text(encoding="utf-8"))}
+    one, two = points["resident", 1], points["resident", 2]
+    assert (one["cache_rows"], two["cache_rows"]) == (1_000_000, 500_000)
+    cached = points["belady-window", 1]
+    assert one["op_s"]["X_WRITEBACK"] < cached["op_s"]["X_WRITEBACK"]
+    assert one["device_bytes"]["cache"] > cached["device_bytes"]["cache"]
+
+
+def test_rows_of_a_later_epoch_are_read(flags: list[str], tmp_path: Path):
+    seconds = []
+    for more in ([], ["--stored-rows"]):
+        out = tmp_path / "points.json"
+        assert main([*flags, *more, "--json", str(out)]) == 0
+        [point] = json.loads(out.read_text(encoding="utf-8"))
+        seconds.append(point["op_s"]["X_FETCH"])
+    assert seconds[0] < seconds[1]

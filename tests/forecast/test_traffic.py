@@ -60,3 +60,9 @@ def test_there_are_never_more_unique_rows_than_ids(examples: float, sizes: list[
     curve = unique_curve([replace(TRAFFIC, batch_examples=size, unique=size**0.7, ids=26.0 * size) for size in sizes])
     found = curve.unique_at(np.array([examples]))
     assert 0 < found[0] <= curve.ids_at(examples) * (1 + 1e-9)
+
+
+def test_rows_of_a_later_epoch_are_read() -> None:
+    found = TRAFFIC.with_stored_rows()
+    assert (found.fetched, found.new) == (TRAFFIC.fetched + TRAFFIC.new, 0.0)
+    assert found.written == TRAFFIC.written
