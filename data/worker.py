@@ -8,9 +8,7 @@ Workers ignore Ctrl-C, because the loader stops them, and exit when their parent
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.parent_process import end_with_parent
 from data.checked_read import read_checked
 from data.columns import Columns, take_rows
 from data.row_order import row_permutation
@@ -81,14 +80,7 @@ def _start_worker(source: Source) -> None:
     global _source
     _source = source
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    end_with_parent()
 
 
 def _read(task: ReadTask) -> Columns:

@@ -24,6 +24,7 @@ from bagpipe.errors import InputError
 from bagpipe.forecast.axes import AXES, Axis, Setting
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.util.outputs import check_writable
+from bagpipe.util.packages import needed_by
 
 if TYPE_CHECKING:  # they need numpy, which other commands do without
     from bagpipe.forecast.sweep import Point
@@ -169,14 +170,8 @@ _WORTH = 500
 
 def _report_writer(flags: argparse.Namespace) -> Callable[[Sequence[Point]], None]:
     """The function that writes the report; raises InputError before the sweep if plotly is missing."""
-    try:
+    with needed_by("--report", "plotly"):
         from bagpipe.forecast.report import write_report
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("plotly"):
-            raise
-        raise InputError(
-            "--report needs the Python package plotly, which is not installed: pip install plotly"
-        ) from None
     from bagpipe.forecast.report.view import view_of
 
     def write(points: Sequence[Point]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.parent_process import end_with_parent
 
 __all__ = ["SweepPool", "usable_cores"]
 
@@ -47,7 +47,7 @@ class SweepPool:
         if self._jobs > 1:
             # spawn: the calling process may have threads, and a forked child inherits their locks
             self._pool = ProcessPoolExecutor(
-                self._jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+                self._jobs, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
             )
         return self
 
@@ -100,14 +100,3 @@ def _result(future: Future[_Result]) -> _Result:
 
 def _ended() -> JobError:
     return JobError("a process of the sweep ended unexpectedly; was it killed for its memory? --jobs 1 needs least")
-
-
-def _start_worker() -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from bagpipe.errors import InputError
 
-__all__ = ["EXTRAS", "distribution_of", "explain_missing", "missing_line"]
+__all__ = ["EXTRAS", "distribution_of", "explain_missing", "missing_line", "needed_by"]
 
 #: Imported package -> distribution, by the extra of bagpipe-recsys that requires it ("" is the core).
 EXTRAS: Mapping[str, Mapping[str, str]] = {
@@ -55,6 +56,22 @@ def explain_missing(module: str) -> None:
     wanted = {name: package for extra in _ALWAYS for name, package in EXTRAS[extra].items()}
     missing = [package for name, package in wanted.items() if _is_missing(name)]
     raise InputError(missing_line([distribution_of(module), *missing])) from None
+
+
+@contextmanager
+def needed_by(flag: str, package: str) -> Iterator[None]:
+    """A block that imports what only a flag needs.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(package):
+            raise
+        line = f"{flag} needs the Python package {package}, which is not installed: pip install {package}"
+        raise InputError(line) from None
 
 
 def distribution_of(module: str) -> str:

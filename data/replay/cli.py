@@ -25,6 +25,7 @@ from tqdm import tqdm
 from bagpipe.errors import EXIT_INTERRUPTED, InputError, JobError
 from bagpipe.types.batch import Batch
 from bagpipe.util.outputs import write_json, write_whole
+from bagpipe.util.packages import needed_by
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
 from data.replay.recommendation import recommend
@@ -73,14 +74,8 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
 
 def _report_writer() -> Callable[[Path, Replay], None]:
     """The function that writes the report; raises InputError before the replay if plotly is missing."""
-    try:
+    with needed_by("--report", "plotly"):
         from data.replay.report import write_report
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("plotly"):
-            raise
-        raise InputError(
-            "--report needs the Python package plotly, which is not installed: pip install plotly"
-        ) from None
     return write_report
 
 

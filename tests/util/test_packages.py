@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.util.environment import explain_import
-from bagpipe.util.packages import EXTRAS, distribution_of, explain_missing, missing_line
+from bagpipe.util.packages import EXTRAS, distribution_of, explain_missing, missing_line, needed_by
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,3 +90,11 @@ def test_no_program_ends_in_a_traceback(module, command, package):
     ), done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
+
+
+def test_a_package_that_one_flag_needs():
+    line = "--report needs the Python package plotty, which is not installed: pip install plotty"
+    with pytest.raises(InputError, match=line), needed_by("--report", "plotty"):
+        importlib.import_module("plotty")
+    with pytest.raises(ModuleNotFoundError, match="another"), needed_by("--report", "plotty"):
+        importlib.import_module("another_package")
