@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.schedule.registry import LINEAR_SCHEDULES
+from bagpipe.schedule.registry import CHAIN_SCHEDULES
 from bagpipe.types.shard_level import SHARD_LEVELS
 
 if TYPE_CHECKING:  # it needs numpy
@@ -219,9 +219,9 @@ AXES: tuple[Axis, ...] = (
         read=lambda case: case.schedule,
         usual="none",
         flag="--schedules",
-        help=f"of several stages: {', '.join(LINEAR_SCHEDULES)}; default: 1f1b",
+        help=f"of several stages: {', '.join(CHAIN_SCHEDULES)}; default: 1f1b",
         parse=str,
-        choices=LINEAR_SCHEDULES,
+        choices=CHAIN_SCHEDULES,
         vary=lambda case, schedule: replace(case, pipeline=schedule),
     ),
     Axis(

@@ -14,7 +14,7 @@ from bagpipe.partition.operators import OperatorGraph
 from bagpipe.partition.planner import Problem
 from bagpipe.partition.planners import PLANNERS
 from bagpipe.partition.predict import predict
-from bagpipe.schedule.registry import LINEAR_SCHEDULES
+from bagpipe.schedule.registry import CHAIN_SCHEDULES
 
 __all__ = ["StagedDense", "staged_dense"]
 
@@ -62,15 +62,15 @@ def staged_dense(
         batch_examples: of a batch of all replicas.
         stages: of the pipeline.
         microbatches: of a replica's part of a batch.
-        schedule: one of `LINEAR_SCHEDULES`.
+        schedule: one of `CHAIN_SCHEDULES`.
         weight_copies: memory of a parameter with gradient and optimizer state, in multiples of it.
 
     Raises:
         InputError: the ranks are no multiple of the stages, the schedule is unknown, the batch has too few examples, or
             there are no such stages; one line.
     """
-    if schedule not in LINEAR_SCHEDULES:
-        raise InputError(f"schedule: expected one of {', '.join(LINEAR_SCHEDULES)}, got {schedule!r}")
+    if schedule not in CHAIN_SCHEDULES:
+        raise InputError(f"schedule: expected one of {', '.join(CHAIN_SCHEDULES)}, got {schedule!r}")
     if ranks % stages:
         raise InputError(f"stages: expected a divisor of the {ranks} ranks, got {stages}")
     replicas = ranks // stages

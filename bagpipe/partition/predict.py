@@ -113,6 +113,12 @@ def micro_seconds(model: CostModel, stage: Placed, ranks: Sequence[int]) -> tupl
     return forward_s / speed, backward_s / speed
 
 
+def _action_seconds(forward_s: float, backward_s: float) -> dict[str, float]:
+    """Seconds of a stage's actions. A linear layer's two gradients take as many multiplications as each other."""
+    half_s = backward_s / 2
+    return {"F": forward_s, "REC": forward_s, "B": backward_s, "I": half_s, "W": half_s}
+
+
 def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay: bool = False) -> Prediction:
     """Simulate one batch.
 
@@ -128,7 +134,7 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     sizes = edge_bytes(model, layout, relay=relay)
     graph = StageGraph(micro_per_batch=tuple(s.microbatches for s in layout), edges=tuple(sorted(sizes)))
     ranks = stage_ranks(layout)
-    seconds = [dict(zip("FB", micro_seconds(model, *each), strict=True)) for each in zip(layout, ranks, strict=True)]
+    seconds = [_action_seconds(*micro_seconds(model, *each)) for each in zip(layout, ranks, strict=True)]
     delays = _delays(model, layout, sizes)
 
     def latency(source: Action, target: Action) -> float:
@@ -139,9 +145,7 @@ def predict(model: CostModel, layout: Layout, schedule: str = "graph", *, relay:
     shares = _least_shares(model, layout, program) if model.recompute else {}
     if any(shares.values()):
         program = add_recompute(program, shares)
-    done = simulate(
-        program, lambda action: seconds[action.stage]["F" if action.op == "REC" else action.op], latency=latency
-    )
+    done = simulate(program, lambda action: seconds[action.stage][action.op], latency=latency)
     finish = [0.0] * len(layout)
     for timed in done.timed:
         for atom in timed.action.atoms:

@@ -40,6 +40,7 @@ from bagpipe.schedule.schedule import (
 
 __all__ = [
     "ASYNCHRONOUS_SCHEDULES",
+    "CHAIN_SCHEDULES",
     "DENSE_SCHEDULES",
     "LINEAR_SCHEDULES",
     "SCHEDULES",
@@ -224,6 +225,9 @@ DENSE_SCHEDULES: Mapping[str, DenseSchedule] = {
 #: Schedules of chains with one stage per rank that plans are compared with. On a stage graph they keep more in flight
 #: than `graph`, which hides slow links.
 LINEAR_SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+
+#: Those of chains with one stage per rank that forecasts vary.
+CHAIN_SCHEDULES = (*LINEAR_SCHEDULES, "zb-h1", "zb-h2")
 
 #: Those by which a job can be trained.
 TRAINED_SCHEDULES: Mapping[str, DenseSchedule] = {**DENSE_SCHEDULES, **ASYNCHRONOUS_SCHEDULES}

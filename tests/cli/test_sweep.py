@@ -72,7 +72,7 @@ def test_more_ranks_than_examples_are_points_with_an_error(flags: list[str], tmp
         (["--schedules", "gpipe"], "--schedules: expected --stages, too"),
         (
             ["--stages", "2", "--schedules", "gpipe,x"],
-            "--schedules: expected gpipe, 1f1b, eager-1f1b with commas between, got 'x'",
+            "--schedules: expected gpipe, 1f1b, eager-1f1b, zb-h1, zb-h2 with commas between, got 'x'",
         ),
         (["--shards", ""], "--shards: expected none, optimizer, gradients, parameters with commas between, got ''"),
         (["--resident"], "--resident: expected --rows, which the caches hold, got none"),

@@ -12,7 +12,7 @@ from bagpipe.errors import InputError
 from bagpipe.forecast.forecast import forecast
 from bagpipe.forecast.stages import StagedDense, staged_dense
 from bagpipe.partition.operators import Cost, Operator, OperatorGraph
-from bagpipe.schedule.registry import LINEAR_SCHEDULES
+from bagpipe.schedule.registry import CHAIN_SCHEDULES
 from tests.cluster.clusters import cluster, hosts
 from tests.forecast.jobs import DENSE, job
 
@@ -47,6 +47,16 @@ def test_equal_stages_have_the_bubble_of_the_closed_form(schedule: str, stages: 
     busy_s = 1024 * OPERATORS / stages * (FORWARD_S + BACKWARD_S)
     assert found.step_s == pytest.approx(busy_s * (1 + (stages - 1) / microbatches), rel=1e-6)
     assert found.bubble == pytest.approx((stages - 1) / microbatches, rel=1e-6)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 8), (4, 8), (8, 32)])
+def test_zero_bubble_schedules_have_the_spans_of_the_closed_forms(stages: int, microbatches: int) -> None:
+    """zb-h1 adds (P - 1)(F + I - W) to the busy time, zb-h2 (P - 1) F; here F = I = W (Qi et al., 2024)."""
+    busy_s = 1024 * OPERATORS / stages * (FORWARD_S + BACKWARD_S)
+    forward_s = busy_s / microbatches / 3
+    for schedule in ("zb-h1", "zb-h2"):
+        found = staged(fast(stages), ranks=stages, stages=stages, microbatches=microbatches, schedule=schedule)
+        assert found.step_s == pytest.approx(busy_s + (stages - 1) * forward_s, rel=1e-6)
 
 
 def test_one_stage_is_data_parallelism() -> None:
@@ -86,7 +96,7 @@ def test_a_job_in_stages() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schedule": "zigzag"}, f"schedule: expected one of {', '.join(LINEAR_SCHEDULES)}, got 'zigzag'"),
+        ({"schedule": "zigzag"}, f"schedule: expected one of {', '.join(CHAIN_SCHEDULES)}, got 'zigzag'"),
         ({"stages": 3}, "stages: expected a divisor of the 4 ranks, got 3"),
         ({"microbatches": 2000}, "microbatches: expected at most 1024, the examples of a replica, got 2000"),
         ({"ranks": 16, "stages": 16}, "stages: expected at most 8, more are not faster, got 16"),
