@@ -8,6 +8,7 @@ from bagpipe.cli.main import main
 from bagpipe.cluster.cluster_file import load_cluster
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 def test_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "machine.toml"
