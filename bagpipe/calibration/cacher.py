@@ -5,7 +5,6 @@ cacher process, an Arrow file ──gRPC, shared memory──> one RemoteBatches
 
 from __future__ import annotations
 
-import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,11 +17,11 @@ from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfi
 from bagpipe.errors import JobError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import DataSchema
-from bagpipe.util.processor_time import process_s
+from bagpipe.util.processor_time import TICK_S, process_s
 from bagpipe.util.programs import module_command, module_environment, module_of
 from bagpipe.util.temporary_folder import temporary_folder
 
-__all__ = ["measure_cacher"]
+__all__ = ["measure_cacher", "oracle_spec"]
 
 _EXAMPLES = 1024
 _LOOKAHEAD = 32
@@ -59,29 +58,27 @@ def measure_cacher(ranks: int = 1) -> float:
         )
         cacher = stack.enter_context(embedded(config))
         threads = stack.enter_context(ThreadPoolExecutor(ranks, thread_name_prefix="calibration"))
-        others = [threads.submit(_consume, config, cacher.url, rank, ranks) for rank in range(1, ranks)]
-        found = threads.submit(_consume, config, cacher.url, 0, ranks, cacher.pid).result(_TIMEOUT_S)
-        for other in others:
-            other.result(_TIMEOUT_S)
+        clients = [threads.submit(_consume, config, cacher.url, rank, ranks, cacher.pid) for rank in range(ranks)]
+        found, *_ = [client.result(_TIMEOUT_S) for client in clients]  # waits for all of them
         return found
 
 
-def _consume(config: Config, url: str, rank: int, ranks: int, process: int | None = None) -> float:
+def _consume(config: Config, url: str, rank: int, ranks: int, process: int) -> float:
     """Take all batches of a rank; ids per second of a process's time, of all ranks."""
     ids, start_s = 0, 0.0
     with RemoteBatches(url, config, credits=_CREDITS, rank=rank, world_size=ranks, job_id="calibration") as source:
-        for number, step in enumerate(source.batches("train", _spec(config, source.schema, ranks))):
+        for number, step in enumerate(source.batches("train", oracle_spec(config, source.schema, ranks))):
             if number == _WARM_UP:
-                start_s = 0.0 if process is None else process_s(process)
+                start_s = process_s(process)
             elif number > _WARM_UP:
                 ids += step.batch.values.size
             if number == _WARM_UP + _BATCHES:
-                used_s = 0.0 if process is None else process_s(process) - start_s
-                return ranks * ids / max(used_s, 1 / os.sysconf("SC_CLK_TCK"))
+                return ranks * ids / max(process_s(process) - start_s, TICK_S)
     raise JobError(f"expected more than {_WARM_UP + _BATCHES} batches of the cacher, got fewer")
 
 
-def _spec(config: Config, schema: DataSchema, ranks: int) -> OracleSpec:
+def oracle_spec(config: Config, schema: DataSchema, ranks: int) -> OracleSpec:
+    """What a job on data with one table for each feature asks a cacher to plan for."""
     return OracleSpec(
         table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
         features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),

@@ -1,4 +1,4 @@
-"""`JobSettings`, `JobTimes`: what a measured job is asked for, and what its rank 0 found. Pure."""
+"""`JobSettings`, `JobTimes`: settings of a measured job, and the times of its rank 0. Pure."""
 
 from __future__ import annotations
 

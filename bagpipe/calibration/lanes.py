@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bagpipe.calibration.job_times import JobSettings, JobTimes
 from bagpipe.calibration.rows import line
-from bagpipe.cluster.model import LaneTimes
+from bagpipe.cluster.model import COMPUTE_OPS, LaneTimes
 from bagpipe.errors import JobError
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.util.documents import parse_json
@@ -38,12 +38,11 @@ _BUSY = (1024, 16, (256, 128))
 #: Operations that take plans. Ranks of a trainer take them from a cacher, as one rank does from its planner process;
 #: those of `bagpipe.TrainPipeline` exchange the ids of their own loaders first.
 _PLANS = ("X_READ",)
-_COMPUTE = ("F", "B", "OPT", "X_UPDATE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLanes:
-    """What the jobs showed.
+    """Times and shares that the jobs showed.
 
     Attributes:
         lanes: of every operation, by size of a row.
@@ -88,8 +87,8 @@ def _lanes(measured: Sequence[JobTimes]) -> dict[tuple[str, int], LaneTimes]:
 
 def lock_share(times: JobTimes) -> float:
     """Part of the other lanes' processor time that the compute lane's step is longer than its own."""
-    compute_s = sum(each.processor_s for op, each in times.ops.items() if op in _COMPUTE)
-    others_s = sum(each.processor_s for op, each in times.ops.items() if op not in _COMPUTE)
+    compute_s = sum(each.processor_s for op, each in times.ops.items() if op in COMPUTE_OPS)
+    others_s = sum(each.processor_s for op, each in times.ops.items() if op not in COMPUTE_OPS)
     return min(1.0, max(0.0, (times.step_s - compute_s) / others_s))
 
 

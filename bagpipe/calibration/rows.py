@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from bagpipe.store.interface import WriteRequest
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.schema import RowSchema, RowTable
-from bagpipe.util.processor_time import process_s
+from bagpipe.util.processor_time import TICK_S, process_s
 from bagpipe.util.temporary_folder import temporary_folder
 
 __all__ = ["line", "measure_rows"]
@@ -42,6 +41,7 @@ def measure_rows(dims: Sequence[int] = (16, 128)) -> tuple[RowRates, ...]:
     """
     found = []
     with temporary_folder("calibration") as folder, EmbeddedServer(folder) as server, ExitStack() as stack:
+        process = server.process_id
         for dim in sorted(dims):
             tables = tuple(RowTable(name=f"t{number}", dim=dim) for number in range(_TABLES))
             schema = RowSchema(tables=tables, optimizer="adagrad")
@@ -53,7 +53,6 @@ def measure_rows(dims: Sequence[int] = (16, 128)) -> tuple[RowRates, ...]:
                 batches = [_batch(generator, rows) for _ in range(_BATCHES)]
                 writes = [_writes(ids, 2 * dim) for ids in batches]
                 reads = [list(enumerate(ids)) for ids in batches]
-                process = server.process_id
                 times_s.append(
                     (_server_s(store.read_many, reads, process), _server_s(store.write_many, writes, process))
                 )
@@ -107,4 +106,4 @@ def _server_s(run: Callable[[Any], object], batches: Sequence[Any], server: int)
     while time.monotonic() < end_s:
         run(batches[calls % len(batches)])
         calls += 1
-    return max(process_s(server) - before_s, 1 / os.sysconf("SC_CLK_TCK")) / calls
+    return max(process_s(server) - before_s, TICK_S) / calls

@@ -191,11 +191,14 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
         warnings.simplefilter("ignore")
         import torch
 
+        from bagpipe.calibration.device import compute_threads
         from bagpipe.models.torchrec_models import build_model, num_dense_inputs
         from bagpipe.pipeline.stage.measure import computed_graph, operator_graph
         from bagpipe.split.split import trace_parts
         from bagpipe.split.trace import quiet
 
+    if flags.roofline is not None and flags.cluster is None:
+        raise InputError("--roofline: expected --cluster, whose first device counts, got none")
     if flags.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: expected a CUDA device for cuda, found none")
     if flags.threads < 1:
@@ -228,17 +231,11 @@ def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
     batch = flags.batch_size
     sizes = sorted({max(1, batch // 16), max(2, batch // 4), max(3, batch)})
     if flags.roofline is not None:
-        if flags.cluster is None:
-            raise InputError("--roofline: expected --cluster, whose first device counts, got none")
         cluster = load_cluster(flags.cluster)
         device = cluster.devices[cluster.trainers[0].device]
         return computed_graph(parts, device, dtype=flags.roofline, examples=sizes)
-    before = torch.get_num_threads()
-    torch.set_num_threads(flags.threads)
-    try:
+    with compute_threads(flags.threads):
         return operator_graph(parts, examples=sizes, on_measured=progress.phase("measuring the model"))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _integers(flag: str, text: str, count: int | None = None) -> tuple[int, ...]:
@@ -308,7 +305,7 @@ def _table(plan: Plan, batch_size: int) -> Iterator[str]:
 
 
 def _splits(stage: StagePlan) -> str:
-    """How many operators of a stage are divided in which way: "2 columns, 2 rows"."""
+    """Numbers of a stage's operators by split: "2 columns, 2 rows"."""
     counts = Counter(stage.splits or (ALL_BATCH,) * len(stage.operators))
     return ", ".join(f"{counts[name]} {name}" for name in SPLITS if name in counts)
 

@@ -35,7 +35,7 @@ __all__ = ["add_arguments", "run"]
 _NUMBERS = {"--dim": 1.0, "--rows": 0.0, "--weight-copies": 0.0}
 
 
-#: How the values of an axis are called in the help.
+#: Metavariable of a flag in the help, by the type of its values.
 _METAVARS: Mapping[Any, str] = {int: "N,…", float: "X,…", str: "NAME,…"}
 
 

@@ -20,6 +20,7 @@ from bagpipe.cluster.network import Network
 from bagpipe.errors import InputError
 
 __all__ = [
+    "COMPUTE_OPS",
     "OTHER_THREADS",
     "CacherHosts",
     "ClusterModel",
@@ -35,6 +36,8 @@ __all__ = [
 
 #: Operation of `LaneTimes` that stands for a trainer's threads besides its lanes, such as those of collectives.
 OTHER_THREADS = "other threads"
+#: Operations of the compute lane of a dense part that is trained whole.
+COMPUTE_OPS = ("F", "B", "OPT", "X_UPDATE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

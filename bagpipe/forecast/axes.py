@@ -55,7 +55,7 @@ class Case:
     @property
     def cache_rows(self) -> int:
         """Slots per rank: those of the replay in all, shared by the ranks; 0 without a cache."""
-        return 0 if self.direct else -(-self.traffic.total_cache_rows // self.ranks)
+        return 0 if self.direct else self.traffic.on_ranks(self.ranks).cache_rows
 
     @property
     def schedule(self) -> str:

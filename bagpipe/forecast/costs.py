@@ -24,14 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagpipe.cluster.model import OTHER_THREADS, ClusterModel, LaneTimes, RowRates, TrainerHosts
+from bagpipe.cluster.model import COMPUTE_OPS, OTHER_THREADS, ClusterModel, LaneTimes, RowRates, TrainerHosts
 from bagpipe.errors import InputError
 from bagpipe.forecast.job import JobShape
 
 __all__ = ["Work", "checkpoint_s", "lock_s", "loop_costs", "processor_s", "request_times"]
 
-#: Operations of the compute lane of a dense part that is trained whole.
-_COMPUTE = ("F", "B", "OPT", "X_UPDATE")
 #: Passes of an optimizer step through the memory of the parameters: Adagrad reads three tensors and writes two.
 _STEP_PASSES = 5
 
@@ -120,8 +118,6 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts, speed: flo
     traffic, dense, staged, ranks = job.traffic, job.dense, job.staged, job.ranks
     device, lanes = cluster.devices[hosts.device], _Lanes(hosts.lanes, traffic.row_bytes)
     examples, ids = job.batch_examples / job.readers, traffic.ids / job.readers
-    fetched, written = _store_rows(job)
-    inserted = traffic.fetched + traffic.new if not job.direct else traffic.unique
 
     def on_device(op: str, rows: float) -> Work:
         """Records that are read and written once."""
@@ -134,11 +130,11 @@ def _works(cluster: ClusterModel, job: JobShape, hosts: TrainerHosts, speed: flo
 
     lane_s = lanes.seconds("X_READ", ids)
     yield "X_READ", Work(bounds={**dict(_reading(cluster, job)), "lane": lane_s}, processor_s=lane_s)
-    for op, rows, way in (("X_FETCH", fetched, 0), ("X_WRITEBACK", written, 1)):
+    for op, rows, way in (("X_FETCH", job.fetched_rows, 0), ("X_WRITEBACK", job.written_rows, 1)):
         own = rows / ranks
         client_s = lanes.seconds(op, own) if op in lanes else _client_s(hosts, traffic.row_bytes, own, way)
         yield op, Work(bounds=dict(_store(cluster, hosts, job, rows, way, client_s)), processor_s=client_s)
-    for op, rows in (("X_EVICT", written), ("X_INSERT", inserted)):
+    for op, rows in (("X_EVICT", job.written_rows), ("X_INSERT", job.inserted_rows)):
         yield op, on_device(op, rows / ranks)
     compute = (dense.fixed_s + examples * dense.per_example_s) / speed if staged is None else staged.step_s
     for op, share in (("F", 1 / 3), ("B", 2 / 3)):
@@ -196,8 +192,8 @@ def _client_s(hosts: TrainerHosts, row_bytes: float, rows: float, way: int) -> f
 
 def lock_s(hosts: TrainerHosts, works: Mapping[str, Work]) -> float:
     """Seconds of a batch that the interpreter lock allows: the compute lane, and what it waits for the other lanes."""
-    compute_s = sum(works[op].processor_s for op in _COMPUTE)
-    others_s = sum(work.processor_s for op, work in works.items() if op not in _COMPUTE)
+    compute_s = sum(works[op].processor_s for op in COMPUTE_OPS)
+    others_s = sum(work.processor_s for op, work in works.items() if op not in COMPUTE_OPS)
     return compute_s + hosts.lock_share * others_s
 
 
@@ -208,12 +204,8 @@ def processor_s(cluster: ClusterModel, job: JobShape, works: Mapping[str, Work])
     """
     stores = cluster.stores
     assert stores is not None, "checked by loop_costs"
-    server_s = sum(
-        fixed_s + rows * row_s
-        for rows, (fixed_s, row_s) in zip(
-            _store_rows(job), request_times(stores.rows, job.traffic.row_bytes), strict=True
-        )
-    )
+    rows, times = (job.fetched_rows, job.written_rows), request_times(stores.rows, job.traffic.row_bytes)
+    server_s = sum(fixed_s + each * row_s for each, (fixed_s, row_s) in zip(rows, times, strict=True))
     planning_s = job.traffic.ids / cluster.cachers.ids_per_s if cluster.cachers is not None else 0.0
     return server_s + planning_s + job.ranks * sum(work.processor_s for work in works.values())
 
@@ -232,12 +224,6 @@ def checkpoint_s(cluster: ClusterModel, job: JobShape) -> float:
     dense_bytes = max(0.0, job.dense.weight_copies - 1) * job.dense.param_bytes  # gradients are not kept
     num_bytes = rows * job.traffic.row_bytes + dense_bytes
     return (storage.latency_s + num_bytes / storage.bytes_per_s) / job.checkpoint_every
-
-
-def _store_rows(job: JobShape) -> tuple[float, float]:
-    """Rows of a batch that are read from the store and written to it."""
-    traffic = job.traffic
-    return (traffic.unique, traffic.unique) if job.direct else (traffic.fetched, traffic.written)
 
 
 def _kept(job: JobShape) -> float:

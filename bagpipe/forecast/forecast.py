@@ -141,8 +141,6 @@ def _forecast(
 def _device_bytes(job: JobShape) -> dict[str, float]:
     """Bytes on a rank's device, by what holds them."""
     traffic, dense = job.traffic, job.dense
-    fetched = (traffic.unique if job.direct else traffic.fetched + traffic.new) / job.ranks
-    written = (traffic.unique if job.direct else traffic.written) / job.ranks
     slots = traffic.unique / job.ranks if job.direct else traffic.cache_rows
     if job.staged is None:
         copies = dense.copies_of_rank(job.shard, job.ranks)
@@ -153,10 +151,11 @@ def _device_bytes(job: JobShape) -> dict[str, float]:
     else:
         saved = dense.weight_copies - dense.copies_of_rank(job.shard, job.staged.replicas)
         parts = {"stage": job.staged.device_bytes - saved * job.staged.param_bytes}
+    staged_rows = job.prefetch_depth * job.inserted_rows + job.write_depth * job.written_rows
     return {
         **parts,
         "cache": slots * traffic.row_bytes,
-        "staging": (job.prefetch_depth * fetched + job.write_depth * written) * traffic.row_bytes,
+        "staging": staged_rows / job.ranks * traffic.row_bytes,
     }
 
 

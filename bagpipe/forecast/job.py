@@ -113,6 +113,21 @@ class JobShape:
             )
 
     @property
+    def fetched_rows(self) -> float:
+        """Rows of a batch that all ranks read from the store."""
+        return self.traffic.unique if self.direct else self.traffic.fetched
+
+    @property
+    def inserted_rows(self) -> float:
+        """Rows of a batch that enter the caches of all ranks."""
+        return self.traffic.unique if self.direct else self.traffic.fetched + self.traffic.new
+
+    @property
+    def written_rows(self) -> float:
+        """Rows of a batch that all ranks write to the store."""
+        return self.traffic.unique if self.direct else self.traffic.written
+
+    @property
     def readers(self) -> int:
         """Ranks that read examples: those where micro-batches enter."""
         return self.ranks if self.staged is None else self.staged.replicas

@@ -151,11 +151,10 @@ class _Jobs:
         Raises:
             InputError: there is none.
         """
-        slots = replace(case, direct=False).cache_rows
         return JobShape(
             ranks=case.ranks,
             batch_examples=case.traffic.batch_examples,
-            traffic=replace(case.traffic, ranks=case.ranks, cache_rows=slots),
+            traffic=case.traffic.on_ranks(case.ranks),
             uniques=self.uniques,
             dim=self.dim,
             dense=self.dense,

@@ -56,6 +56,10 @@ class RowTraffic:
         """The same log over rows that the store has already, as in a later epoch: first uses are reads."""
         return replace(self, fetched=self.fetched + self.new, new=0.0)
 
+    def on_ranks(self, ranks: int) -> RowTraffic:
+        """The same log with as many slots in all, shared by other ranks."""
+        return replace(self, ranks=ranks, cache_rows=-(-self.total_cache_rows // ranks))
+
     def with_resident_rows(self, rows: int) -> RowTraffic:
         """The same log where the caches of all ranks together hold all rows for good, as sharded tables do."""
         return replace(

@@ -40,7 +40,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a purchase does to a job.
+    """Effect of a purchase on a job.
 
     Attributes:
         purchase: its name.
@@ -122,8 +122,7 @@ def _more_ranks(cluster: ClusterModel, job: JobShape) -> _Job | None:
     ranks = 2 * job.ranks
     if ranks > cluster.num_ranks:
         cluster = replace(cluster, trainers=tuple(replace(each, hosts=2 * each.hosts) for each in cluster.trainers))
-    traffic = replace(job.traffic, ranks=ranks, cache_rows=-(-job.traffic.total_cache_rows // ranks))
-    return cluster, replace(job, ranks=ranks, traffic=traffic)
+    return cluster, replace(job, ranks=ranks, traffic=job.traffic.on_ranks(ranks))
 
 
 def _more_trainer_ports(cluster: ClusterModel, job: JobShape) -> _Job | None:

@@ -27,7 +27,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What one report has of its own.
+    """Parts of one report in the common frame.
 
     Attributes:
         title: of the window, as text.

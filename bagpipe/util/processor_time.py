@@ -6,7 +6,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["children_s", "process_s"]
+__all__ = ["TICK_S", "children_s", "process_s"]
+
+#: Steps of these times.
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def process_s(process: int) -> float:
@@ -16,7 +19,7 @@ def process_s(process: int) -> float:
         OSError: there is no such process.
     """
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 def children_s() -> float:

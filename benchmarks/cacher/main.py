@@ -23,12 +23,14 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from bagpipe.calibration.cacher import oracle_spec
 from bagpipe.client.codec import values_are_derivable
 from bagpipe.client.message import encode_message
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Assignment, CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
-from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.processor_time import process_s
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
 from benchmarks.harness.report import table
 from benchmarks.harness.rounds import turns
@@ -83,16 +85,7 @@ class Cell:
 
     def spec(self, schema: DataSchema) -> OracleSpec:
         """The specification of the plans of the job's oracle."""
-        config = self.job()
-        return OracleSpec(
-            table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
-            features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),
-            num_slots=int(config.cache.rows),
-            lookahead=config.oracle.lookahead,
-            policy=config.oracle.policy,
-            world_size=self.ranks,
-            assign=config.cacher.assign,
-        )
+        return oracle_spec(self.job(), schema, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +158,9 @@ def serve(cell: Cell) -> Rate:
         for client in clients:
             client.start()
         barrier.wait()
-        start_s, start_cpu_s = time.perf_counter(), _cpu_s(pid)
+        start_s, start_cpu_s = time.perf_counter(), process_s(pid)
         barrier.wait()
-        wall_s, cpu_s = time.perf_counter() - start_s, _cpu_s(pid) - start_cpu_s
+        wall_s, cpu_s = time.perf_counter() - start_s, process_s(pid) - start_cpu_s
         peak_rss_mb = peak_rss_bytes(pid) / 2**20
         for client in clients:
             client.join()
@@ -204,12 +197,6 @@ def _rate(
         batch_mb=round(num_bytes / cell.measured / 1e6, 2),
         peak_rss_mb=round(peak_rss_mb),
     )
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 EXPERIMENTS: Mapping[str, Callable[[Cell], Rate]] = {"plan": plan, "serve": serve}

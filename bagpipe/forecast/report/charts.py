@@ -38,7 +38,7 @@ def _seconds(found: Forecast) -> float:
     return 1e6 / found.examples_per_s
 
 
-#: What the points are drawn against: option, title of the axis, value.
+#: Second axis of the points' chart, beside time: option, title, value.
 _AGAINST: tuple[tuple[str, str, Callable[[Forecast], float]], ...] = (
     ("price", "$ of a million examples", lambda found: found.usd_per_million_examples),
     ("device memory", "GB on a device", lambda found: sum(found.device_bytes.values()) / 1e9),
