@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bagpipe.cli import calibrate, plan, schedule, sweep
+from bagpipe.cli import calibrate, jigsaw, plan, schedule, sweep
 from bagpipe.cli.programs import run_command
 from bagpipe.errors import EXIT_DONE, InputError, JobError, exit_code
 from bagpipe.util import programs
@@ -73,6 +73,12 @@ COMMANDS: Mapping[str, Command] = {
             help="forecast step time, memory and price of jobs on clusters",
             add_arguments=sweep.add_arguments,
             run=sweep.run,
+        ),
+        Command(
+            name="jigsaw",
+            help="simulate several training jobs on one set of ranks",
+            add_arguments=jigsaw.add_arguments,
+            run=jigsaw.run,
         ),
     )
 }

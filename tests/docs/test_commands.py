@@ -23,7 +23,7 @@ PROGRAM = re.compile(
 SUBCOMMANDS = {
     "trainer": ("eval", "export", "predict"),
     "data": ("convert", "replay", "synth"),
-    "bagpipe": (*COMMANDS, "schedule", "plan", "calibrate", "sweep"),
+    "bagpipe": (*COMMANDS, "schedule", "plan", "calibrate", "sweep", "jigsaw"),
 }
 OPTION = re.compile(r"--[A-Za-z][\w.-]*")
 #: Text of a page that stands for something of the reader's.
