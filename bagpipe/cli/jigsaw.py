@@ -1,6 +1,6 @@
 """`python -m bagpipe jigsaw JOBS.toml --ranks N`: simulate several training jobs on one set of ranks.
 
-    JOBS.toml, --ranks ──--policy, --full──> timelines ──> text, json, svg, perfetto; --report: one HTML file
+JOBS.toml, --ranks ──--policy, --full──> timelines ──> text, json, svg, perfetto; --report: one HTML file
 """
 
 from __future__ import annotations
@@ -54,15 +54,20 @@ def run(flags: argparse.Namespace) -> str:
     """
     if flags.format in _OF_ONE and flags.policy == _ALL:
         raise InputError(f"--format {flags.format}: expected --policy {' or '.join(POLICIES)}, got {_ALL}")
-    if flags.report:
-        check_writable(flags.report, "--report")
-        with needed_by("--report", "plotly"):
-            from bagpipe.jigsaw.report import write_report
+    write_report = _report_writer(flags) if flags.report else None
     jobs = jobs_of_toml(read_text("jobs", flags.jobs), source=flags.jobs)
     timelines = list(_timelines(jobs, flags))
-    if flags.report:
-        write_report(Path(flags.report), timelines, source=Path(flags.jobs).name)
+    if write_report is not None:
+        write_report(timelines)
     return _OF_ONE[flags.format](timelines[0]) if flags.format in _OF_ONE else _OF_ALL[flags.format](timelines)
+
+
+def _report_writer(flags: argparse.Namespace) -> Callable[[Sequence[Timeline]], None]:
+    """The function that writes the report; raises InputError before the simulation if it cannot."""
+    check_writable(flags.report, "--report")
+    with needed_by("--report", "plotly"):
+        from bagpipe.jigsaw.report import write_report
+    return lambda timelines: write_report(Path(flags.report), timelines, source=Path(flags.jobs).name)
 
 
 def _timelines(jobs: Sequence[TrainingJob], flags: argparse.Namespace) -> Iterator[Timeline]:
@@ -112,7 +117,9 @@ def _range(utilisation: Sequence[float]) -> str:
 
 
 def _jobs(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    rows = [("job", "policy", "backward", "start s", "finish s", "deadline s", "iteration s", "backward done")]
+    rows: list[tuple[str, ...]] = [
+        ("job", "policy", "backward", "start s", "finish s", "deadline s", "iteration s", "backward done")
+    ]
     for number in range(len(outcomes[0].jobs)):
         for found in outcomes:
             job = found.jobs[number]

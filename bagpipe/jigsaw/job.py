@@ -3,8 +3,8 @@
     iteration k:  worker w:  F (forward_s)  B (the last `share_of(w, k)` of the layers)  ──all workers──>  exchange
 
 Structured partial backward (SPB; A. Kumar, K. Subramanian, S. Venkataraman, A. Akella, "Doing More by Doing Less: How
-Structured Partial Backpropagation Improves Deep Learning Clusters", arXiv 2111.10672): worker i computes the backward of
-the last share of the layers only. Here it is a cost, nothing else: what it does to the model is not simulated. The
+Structured Partial Backpropagation Improves Deep Learning Clusters", arXiv 2111.10672): a worker computes the backward
+of the last share of the layers only. Here it is a cost, nothing else: what it does to the model is not simulated. The
 rotation of the shares and the times of partial work are this project's model, not the paper's.
 """
 
@@ -126,8 +126,8 @@ class TrainingJob:
 
         `sync_s`, and each layer's bytes over the port times a factor. With n workers, of which m computed the layer:
 
-            m = n    2 (n-1)/n                          ring all-reduce (Patarasuk and Yuan, 2009)
-            m < n    min(2 (n-1)/n, (m-1)/m + 1)        reduce-scatter among m, pipelined to the others, who need all of it
+            m = n    2 (n-1)/n                        ring all-reduce (Patarasuk and Yuan, 2009)
+            m < n    min(2 (n-1)/n, (m-1)/m + 1)      reduce-scatter among m, pipelined to all others, whole
             m = 0    0
         """
         if self.workers == 1 or not self.gradient_bytes:

@@ -1,10 +1,6 @@
-"""Files of jobs.
+"""Files of jobs: ``version = 1``, and a table ``[[jobs]]`` with the fields of `TrainingJob` for each.
 
-    version = 1
-
-    [[jobs]]
-    name = "ranker"
-    …                                  the fields of `TrainingJob`; backward_s and gradient_bytes: a number or a list
+backward_s and gradient_bytes are a list by stages, or one number for all layers.
 """
 
 from __future__ import annotations
@@ -59,6 +55,4 @@ def _with_lists(job: Any) -> Any:
     """A job with lists where the file has one number for all layers."""
     if not isinstance(job, dict):
         return job
-    return {
-        key: [value] if key in _BY_STAGES and not isinstance(value, list) else value for key, value in job.items()
-    }
+    return {key: [value] if key in _BY_STAGES and not isinstance(value, list) else value for key, value in job.items()}

@@ -102,9 +102,7 @@ def outcome_of(timeline: Timeline) -> Outcome:
         makespan_s=makespan_s,
         efficiency=math.fsum(utilisation) / timeline.ranks,
         utilisation=utilisation,
-        backward_share=_ratio(
-            _backward_s(timeline.pieces), math.fsum(_whole_backward_s(job) for job in timeline.jobs)
-        ),
+        backward_share=_ratio(_backward_s(timeline.pieces), math.fsum(_whole_backward_s(job) for job in timeline.jobs)),
         jobs=jobs,
     )
 

@@ -58,8 +58,8 @@ def render_page(timelines: Sequence[Timeline], *, source: str) -> str:
                 section("Jobs", [_jobs_table(jobs)]),
             )
         ),
-        footer="<p>Simulated, not measured: docs/jigsaw.md says what the model leaves out. Efficiency counts computation "
-        "that was done; runs with partial backwards do less of it, see the column of the backward.</p>",
+        footer="<p>Simulated, not measured: docs/jigsaw.md says what the model leaves out. Efficiency counts the "
+        "computation that is done; runs with partial backwards do less of it, see the column of the backward.</p>",
         charts=charts,
     )
     return render(page)

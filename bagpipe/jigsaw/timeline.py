@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Exchange of one iteration's gradients; the next iteration of the job may start at its end. No rank computes it."""
+    """Exchange of one iteration's gradients. No rank computes it; the job's next iteration may start at its end."""
 
     job: int
     iteration: int
