@@ -45,7 +45,6 @@ def render_page(timelines: Sequence[Timeline], *, source: str) -> str:
     jobs = [(timeline, job) for timeline, outcome in runs for job in outcome.jobs]
     charts = [_efficiency_chart(runs), _timeline_chart(runs)]
     efficiency, drawn = map(chart_html, charts)
-    best = max(outcome.efficiency for _, outcome in runs)
     page = Page(
         title=f"Jobs of {source}",
         header=f"<h1>Jobs of <code>{escape(source)}</code></h1>\n"
@@ -53,7 +52,7 @@ def render_page(timelines: Sequence[Timeline], *, source: str) -> str:
         lead="",
         body="\n".join(
             (
-                section("Policies", [efficiency, _runs_table(runs, best)]),
+                section("Policies", [efficiency, _runs_table(runs)]),
                 section("Timelines", [drawn]),
                 section("Jobs", [_jobs_table(jobs)]),
             )
@@ -66,25 +65,32 @@ def render_page(timelines: Sequence[Timeline], *, source: str) -> str:
 
 
 def _efficiency_chart(runs: Sequence[_Run]) -> Chart:
-    names = [timeline.label for timeline, _ in runs]
-    traces: list[Json] = [
-        {
-            "type": "bar",
-            "x": names,
-            "y": [outcome.efficiency for _, outcome in runs],
-            "text": [f"{outcome.makespan_s:.4g} s" for _, outcome in runs],
-            "marker": {"color": "#0072b2"},
-            "hovertemplate": "%{x}: %{y:.1%}<extra></extra>",
-        }
-    ]
+    traces: list[Json] = []
+    for backward, color in (("full", "#0072b2"), ("partial", "#e69f00")):
+        own = [outcome for _, outcome in runs if outcome.backward == backward]
+        if own:
+            traces.append(
+                {
+                    "type": "bar",
+                    "name": f"{backward} backward",
+                    "x": [outcome.policy for outcome in own],
+                    "y": [outcome.efficiency for outcome in own],
+                    "text": [f"{outcome.makespan_s:.4g} s" for outcome in own],
+                    "marker": {"color": color},
+                    "hovertemplate": f"%{{x}}, {backward} backward: %{{y:.1%}}<extra></extra>",
+                    "showlegend": True,
+                }
+            )
     layout: dict[str, Json] = {
         "xaxis": value_axis(""),
         "yaxis": value_axis("computing ranks", tickformat=".0%", range=[0, 1]),
+        "barmode": "group",
     }
     return Chart(
         name="efficiency",
         title="Efficiency of the cluster",
-        note="Mean share of the makespan in which a rank computes; the text of a bar is the makespan.",
+        note="Mean share of the makespan in which a rank computes; the text of a bar is the makespan. Partial "
+        "backwards are less work: compare bars of one colour, or makespans.",
         figures={(): {"data": traces, "layout": layout}},
     )
 
@@ -95,7 +101,14 @@ def _timeline_chart(runs: Sequence[_Run]) -> Chart:
         title="What the ranks do",
         note="Dark: forward; light: backward; below the ranks, the exchange of each job's gradients. Gaps are idle. A "
         "timeline that is too long is cut.",
-        choices=(Choice(name="run", label="Policy", options=tuple(timeline.label for timeline, _ in runs)),),
+        choices=(
+            Choice(
+                name="run",
+                label="Policy",
+                options=tuple(timeline.label for timeline, _ in runs),
+                default=len(runs) - 1,
+            ),
+        ),
         figures={(number,): _bars(timeline) for number, (timeline, _) in enumerate(runs)},
     )
 
@@ -154,7 +167,7 @@ def _bars(timeline: Timeline) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def _runs_table(runs: Sequence[_Run], best: float) -> str:
+def _runs_table(runs: Sequence[_Run]) -> str:
     columns: list[Column[_Run]] = [
         Column(title="policy", value=lambda run: run[0].policy),
         Column(title="backward", value=lambda run: run[1].backward),
@@ -171,7 +184,7 @@ def _runs_table(runs: Sequence[_Run], best: float) -> str:
         Column(title="idlest rank", value=lambda run: min(run[1].utilisation), text=_share),
         Column(title="busiest rank", value=lambda run: max(run[1].utilisation), text=_share),
     ]
-    return table("policies", columns, runs, setting_columns=2, is_best=lambda run: run[1].efficiency == best)
+    return table("policies", columns, runs, setting_columns=2)
 
 
 def _jobs_table(jobs: Sequence[_JobOfRun]) -> str:
