@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import partner
 from bagpipe.schedule.ir.ops import OPS
-from bagpipe.schedule.ir.program import Program, overlapping_units, units_per_batch
+from bagpipe.schedule.ir.program import Program, overlapping_units, unit_counts, units_per_batch
 
 __all__ = ["misplaced_messages", "unmatched_pairs", "unmatched_tags"]
 
@@ -93,7 +93,7 @@ _TAKERS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("B", "I", "X_EMBED_
 
 def misplaced_messages(program: Program) -> Iterator[str]:
     """R4: a SEND follows a producer of its value on the same lane, a RECV precedes all consumers."""
-    micro = program.micro_per_batch
+    counts = unit_counts(program.stages)
     lane_of: dict[tuple[int, int, str, int], tuple[str, int]] = {}
     atoms = [
         (lane, position, atom)
@@ -108,11 +108,11 @@ def misplaced_messages(program: Program) -> Iterator[str]:
         role = OPS[atom.op].role
         if role not in ("send", "recv"):
             continue
-        units = units_per_batch(micro, (atom.stage, atom.op), atom.peer)
+        units = units_per_batch(counts, (atom.stage, atom.op), atom.peer)
         batch, unit = divmod(atom.index or 0, units)
         ends = []
         for op in (_MAKERS if role == "send" else _TAKERS)[atom.op[-1]]:
-            others = units_per_batch(micro, (atom.stage, op))
+            others = units_per_batch(counts, (atom.stage, op))
             ends += [
                 (op, batch * others + other, lane_of[key])
                 for other in overlapping_units(unit, units, others)

@@ -54,7 +54,7 @@ def _complete(program: Program) -> Iterator[str]:
     REC appears at most once per micro-batch: those without it keep their activations.
     """
     indices: dict[tuple[int, int, str, int | None], Counter[int]] = defaultdict(Counter)
-    num_batches, micro = program.num_batches(), unit_counts(program.stages)
+    num_batches, units = program.num_batches(), unit_counts(program.stages)
     for atom in program.atoms():
         if atom.index is not None:
             indices[atom.stage, atom.pipe, atom.op, atom.peer][atom.index] += 1
@@ -64,7 +64,7 @@ def _complete(program: Program) -> Iterator[str]:
         if twice is not None:
             yield f"{replace(first, index=twice).text} appears {counts[twice]} times"
         if op not in ("B", "I", "W", "REC"):  # either form of backward is valid; they are counted together below
-            yield from _gap(first, set(counts), num_batches * units_per_batch(micro, (stage, op), peer))
+            yield from _gap(first, set(counts), num_batches * units_per_batch(units, (stage, op), peer))
     if program.semantics == "partial":
         return
     trained = {(stage, pipe) for stage, pipe, op, _ in indices if op in ("B", "I", "W")}
@@ -146,7 +146,7 @@ def _whole_gradients(program: Program) -> Iterator[str]:
     """
     if program.semantics == "partial":
         return
-    micro = program.micro_per_batch
+    counts = unit_counts(program.stages)
     gradients: dict[tuple[str, int, int], dict[str, tuple[int, Action]]] = defaultdict(dict)  # by lane, the last one
     optimizers: list[tuple[str, int, Action]] = []
     for lane, actions in program.lanes.items():
@@ -155,7 +155,7 @@ def _whole_gradients(program: Program) -> Iterator[str]:
                 if atom.index is None:
                     continue
                 if OPS[atom.op].role in ("backward", "weight_grad"):
-                    batch = atom.index // units_per_batch(micro, (atom.stage, atom.op))
+                    batch = atom.index // units_per_batch(counts, (atom.stage, atom.op))
                     gradients["stage", atom.stage, batch][lane] = (position, atom)
                 elif atom.op == "X_EMBED_GRAD":
                     gradients["rows", 0, atom.index][lane] = (position, atom)

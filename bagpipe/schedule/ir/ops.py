@@ -13,8 +13,9 @@ from typing import Literal
 
 __all__ = ["OPS", "TORCH_OPS", "Op", "Role", "Unit"]
 
-#: What an action's index counts: micro-batches of the stage, batches, or gathers of the stage's parameters.
-Unit = Literal["micro", "batch", "gather"]
+#: What an action's index counts: micro-batches of the stage, batches, gathers of the stage's parameters, or layers of
+#: the stage whose gradients are preconditioned.
+Unit = Literal["micro", "batch", "gather", "layer"]
 
 #: Kind of work. Checks and renderers use the role, not lists of names.
 Role = Literal[
@@ -66,6 +67,10 @@ def _gather(name: str, meaning: str) -> Op:
     return Op(name=name, unit="gather", role="weights", meaning=meaning, torch=True, index_optional=True, cost=0)
 
 
+def _exchange(name: str, meaning: str) -> Op:
+    return Op(name=name, unit="batch", role="other", meaning=meaning, cost=0)
+
+
 def _edge(name: str, role: Role, meaning: str) -> Op:
     return Op(name=name, unit="micro", role=role, meaning=meaning, peer=True, cost=0)
 
@@ -103,10 +108,23 @@ OPS: Mapping[str, Op] = _table(
     Op(name="OPT", unit="batch", role="weights", meaning="dense optimizer step of the stage"),
     Op(name="PRED", unit="batch", role="weights", meaning="predict the stage's weights for the batch's forwards"),
     Op(name="PRED_B", unit="batch", role="weights", meaning="predict the stage's weights for the batch's backwards"),
-    Op(name="COV_A", unit="batch", role="other", meaning="accumulate activation covariances (K-FAC)"),
-    Op(name="COV_G", unit="batch", role="other", meaning="accumulate gradient covariances (K-FAC)"),
-    Op(name="X_INV", unit="batch", role="other", meaning="invert covariances (K-FAC)"),
-    Op(name="PRECOND", unit="batch", role="other", meaning="precondition gradients (K-FAC)"),
+    Op(
+        name="COV_A",
+        unit="micro",
+        role="other",
+        meaning="add the micro-batch's input covariances to the factors (K-FAC)",
+    ),
+    Op(
+        name="COV_G",
+        unit="micro",
+        role="other",
+        meaning="add the micro-batch's output-gradient covariances to the factors (K-FAC)",
+    ),
+    _exchange("REDUCE_COV", "sum the factors over the holders of the stage (K-FAC)"),
+    Op(name="X_INV", unit="layer", role="other", meaning="invert the factors of one layer of the stage (K-FAC)"),
+    Op(name="PRECOND", unit="batch", role="other", meaning="precondition the stage's gradients (K-FAC)"),
+    _exchange("X_BCAST", "broadcast preconditioned gradients from their layers' owners to the other holders (K-FAC)"),
+    _exchange("X_KL", "the size of the step over all stages, which kappa limits (K-FAC)"),
     Op(name="USE", unit="micro", role="other", meaning="a moment of a batch that uses chunks of the dense part"),
     Op(name="CHUNK_IN", unit="micro", role="other", meaning="a chunk of the dense part comes to the device"),
     Op(name="CHUNK_OUT", unit="micro", role="other", meaning="a chunk of the dense part leaves the device"),

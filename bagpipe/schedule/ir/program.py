@@ -6,7 +6,8 @@
 An edge is a *template*: with ``X_INSERT -> F, delay 0`` every F of batch b waits for X_INSERT of batch b. Ops count in
 different units (M micro-batches of a stage, or 1 batch). An action waits for the source units whose share of the batch
 overlaps its own. This covers batch to micro-batch, micro-batch to batch, and stages with different micro-batches. An
-edge can name the units itself: gathers of parameters serve runs of micro-batches in the order of a lane.
+edge can name the units itself: gathers of parameters serve runs of micro-batches in the order of a lane. Layers of a
+stage are no shares of the batch: their edges lead to or from all units.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.ops import OPS
+from bagpipe.schedule.ir.ops import OPS, Unit
 
 __all__ = [
     "Edge",
@@ -29,6 +30,7 @@ __all__ = [
     "ResourceKind",
     "Semantics",
     "Stage",
+    "UnitCounts",
     "overlapping_units",
     "unit_counts",
     "units_per_batch",
@@ -41,6 +43,9 @@ Semantics = Literal["sync", "delay", "stash", "predict", "partial"]
 
 #: (stage, op): the ends of edges, and the key of progress counters.
 OpKey = tuple[int, str]
+
+#: Unit of an op -> stage number -> such units per batch; a missing stage has 1.
+UnitCounts = Mapping[Unit, Mapping[int, int]]
 
 #: Hazard name -> function of the waiting batch that returns the batch to wait for (-1: none).
 Hazards = Mapping[str, Callable[[int], int]]
@@ -75,6 +80,7 @@ class Stage:
         shares: number of the stage whose parameters this one uses; None: it has its own.
         part, parts: which part of each micro-batch it takes, of how many.
         gathers: times that its parameters are gathered per batch.
+        layers: layers whose gradients are preconditioned.
     """
 
     number: int
@@ -84,6 +90,7 @@ class Stage:
     part: int = 0
     parts: int = 1
     gathers: int = 1
+    layers: int = 1
 
     @property
     def parameters(self) -> int:
@@ -137,6 +144,8 @@ class Edge:
         """Units of the source that a unit waits for, out of `units` of the waiting op and `src_units` of the source."""
         if self.units:
             return [source for source, waiting in self.units if waiting == unit]
+        if OPS[self.dst].unit == "layer" or OPS[self.src].unit == "layer":
+            return range(src_units)
         return overlapping_units(unit, units, src_units)
 
     @property
@@ -156,34 +165,33 @@ def overlapping_units(unit: int, units: int, src_units: int) -> range:
 _SENDERS: Mapping[str, int] = {"RECV_F": -1, "RECV_B": 1}
 
 
-def units_per_batch(micro_per_batch: Mapping[int, int], key: OpKey, peer: int | None = None) -> int:
-    """Units of (stage, op) per batch: 1, the stage's micro-batches, or the gathers of its parameters.
+def units_per_batch(counts: UnitCounts, key: OpKey, peer: int | None = None) -> int:
+    """Units of (stage, op) per batch: 1, the stage's micro-batches, the gathers of its parameters, or its layers.
 
     Messages count micro-batches of the sending stage, on both sides.
 
     Args:
-        micro_per_batch: stage number -> micro-batches; a missing stage has 1. With gathers: see `unit_counts`.
+        counts: of the stages; see `unit_counts`.
         key: stage and op.
         peer: the stage at the other end, for ops that name one.
     """
-    stage, op = key
-    if OPS[op].unit == "batch":
+    stage, name = key
+    op = OPS[name]
+    if op.unit == "batch":
         return 1
-    if OPS[op].unit == "gather":
-        return micro_per_batch.get(~stage, 1)
-    if OPS[op].role == "recv":
-        stage = peer if peer is not None else stage + _SENDERS.get(op, 0)
-    return micro_per_batch.get(stage, 1)
+    if op.role == "recv":
+        stage = peer if peer is not None else stage + _SENDERS.get(name, 0)
+    return counts[op.unit].get(stage, 1)
 
 
-def unit_counts(stages: Iterable[Stage]) -> Mapping[int, int]:
-    """Stage number -> micro-batches per batch, and ``~number`` -> gathers per batch if there are several."""
-    counts: dict[int, int] = {}
-    for stage in stages:
-        counts[stage.number] = stage.micro_per_batch
-        if stage.gathers > 1:
-            counts[~stage.number] = stage.gathers
-    return counts
+def unit_counts(stages: Iterable[Stage]) -> UnitCounts:
+    """Units per batch of all stages, by unit."""
+    stages = tuple(stages)
+    return {
+        "micro": {stage.number: stage.micro_per_batch for stage in stages},
+        "gather": {stage.number: stage.gathers for stage in stages if stage.gathers > 1},
+        "layer": {stage.number: stage.layers for stage in stages if stage.layers > 1},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +227,9 @@ class Program:
 
     def num_batches(self) -> int:
         """Number of batches that the indices span."""
+        counts = unit_counts(self.stages)
         indexed = [(atom, atom.index) for atom in self.atoms() if atom.index is not None]
         return max(
-            (index // self.units_per_batch((atom.stage, atom.op), atom.peer) + 1 for atom, index in indexed), default=0
+            (index // units_per_batch(counts, (atom.stage, atom.op), atom.peer) + 1 for atom, index in indexed),
+            default=0,
         )

@@ -16,6 +16,11 @@ def test_extension_names_cannot_be_misread_as_a_torch_op(name: str) -> None:
     assert not name.startswith(tuple(TORCH_OPS)), "torch's parser reads only a prefix"
 
 
+def test_second_order_work_counts_micro_batches_layers_and_batches() -> None:
+    units = {name: OPS[name].unit for name in ("COV_A", "COV_G", "X_INV", "REDUCE_COV", "PRECOND", "X_BCAST", "X_KL")}
+    assert list(units.values()) == ["micro", "micro", "layer", *4 * ["batch"]]
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_every_op_is_described_and_provides_known_ops(op: object) -> None:
     entry = OPS[op.name]  # type: ignore[attr-defined]

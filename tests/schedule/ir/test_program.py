@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.program import Edge, Program, Stage, overlapping_units
+from bagpipe.schedule.ir.program import Edge, Program, Stage, overlapping_units, unit_counts, units_per_batch
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,18 @@ def test_num_batches_counts_in_the_units_of_each_op() -> None:
     program = Program(lanes=lanes, stages=(Stage(number=0, micro_per_batch=2), Stage(number=1, micro_per_batch=2)))
     assert program.num_batches() == 3
     assert Program(lanes={}).num_batches() == 0
+
+
+def test_every_unit_is_counted_by_stage() -> None:
+    counts = unit_counts([Stage(number=0, micro_per_batch=4, gathers=2, layers=3), Stage(number=1)])
+    keys = ("F", "UNSHARD", "X_INV", "OPT")
+    assert [units_per_batch(counts, (0, op)) for op in keys] == [4, 2, 3, 1]
+    assert [units_per_batch(counts, (stage, op)) for stage in (1, 2) for op in keys] == 8 * [1]
+    assert units_per_batch(counts, (1, "RECV_F")) == 4, "micro-batches of the sender"
+
+
+def test_layers_are_no_shares_of_the_batch() -> None:
+    """Every layer waits for all micro-batches."""
+    assert list(Edge(src="COV_A", dst="X_INV").source_units(1, 2, 4)) == [0, 1, 2, 3]
+    assert list(Edge(src="X_INV", dst="PRECOND").source_units(0, 1, 3)) == [0, 1, 2]
+    assert list(Edge(src="F", dst="B").source_units(1, 4, 4)) == [1]
