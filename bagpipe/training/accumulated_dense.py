@@ -22,7 +22,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.dense_state import random_state, restore_random_state
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
-from bagpipe.schedule.builders.prefetch_loop import declare_accumulation
+from bagpipe.schedule.builders.whole_model import declare_accumulation
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import WholeDense

@@ -29,7 +29,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
-from bagpipe.schedule.builders.prefetch_loop import declare_dense
+from bagpipe.schedule.builders.whole_model import declare_dense
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense_parameters import DenseParameters, GradientSum, ShardedParameters, WholeParameters

@@ -11,11 +11,11 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.runner import Runner
 from bagpipe.schedule.builders.prefetch_loop import (
-    declare_accumulation,
     declare_reading,
     declare_rows,
     declare_update,
 )
+from bagpipe.schedule.builders.whole_model import declare_accumulation
 from bagpipe.schedule.ir.loop_builder import LoopBuilder
 from bagpipe.testing.recording_streams import RecordingStreams
 from tests.pipeline.loops import Tape

@@ -53,6 +53,7 @@ all parts, for the command line and for checks.
 from __future__ import annotations
 
 from bagpipe.errors import ScheduleError
+from bagpipe.schedule.builders.whole_model import declare_dense
 from bagpipe.schedule.ir.loop import Loop, Template
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import Stage
@@ -64,8 +65,6 @@ __all__ = [
     "FETCH_AFTER",
     "READY_AFTER",
     "TURN",
-    "declare_accumulation",
-    "declare_dense",
     "declare_evaluation",
     "declare_evaluation_exchange",
     "declare_evaluation_rows",
@@ -194,40 +193,6 @@ def declare_exchange(
     for op in ("X_ACK", "X_PREPULL"):
         loop.hazard(Point.UPDATE, op, READY_AFTER, evict_lag)
     loop.capacity("X_ACK", Point.READ, loop.read_ahead + write_depth)  # the plan of a batch is kept for so long
-
-
-def declare_dense(loop: LoopBuilder, *, microbatches: int = 1) -> None:
-    """Forward, backward and optimizer step of the whole model, in one lane.
-
-    Forwards and backwards of micro-batches alternate, so that one micro-batch's activations are alive at a time.
-    """
-    loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
-    loop.lane("compute", *(Template(op=op, unit=unit) for unit in range(microbatches) for op in ("F", "B")), "OPT")
-    loop.edge(Point.ROWS_READY, "F")
-    loop.edge("F", "B")
-    loop.edge("B", "OPT")
-    loop.provide(Point.LOOKUP, "F")
-    loop.provide(Point.FORWARD, "F")
-    loop.provide(Point.GRADIENTS, "B")
-    loop.provide(Point.STEP, "OPT")
-    loop.provide(Point.WEIGHTS, "OPT")
-
-
-def declare_accumulation(loop: LoopBuilder, *, microbatches: int) -> None:
-    """One optimizer step of the whole model for several micro-batches, in one lane. Their rows are updated together."""
-    loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
-    units = (Template(op=op, unit=unit) for unit in range(microbatches) for op in ("F", "B"))
-    loop.lane("compute", "X_EMBED", *units, "X_EMBED_GRAD", "OPT")
-    loop.edge(Point.ROWS_READY, "X_EMBED")
-    loop.edge("X_EMBED", "F")
-    loop.edge("F", "B")
-    loop.edge("B", "X_EMBED_GRAD")
-    loop.edge("X_EMBED_GRAD", "OPT")
-    loop.provide(Point.LOOKUP, "X_EMBED")
-    loop.provide(Point.FORWARD, "F")
-    loop.provide(Point.GRADIENTS, "X_EMBED_GRAD")
-    loop.provide(Point.STEP, "OPT")
-    loop.provide(Point.WEIGHTS, "OPT")
 
 
 def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
