@@ -15,7 +15,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 
-__all__ = ["Memory", "memory_problems", "peak_bytes"]
+__all__ = ["Memory", "memory_problems", "peak_bytes", "waiting_covariances"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,24 @@ def _live_bytes(actions: tuple[Action, ...], memory: Memory) -> Iterator[tuple[A
                 freed += whole
         yield action, live
         live -= freed
+
+
+def waiting_covariances(actions: tuple[Action, ...]) -> tuple[int, int]:
+    """Most micro-batches of a lane whose layers' inputs, and whose output gradients, wait for COV_A and for COV_G.
+
+    They are kept until then, whatever a backward frees. Inputs of a recomputed micro-batch exist from its REC on.
+    """
+    atoms = [atom for action in actions for atom in action.atoms]
+    recomputed = {(atom.stage, atom.index) for atom in atoms if atom.op == "REC"}
+    measured = {atom.stage for atom in atoms if atom.op == "COV_A"}
+    live, peaks = [0, 0], [0, 0]
+    for atom in (atom for atom in atoms if atom.stage in measured):
+        role = OPS[atom.op].role
+        is_kept = role == "forward" and (atom.stage, atom.index) not in recomputed
+        live[0] += (is_kept or atom.op == "REC") - (atom.op == "COV_A")
+        live[1] += (role in ("backward", "weight_grad")) - (atom.op == "COV_G")
+        peaks = [max(pair) for pair in zip(live, peaks, strict=True)]
+    return peaks[0], peaks[1]
 
 
 def memory_problems(program: Program, memory: Memory) -> Iterator[str]:

@@ -10,7 +10,7 @@ gather and reduce in one order, since these actions are exchanges among them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.ir.actions import Action
@@ -18,7 +18,7 @@ from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Program
 
-__all__ = ["residency_problems"]
+__all__ = ["crossed_exchanges", "residency_problems"]
 
 _USES = ("forward", "backward", "input_grad", "weight_grad")
 
@@ -32,7 +32,7 @@ def residency_problems(program: Program) -> Iterator[str]:
         for lane, actions in program.lanes.items():
             yield from _in_one_lane(lane, actions)
         return
-    yield from _one_order(program)
+    yield from crossed_exchanges(program, ("UNSHARD", "REDUCE_GRAD"))
     try:
         graph = Graph(program)
     except ScheduleError:
@@ -59,13 +59,13 @@ def _in_one_lane(lane: str, actions: tuple[Action, ...]) -> Iterator[str]:
             yield f"lane {lane}: {atom.text} comes before {atom.stage}UNSHARD"
 
 
-def _one_order(program: Program) -> Iterator[str]:
-    """Exchanges of parameters that several lanes hold."""
+def crossed_exchanges(program: Program, ops: Collection[str]) -> Iterator[str]:
+    """Exchanges of parameters that several lanes hold, in orders that differ."""
     parameters = {stage.number: stage.parameters for stage in program.stages}
     exchanges: dict[str, list[tuple[int, str, int | None]]] = defaultdict(list)
     for lane, actions in program.lanes.items():
         for atom in (atom for action in actions for atom in action.atoms):
-            if atom.op in ("UNSHARD", "REDUCE_GRAD"):
+            if atom.op in ops:
                 exchanges[lane].append((parameters.get(atom.stage, atom.stage), atom.op, atom.index))
     lanes = sorted(exchanges)
     for number, lane in enumerate(lanes):

@@ -1,7 +1,7 @@
 """The rules of a valid program, as a table of functions that yield complaints.
 
     edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7, in `versions`) ·
-    row-hazards (R8) · one-lane (R9) · gradients (R10) · whole-parameters (in `residency`)
+    row-hazards (R8) · one-lane (R9) · gradients (R10) · whole-parameters (in `residency`) · factors (in `factors`)
 
 R3, no deadlock, is checked by `Graph.order`; R5, stages cover a model, in `cover`; R6, memory, in `memory`.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from bagpipe.schedule.analysis.factors import factor_problems
 from bagpipe.schedule.analysis.messages import misplaced_messages, unmatched_pairs, unmatched_tags
 from bagpipe.schedule.analysis.residency import residency_problems
 from bagpipe.schedule.analysis.versions import version_problems
@@ -85,11 +86,17 @@ def _gap(first: Action, found: set[int], expected: int) -> Iterator[str]:
         yield f"{lacking} is missing; expected {first.text} to {last}"
 
 
-_ORDER = (("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I", "W"))
+_ORDER = (
+    ("F", "B"), ("F", "I"), ("F", "REC"), ("REC", "B"), ("REC", "I"), ("I", "W"),
+    ("F", "COV_A"), ("REC", "COV_A"), ("B", "COV_G"), ("W", "COV_G"),
+)  # fmt: skip
 
 
 def _lane_order(program: Program) -> Iterator[str]:
-    """R2: in a lane, F precedes its backward, I precedes W, and REC lies between F and the backward."""
+    """R2: in a lane, F precedes its backward, I precedes W, and REC lies between F and the backward.
+
+    Covariances come after what makes their values.
+    """
     for lane, actions in program.lanes.items():
         positions = {
             (atom.stage, atom.op, atom.index, atom.pipe): position
@@ -105,7 +112,7 @@ def _lane_order(program: Program) -> Iterator[str]:
 def _one_lane(program: Program) -> Iterator[str]:
     """R9: all actions of an op, stage and pipe are on one lane, since progress is counted per op.
 
-    F, B, I, W and REC of a stage share a lane, which holds its activations and parameters.
+    F, B, I, W, REC and the work of K-FAC of a stage share a lane, which holds its activations and parameters.
     """
     home: dict[tuple[int, str, int], tuple[str, str]] = {}
     for lane, actions in program.lanes.items():
@@ -121,7 +128,7 @@ def _one_lane(program: Program) -> Iterator[str]:
                 return
 
 
-_COMPUTE = ("F", "B", "I", "W", "REC")
+_COMPUTE = ("F", "B", "I", "W", "REC", "COV_A", "COV_G", "X_INV", "PRECOND")
 
 
 #: (src, dst) of the row hazards: actions that touch the same rows, which the plan orders.
@@ -140,7 +147,7 @@ def _row_hazards(program: Program) -> Iterator[str]:
 
 
 def _whole_gradients(program: Program) -> Iterator[str]:
-    """R10: an optimizer acts once per batch, after all gradients of the batch, by lane order or edges.
+    """R10: an optimizer acts once per batch, after all gradients of the batch, by lane order or edges; so does PRECOND.
 
     Row gradients come from the backwards of the rows' stage, or from X_EMBED_GRAD.
     """
@@ -173,7 +180,7 @@ def _whole_gradients(program: Program) -> Iterator[str]:
                 yield f"{atom.text} {where} {gradient.text} of the same batch"
 
 
-_OPTIMIZERS = ("OPT", "X_UPDATE")
+_OPTIMIZERS = ("OPT", "X_UPDATE", "PRECOND")
 
 
 def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]]]:
@@ -205,5 +212,6 @@ RULES: tuple[Rule[Program], ...] = (
     Rule("versions", "actions use the weight versions that the semantics allow, and that exist", version_problems),
     Rule("row-hazards", "row hazards have an edge", _row_hazards),
     Rule("gradients", "optimizers act after every backward of the batch", _whole_gradients),
+    Rule("factors", "inverses are of whole factors, and come before the gradients they precondition", factor_problems),
     Rule("whole-parameters", "stages compute between UNSHARD and RESHARD, and step outside", residency_problems),
 )

@@ -11,17 +11,17 @@ the new parameters before the next forward.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
 
-__all__ = ["Holder", "add_optimizer", "add_reduce_grad", "add_unshard", "holders_of", "reduce_lane"]
+__all__ = ["Holder", "add_optimizer", "add_reduce_grad", "add_unshard", "holders_of", "on_reduce_lanes", "reduce_lane"]
 
 
 def reduce_lane(process: int) -> str:
-    """Name of the lane with a process's REDUCE_GRADs and UNSHARDs."""
+    """Name of the lane with a process's REDUCE_GRADs, UNSHARDs and other exchanges of parameters."""
     return f"reduce{process}"
 
 
@@ -37,7 +37,7 @@ def add_reduce_grad(program: Program, home: Mapping[str, int]) -> Program:
         for holders in holders_of(program, home)
         for stage in _numbers(holders)
     ]
-    return _on_reduce_lanes(program, home, "REDUCE_GRAD", edges)
+    return on_reduce_lanes(program, home, holders_of(program, home), "REDUCE_GRAD", edges)
 
 
 def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
@@ -77,20 +77,23 @@ def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
         first = holders[0].stage
         edges.append(Edge(src="OPT", src_stage=first, dst="UNSHARD", dst_stage=first))
         edges += [Edge(src="UNSHARD", src_stage=first, dst="F", dst_stage=n, delay=1) for n in _numbers(holders)]
-    return _on_reduce_lanes(program, home, "UNSHARD", edges)
+    return on_reduce_lanes(program, home, holders_of(program, home), "UNSHARD", edges)
 
 
-def _on_reduce_lanes(program: Program, home: Mapping[str, int], op: str, edges: Iterable[Edge]) -> Program:
-    """The program with an action per batch, process and set of parameters, behind those of its batch in a reduce lane.
+def on_reduce_lanes(
+    program: Program, home: Mapping[str, int], sets: Iterable[Sequence[Holder]], op: str, edges: Iterable[Edge]
+) -> Program:
+    """The program with an action per batch and set of parameters, behind those of its batch in a reduce lane.
 
     Args:
         program: a program with backwards.
         home: lane -> the process that runs it.
+        sets: of `holders_of`, in its order.
         op: of the actions.
         edges: added with them.
     """
     added: dict[str, list[Action]] = {}
-    for holders in holders_of(program, home):
+    for holders in sets:
         first = holders[0]
         row = added.setdefault(reduce_lane(home[first.lane]), [])
         row += [Action(first.stage, op, batch, pipe=first.pipe) for batch in range(program.num_batches())]

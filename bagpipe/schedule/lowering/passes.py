@@ -1,7 +1,7 @@
 """Every lowering pass by name. `step_program` composes the same passes for training.
 
-flatten-pipes ─> recompute ─> embedding ─> reduce-grad ─> optimizer ─> unshard | gathers ─> sends ─> defer-receives
-                                                                                                └─> separate-receives
+flatten-pipes ─> recompute ─> embedding ─> reduce-grad ─> optimizer ─┬─> unshard | gathers ─┬─> sends ─> defer-receives
+                                                                     └─> precondition ──────┘     └─> separate-receives
 merge-input-weight, unshard-reshard: for tables exchanged with PyTorch
 """
 
@@ -13,6 +13,7 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.lowering.embedding import add_embedding
 from bagpipe.schedule.lowering.gathers import add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard
+from bagpipe.schedule.lowering.precondition import Preconditioning, add_preconditioning
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.recompute import add_recompute
 from bagpipe.schedule.lowering.rewrite import add_unshard_reshard, flatten_pipes, merge_input_weight
@@ -23,6 +24,12 @@ __all__ = ["PASSES", "Pass"]
 #: (program, lane -> the process that runs it) -> program.
 Pass = Callable[[Program, Mapping[str, int]], Program]
 
+
+def _one_layer_per_stage(program: Program) -> Preconditioning:
+    trained = {atom.stage for atom in program.atoms() if atom.op in ("B", "W")}
+    return Preconditioning(layers={s.parameters: 1 for s in program.stages if s.number in trained})
+
+
 PASSES: Mapping[str, Pass] = {
     "flatten-pipes": lambda program, home: flatten_pipes(program),
     "recompute": lambda program, home: add_recompute(program, {stage.number: 1.0 for stage in program.stages}),
@@ -31,6 +38,7 @@ PASSES: Mapping[str, Pass] = {
     "optimizer": add_optimizer,
     "unshard": add_unshard,
     "gathers": add_gathers,
+    "precondition": lambda program, home: add_preconditioning(program, home, _one_layer_per_stage(program)),
     "sends": add_sends,
     "defer-receives": defer_receives,
     "separate-receives": separate_receives,

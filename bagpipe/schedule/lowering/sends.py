@@ -26,6 +26,8 @@ __all__ = ["add_sends", "defer_receives"]
 
 #: Ops whose results pass between processes -> F (an output) or B (a gradient).
 _DIRECTIONS: Mapping[str, str] = {"F": "F", "X_EMBED": "F", "I": "B", "B": "B"}
+#: Ops that exchange between processes themselves what they wait for.
+_EXCHANGES = frozenset({"X_KL"})
 #: Direction -> step to the next stage of a chain.
 _STEPS: Mapping[str, int] = {"F": 1, "B": -1}
 
@@ -131,7 +133,7 @@ def _links(program: Program, home: Mapping[str, int], torch_names: bool) -> dict
         receivers = lanes.get(edge.dst_key, {})
         for pipe, sender in lanes.get(edge.src_key, {}).items():
             receiver = receivers.get(pipe) or next(iter(receivers.values()), sender)
-            if edge.kind != "data" or home[sender] == home[receiver]:
+            if edge.kind != "data" or home[sender] == home[receiver] or edge.dst in _EXCHANGES:
                 continue
             if edge.src not in _DIRECTIONS or edge.delay or edge.src_stage == edge.dst_stage:
                 raise ScheduleError(

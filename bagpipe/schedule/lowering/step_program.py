@@ -5,6 +5,9 @@ compute1            F0 B0 …                   OPT
 reduce0                          REDUCE_GRAD  UNSHARD  lane of process 0, if several ranks hold its stages; UNSHARD if
                                                        they divide them, and RESHARD if they divide the parameters
 recv2                                                  RECVs, where compute lanes choose their order (`receives`)
+
+With second-order work, COV_A, COV_G, X_INV and PRECOND are in the compute lanes, and its exchanges in the reduce lanes
+(`precondition`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.costs import Costs
 from bagpipe.schedule.builders.asynchronous import drained
 from bagpipe.schedule.builders.one_f_one_b import one_f_one_b
 from bagpipe.schedule.ir.loop import Template
@@ -24,6 +28,7 @@ from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.gathers import ACTIVE_STAGES, add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
+from bagpipe.schedule.lowering.precondition import Preconditioning, add_preconditioning, check_preconditioned
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.recompute import add_recompute
 from bagpipe.schedule.lowering.replicas import replicate_stages
@@ -50,6 +55,8 @@ def step_program(
     shards: bool = False,
     gathers: bool = False,
     active_stages: int = ACTIVE_STAGES,
+    preconditioning: Preconditioning | None = None,
+    costs: Costs | None = None,
 ) -> StepProgram:
     """One batch of dense stages, ready to run.
 
@@ -70,10 +77,12 @@ def step_program(
         gathers: each holder of a stage has its share of the parameters only, and gathers them for its computations
             (`add_gathers`).
         active_stages: see `add_gathers`.
+        preconditioning: second-order work of the stages; None: there is none.
+        costs: durations by which it is put into gaps; see `cost_function`. Its actions are named as in the program.
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
-            wrong, or weights have versions and are to be divided.
+            wrong, weights have versions and are to be divided, or the schedule takes no second-order work.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
@@ -105,6 +114,11 @@ def step_program(
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
+    if preconditioning is not None:
+        check_preconditioned(found)
+        if shards or gathers:
+            raise ScheduleError("stages that are divided among their holders cannot be preconditioned")
+        program = add_preconditioning(program, home, preconditioning, costs)
     if (shards or gathers) and loop is not None:
         raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
     if gathers:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.schedule.analysis.memory import Memory, memory_problems, peak_bytes
+from bagpipe.schedule.analysis.memory import Memory, memory_problems, peak_bytes, waiting_covariances
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.ir.program import Program
 from tests.schedule.dense import dense
@@ -52,3 +52,18 @@ def test_with_one_byte_per_activation_it_is_the_number_in_flight(name: str) -> N
     memory = Memory(activation_bytes={stage.number: 1 for stage in program.stages})
     for use in simulate(program, memory=memory).lanes.values():
         assert use.peak_bytes == use.peak_in_flight
+
+
+@pytest.mark.parametrize(
+    ("cells", "inputs", "gradients"),
+    [
+        ("0F0 0COV_A0 0B0 0COV_G0 0F1 0COV_A1 0B1 0COV_G1", 1, 1),
+        ("0F0 0F1 0B0 0COV_G0 0B1 0COV_A0 0COV_A1 0COV_G1", 2, 1),
+        ("0F0 0F1 0I0 0I1 0W0 0W1 0COV_A0 0COV_A1 0COV_G0 0COV_G1", 2, 2),
+        ("0F0 0F1 0REC0 0B0 0COV_A0 0COV_G0 0REC1 0B1 0COV_A1 0COV_G1", 1, 1),
+        ("0F0 1F0 1B0 0B0 0COV_A0 0COV_G0", 1, 1),  # stage 1 has no such work
+        ("0F0 0B0", 0, 0),
+    ],
+)
+def test_values_are_kept_until_their_covariances_are_added(cells: str, inputs: int, gradients: int) -> None:
+    assert waiting_covariances(lanes(a=cells)["a"]) == (inputs, gradients)

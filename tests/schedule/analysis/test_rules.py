@@ -49,6 +49,19 @@ BROKEN = {
     "gradients: 0OPT0 does not wait for 0B0 of the same batch": Program(
         lanes=lanes(a="0F0 0B0", b="0REDUCE_GRAD0", c="0OPT0"), edges=(Edge(src="REDUCE_GRAD", dst="OPT"),)
     ),
+    "gradients: 0PRECOND0 comes before 0B1 of the same batch": Program(
+        lanes=lanes(a="0F0 0B0 0F1 0PRECOND0 0B1"), stages=(Stage(number=0, micro_per_batch=2),)
+    ),
+    "order: lane a: 0COV_A0 comes before 0F0": Program(lanes=lanes(a="0COV_A0 0F0")),
+    "order: lane a: 0COV_A0 comes before 0REC0": Program(lanes=lanes(a="0F0 0COV_A0 0REC0 0B0")),
+    "order: lane a: 0COV_G0 comes before 0W0": Program(lanes=lanes(a="0F0 0I0 0COV_G0 0W0")),
+    "one-lane: 0COV_A is on lane b, 0F on a": Program(lanes=lanes(a="0F0", b="0COV_A0")),
+    "complete: 0X_INV1 is missing; expected 0X_INV0 to 0X_INV1": Program(
+        lanes=lanes(a="0X_INV0"), stages=(Stage(number=0, layers=2),)
+    ),
+    "factors: no X_INV waits for 0COV_G": Program(
+        lanes=lanes(a="0F0 0B0 0COV_A0 0COV_G0 0X_INV0 0PRECOND0"), edges=(Edge(src="COV_A", dst="X_INV"),)
+    ),
     "whole-parameters: 0F0 waits for no UNSHARD": Program(lanes=lanes(a="0F0", b="0UNSHARD0 0RESHARD0")),
 }
 

@@ -53,6 +53,15 @@ def test_micro_batches_of_different_sizes() -> None:
     }
 
 
+def test_the_size_of_the_step_is_exchanged_without_messages() -> None:
+    edges = tuple(Edge(src="PRECOND", src_stage=stage, dst="X_KL") for stage in (0, 1))
+    program = Program(lanes=lanes(a="0PRECOND0 0X_KL0", b="1PRECOND0"), edges=edges)
+    assert add_sends(program, {"a": 0, "b": 1}).lanes == program.lanes
+    with pytest.raises(ScheduleError, match="only outputs and gradients pass between processes"):
+        add_sends(dataclasses.replace(program, edges=(Edge(src="PRECOND", dst="OPT", src_stage=1),), lanes=lanes(
+            a="0OPT0", b="1PRECOND0")), {"a": 0, "b": 1})  # fmt: skip
+
+
 SOURCE = Program(
     lanes=lanes(a="2X_EMBED0 0F0 0F1 0B0 0B1 2X_EMBED_GRAD0", b="1F0 1F1 1B0 1B1"),
     edges=(
