@@ -1,7 +1,7 @@
 """`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
 
-    flags ──SCHEDULES──> Program ──--recompute-share, --lower──check──> csv, --versions
-                                                                 └─simulate(--cost, --latency)──> grid, svg, …, json
+    flags ──SCHEDULES──> Program ──--recompute-share, --precondition, --lower──check──> csv, --versions
+                                                                                └─simulate(--cost, --latency)──> grid, …
 
 ``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
 measurement without them belongs to another model. zb-auto chooses its order by ``--cost`` and ``--latency``.
@@ -11,36 +11,45 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError, ScheduleError
 from bagpipe.schedule.analysis.check import check
+from bagpipe.schedule.analysis.periodic import periodic
 from bagpipe.schedule.analysis.simulate import Simulation, simulate
 from bagpipe.schedule.formats import render
 from bagpipe.schedule.formats.cost_text import amount, check_complete, check_stages, costs_of_json, costs_of_text
 from bagpipe.schedule.formats.order_text import recorded_program
+from bagpipe.schedule.formats.placement_text import (
+    PlacementFigures,
+    layers_of_text,
+    placement_summary,
+    placement_text,
+)
 from bagpipe.schedule.formats.version_text import version_text
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import parse_stage_graph
-from bagpipe.schedule.lowering.optimizer import reduce_lane
+from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
 from bagpipe.schedule.lowering.passes import PASSES
+from bagpipe.schedule.lowering.precondition import Preconditioning, check_preconditioned, place_preconditioning
 from bagpipe.schedule.lowering.recompute import AUTO, add_recompute, shares_of_text
+from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from bagpipe.schedule.registry import SCHEDULES
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule, Schedule
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
 
-def _json(simulation: Simulation) -> str:
-    return json.dumps(render.summary(simulation), indent=2) + "\n"
+def _json(simulation: Simulation, figures: PlacementFigures | None) -> str:
+    summary = render.summary(simulation)
+    if figures is not None:
+        summary["precondition"] = placement_summary(figures)
+    return json.dumps(summary, indent=2) + "\n"
 
 
-#: Formats that show the simulation; csv shows the program.
-_DRAWN: Mapping[str, Callable[[Simulation], str]] = {"json": _json, **render.RENDERERS}
-
-FORMATS = ("csv", *_DRAWN)
+FORMATS = ("csv", "json", *render.RENDERERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _option_arguments(child, schedule)
         if _recomputes(schedule):
             _recompute_arguments(child, schedule)
+        if isinstance(schedule, DenseSchedule):
+            _precondition_arguments(child)
         if isinstance(schedule, DynamicSchedule):
             child.add_argument(
                 "--orders", default="", metavar="FILE", help="show an order of this file of pipeline.record; checks all"
@@ -107,6 +118,18 @@ def _recompute_arguments(parser: argparse.ArgumentParser, schedule: Schedule) ->
     )  # fmt: skip
 
 
+def _precondition_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precondition", default="", metavar="N,…",
+        help="layers of each stage whose gradients K-FAC preconditions, or one number per stage; its work is put into "
+        "gaps; default: none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precondition-lag", type=int, default=0, metavar="N",
+        help="of --precondition: 1, with the inverses of the batch before; default: 0",
+    )  # fmt: skip
+
+
 def run(flags: argparse.Namespace) -> str:
     """The schedule as text in the requested format.
 
@@ -123,6 +146,9 @@ def run(flags: argparse.Namespace) -> str:
     program = _program(schedule, {**values, "costs": costs, "latency": latency}, flags)
     if _recomputes(schedule):
         program = _recomputing(program, flags)
+    figures = None
+    if isinstance(schedule, DenseSchedule):
+        program, figures = _preconditioning(program, schedule, flags, costs, latency)
     program = _lowered(program, flags.lower)
     check(program)
     if flags.versions:
@@ -134,9 +160,13 @@ def run(flags: argparse.Namespace) -> str:
         raise InputError(f"--width: expected at least 300 pixels, got {flags.width}")
     if flags.format == "csv":
         return render.csv(program)
+    simulation = simulate(program, costs, latency=latency)
+    if flags.format == "json":
+        return _json(simulation, figures)
     if flags.format == "svg":
-        return render.svg(simulate(program, costs, latency=latency), width_px=flags.width)
-    return _DRAWN[flags.format](simulate(program, costs, latency=latency))
+        return render.svg(simulation, width_px=flags.width)
+    drawn = render.RENDERERS[flags.format](simulation)
+    return drawn + placement_text(figures) if figures and flags.format == "grid" else drawn
 
 
 def _program(schedule: Schedule, values: Mapping[str, Any], flags: argparse.Namespace) -> Program:
@@ -162,6 +192,32 @@ def _recomputing(program: Program, flags: argparse.Namespace) -> Program:
         return add_recompute(program, shares_of_text(text, program, limit_bytes=limit))
     except ScheduleError as error:
         raise InputError(f"--recompute-share: {error}") from None
+
+
+def _preconditioning(
+    program: Program, schedule: DenseSchedule, flags: argparse.Namespace, costs: Mapping[str, float], latency: float
+) -> tuple[Program, PlacementFigures | None]:
+    """The program with the second-order work that is asked for, with each lane a process."""
+    if not flags.precondition:
+        if flags.precondition_lag:
+            raise InputError(f"--precondition-lag: {flags.precondition_lag} needs --precondition, got none")
+        return program, None
+    try:
+        check_preconditioned(schedule)
+        layers = layers_of_text(flags.precondition, flags.stages)
+        program = flatten_pipes(program) if schedule.num_pipes > 1 else program
+        home = {lane: process for process, lane in enumerate(program.lanes)}
+        plain = add_optimizer(add_reduce_grad(program, home) if schedule.num_pipes > 1 else program, home)
+        work = Preconditioning(layers=layers, lag=flags.precondition_lag)
+        placed, placement = place_preconditioning(plain, home, work, costs, latency=latency)
+    except ScheduleError as error:
+        raise InputError(f"--precondition: {error}") from None
+    return placed, PlacementFigures(
+        placement=placement,
+        period=periodic(placed, costs, latency=latency).period,
+        period_plain=periodic(plain, costs, latency=latency).period,
+        makespan_plain=simulate(plain, costs, latency=latency).makespan,
+    )
 
 
 def _text_of(path: str, flag: str = "--cost") -> str:

@@ -84,6 +84,26 @@ def test_there_are_golden_tables() -> None:
         ("schedule 1f1b --cost no-such-file.json", "No such file"),
         ("schedule 1f1b --recompute-share 0.5,1", "--recompute-share: expected 1 recomputed share or 4, one per stage"),
         ("schedule 1f1b --activation-bytes 2", "--activation-bytes: 2 needs --recompute-share auto, got none"),
+        (
+            "schedule 1f1b --precondition 2,1",
+            "--precondition: expected 1 number of layers or 4, one per stage, got 2,1",
+        ),
+        ("schedule 1f1b --precondition two", "--precondition: expected layers per stage such as 2 or 2,1,1,3"),
+        (
+            "schedule 1f1b --precondition 0",
+            "--precondition: no stage has a layer whose gradients can be preconditioned",
+        ),
+        (
+            "schedule 1f1b --precondition 2 --precondition-lag 2",
+            "--precondition: inverses can be those of the batch or",
+        ),
+        ("schedule 1f1b --precondition-lag 1", "--precondition-lag: 1 needs --precondition, got none"),
+        (
+            "schedule dynamic --precondition 2",
+            "dynamic: preconditioning needs an order of actions that is known before",
+        ),
+        ("schedule pipedream --precondition 2", "pipedream: preconditioning needs a synchronous schedule"),
+        ("schedule prefetch --precondition 2", "unrecognized arguments: --precondition 2"),
         ("schedule zb-h1 --recompute-share auto --activation-bytes 1", "is on a rank that keeps"),
         ("schedule 1f1b --lower sends,reduce", "--lower: unknown pass 'reduce'; there are flatten-pipes, recompute,"),
         ("schedule 1f1b --lower sends,sends", "0SENDX_F0:1 appears 2 times"),
@@ -231,6 +251,26 @@ def test_recorded_orders_are_checked_and_shown(tmp_path: Path, capsys: pytest.Ca
     path.unlink()
     assert main(command) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_second_order_work_is_placed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "1f1b --stages 4 --microbatches 4 --precondition 2,2,0,2 --precondition-lag 1 --cost X_INV=2"
+    values = figures(command, capsys)
+    found = values["precondition"]
+    assert set(found["lanes"]) == {"rank0", "rank1", "rank3"}
+    assert values["makespan"] >= found["makespan_plain"] == 22
+    assert found["period_plain"] < found["period_without_work"] <= found["period"] <= found["period_bound"]
+    placed = [item["action"] for lane in found["lanes"].values() for item in lane["placed"]]
+    unfit = [action for lane in found["lanes"].values() for action in lane["unfit"]]
+    assert len(set(placed + unfit)) == len(placed + unfit) == 3 * (4 + 4 + 2)
+    assert "precondition" not in figures("1f1b", capsys)
+
+
+@pytest.mark.parametrize("name", sorted(DENSE_SCHEDULES.keys() - ASYNCHRONOUS_SCHEDULES.keys() - {"dynamic"}))
+def test_every_synchronous_schedule_takes_second_order_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for form, shown in (("grid", "second-order work: "), ("svg", "COV_A: add the micro-batch's"), ("csv", "COV_A0")):
+        assert main(["schedule", name, "--precondition", "1", "--format", form, "--lower", "sends"]) == 0
+        assert shown in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

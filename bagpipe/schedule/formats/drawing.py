@@ -13,7 +13,7 @@ from bagpipe.schedule.ir.ops import OPS, Role
 
 __all__ = ["LETTER_PX", "MESSAGE_FILLS", "OTHER_PIPE_FILLS", "QUIET", "Drawing", "fill_of"]
 
-#: Fill by op: forwards blue, backwards green, updates purple, rows yellow to red, others grey.
+#: Fill by op: forwards blue, backwards green, updates purple, rows yellow to red, K-FAC teal to brown, others grey.
 _FILLS: Mapping[str, str] = {
     "F": "#9ecae1",
     "REC": "#c6dbef",
@@ -23,6 +23,13 @@ _FILLS: Mapping[str, str] = {
     "OVERLAP_F_B": "#9fd2be",
     "OPT": "#9e9ac8",
     "REDUCE_GRAD": "#dadaeb",
+    "COV_A": "#80cdc1",
+    "COV_G": "#35978f",
+    "REDUCE_COV": "#c7eae5",
+    "X_INV": "#dfc27d",
+    "PRECOND": "#bf812d",
+    "X_BCAST": "#f6e8c3",
+    "X_KL": "#e0d6bd",
     "X_EMBED": "#fdd0a2",
     "X_EMBED_GRAD": "#fcbba1",
     "X_NORM": "#efedf5",
