@@ -6,7 +6,8 @@ batches ──> oracle ──CachePlan──> pipeline: fetch ─> insert ─> f
         for outputs in pipeline.train(loader):
             ...
 
-`TrainPipeline` and `serving` are imported on first use: ``import bagpipe`` alone needs neither torch nor torchrec.
+`TrainPipeline`, `KfacOptimizer` and `serving` are imported on first use: ``import bagpipe`` alone needs neither torch
+nor torchrec.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from bagpipe.errors import CapacityError, InputError, JobError, PeerError, Store
 __version__ = "0.1.0"
 
 #: Public names that are imported on first use, and their modules.
-_ON_FIRST_USE = {"Cacher": "bagpipe.client.access", "TrainPipeline": "bagpipe.train_pipeline.pipeline"}
+_ON_FIRST_USE = {
+    "Cacher": "bagpipe.client.access",
+    "KfacOptimizer": "bagpipe.dense.precondition.optimizer",
+    "TrainPipeline": "bagpipe.train_pipeline.pipeline",
+}
 #: Public modules that are imported on first use.
 _MODULES = ("serving",)
 
@@ -29,6 +34,7 @@ __all__ = [
     "CapacityError",
     "InputError",
     "JobError",
+    "KfacOptimizer",
     "PeerError",
     "StoreError",
     "TrainPipeline",

@@ -22,7 +22,7 @@ from bagpipe.config.sections import Config
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.dense.parallel.stage_shards import StageShare
-from bagpipe.distributed.interface import Peers, StageLinks
+from bagpipe.distributed.interface import Peers, RankGroup, StageLinks
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.select import select_kernels
@@ -43,10 +43,14 @@ from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
+from bagpipe.training.preconditioned_dense import PreconditionedDense
+from bagpipe.training.preconditioned_stages import PreconditionedStages
+from bagpipe.training.preconditioning import Preconditioning
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
+from bagpipe.training.whole_kfac import whole_kfac
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.cache_size import cache_rows_of
 from trainer.dense import budget_of, dense_executor, loss_of, precision_of
@@ -61,6 +65,7 @@ from trainer.optimizers import (
     rows_rate_schedule,
     undecayed_parameters,
 )
+from trainer.precondition import kfac_settings, stage_kfacs
 from trainer.stages import StagedJob, check_ranks, stage_model
 
 __all__ = [
@@ -170,6 +175,8 @@ def build_dense(
     shares: Mapping[int, StageShare] = MappingProxyType({}),
     replicas: GradientSum | None = None,
     shards: ShardedModel | None = None,
+    groups: Mapping[tuple[int, ...], RankGroup] = MappingProxyType({}),
+    layered: RankGroup | None = None,
 ) -> DensePart:
     """Build the dense part, whole or in stages.
 
@@ -181,9 +188,12 @@ def build_dense(
         shares: with stages: this rank's shares of those that are divided among the ranks that hold them.
         replicas: without stages: sums the gradients over the ranks.
         shards: without stages: the model as it is divided among the ranks.
+        groups: with stages: groups of the ranks that hold a stage, by ascending ranks.
+        layered: group of the ranks that hold layers of K-FAC; None: there is one.
 
     Raises:
-        InputError: a growing loss scale is configured where batches cannot be skipped.
+        InputError: a growing loss scale is configured where batches cannot be skipped, or the model has no linear
+            layers that K-FAC can precondition.
     """
     config, model = built.config, built.converted.model
     undecayed = undecayed_parameters(model.named_parameters(), config.optim.weight_decay_exempt)
@@ -201,6 +211,11 @@ def build_dense(
             "shards": shards,
             "clip": clip_of(config.optim),
         }
+        if config.optim.precondition == "kfac":
+            return PreconditionedDense(
+                **settings,
+                kfac=whole_kfac(model, kfac_settings(config.optim), torch.device(config.run.device), layered),
+            )
         if not config.dense.is_chunked:
             return WholeDense(**settings)
         return ChunkedDense(**settings, budget=budget_of(config), streams=open_streams(config.run.device))
@@ -231,6 +246,9 @@ def build_dense(
         "loss": loss_of(config.model, built.data),
         "orders": built.stages.order_log(rank, records=bool(config.pipeline.record)),
     }
+    if config.optim.precondition == "kfac":
+        own = stage_kfacs(built.stages.staged, built.stages.mesh, config, rank=rank, groups=groups, layered=layered)
+        return PreconditionedStages(**staged_settings, kfacs=own.kfacs, sizes=own.sizes)
     if not config.dense.is_chunked:
         return StagedDense(**staged_settings)
     return ChunkedStages(**staged_settings, budget=budget_of(config), streams=open_streams(config.run.device))
@@ -240,6 +258,8 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     """The optional parts of the training loop; after the ranks' models have been made equal."""
     optim = built.config.optim
     parts: list[LoopPart] = []
+    if dense.kfacs:
+        parts.append(Preconditioning(dense.kfacs))
     rule = plateau_rule(optim, larger_is_better=bool(metric_of(built.config.eval.metric).higher_is_better))
     plateau = None if rule is None else PlateauFactor(rule)
     if plateau is not None:

@@ -213,7 +213,7 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             dense = build_dense(built)
             _keep_orders(dense, stack)
             return RankDense(dense=dense, parts=(*build_parts(built, dense), *more))
-        stages = open_stages(built.stages, peers, built.config.dense)
+        stages = open_stages(built.stages, peers, built.config)
         replicas, shards = None, None
         if built.stages is not None:
             share_model(model, peers.dense)
@@ -231,6 +231,8 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             shares=stages.shares,
             replicas=replicas,
             shards=shards,
+            groups=stages.groups,
+            layered=stages.layered if built.stages is not None else peers.dense,
         )
         _keep_orders(dense, stack)
         parts = (*build_parts(built, dense), *more)

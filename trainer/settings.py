@@ -58,6 +58,7 @@ _FREE = frozenset(
         "data.identity",
         "data.epochs",
         "optim.ema_evaluate",
+        "optim.kfac_placement",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions
         "pipeline.plan",  # what it says is in other keys
         "pipeline.activation_bytes",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.dense.compiler import check_compiler
@@ -22,7 +22,7 @@ from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
-from bagpipe.distributed.interface import StageLinks
+from bagpipe.distributed.interface import RankGroup, StageLinks
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
@@ -43,6 +43,7 @@ from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
 from trainer.dense import precision_of
 from trainer.orders import model_hash, read_orders
+from trainer.precondition import layered_ranks, preconditioning_of, stage_costs
 from trainer.recompute import recomputed_shares
 from trainer.shards import check_holders, open_stage_shards
 
@@ -127,6 +128,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         rows_delay=pipeline.rows_delay,
         shards=config.dense.shard in ("optimizer", "gradients"),
         gathers=config.dense.shard == "parameters",
+        **_preconditioning(staged, config, replicas),
     )
     if config.run.compile:
         check_compiler(torch.device(config.run.device))
@@ -147,6 +149,15 @@ def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precis
     with precision.autocast():
         parts = trace_parts(model, num_dense=num_dense_inputs(data), dtype=TORCH_DTYPE[config.run.dtype])
     return split_parts(parts, stages=_partition(parts, config.pipeline, is_chain=is_chain))
+
+
+def _preconditioning(staged: StagedModel, config: Config, replicas: int) -> dict[str, Any]:
+    """Second-order work of the program, and its costs; empty: there is none."""
+    if config.optim.precondition == "none":
+        return {}
+    num_examples = max(1, config.data.batch_size // (replicas * config.pipeline.microbatches))
+    costs = stage_costs(staged, num_examples, fits=config.optim.kfac_placement == "bubbles")
+    return {"preconditioning": preconditioning_of(staged, config.optim), "costs": costs}
 
 
 def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedule, int]:
@@ -193,15 +204,19 @@ class OpenStages:
         links: to the other ranks of a replica; None: there are none.
         reduce: sums a stage's gradients over its holders.
         shares: this rank's shares of the stages that are divided among their holders.
+        groups: of the ranks that hold the same stages, by ascending ranks.
+        layered: group of the ranks that hold layers of K-FAC, which adds up over stages; None: there are not several.
     """
 
     held: tuple[HeldStage, ...] = ()
     links: StageLinks | None = None
     reduce: Callable[[int], None] | None = None
     shares: Mapping[int, StageShare] = field(default_factory=dict)
+    groups: Mapping[tuple[int, ...], RankGroup] = field(default_factory=dict)
+    layered: RankGroup | None = None
 
 
-def open_stages(stages: StagedJob | None, peers: TorchPeers, dense: DenseConfig) -> OpenStages:
+def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> OpenStages:
     """Connect the ranks of a pipeline. Divides its stages if that is configured; all ranks call it alike.
 
     Raises:
@@ -213,9 +228,17 @@ def open_stages(stages: StagedJob | None, peers: TorchPeers, dense: DenseConfig)
     held = held_stages(stages.staged, stages.mesh)
     num_processes = stages.mesh.step.num_processes
     links = peers.open_links(num_processes) if num_processes > 1 else None
-    groups = peers.open_stage_groups([stage.holders for stage in held])
+    layered = layered_ranks(stages.staged, stages.mesh) if config.optim.precondition == "kfac" else ()
+    groups = peers.open_stage_groups([*(stage.holders for stage in held), layered])
+    dense = config.dense
     if dense.shard == "none":
-        return OpenStages(held=held, links=links, reduce=StageSums(held, groups, rank=peers.rank).reduce)
+        return OpenStages(
+            held=held,
+            links=links,
+            reduce=StageSums(held, groups, rank=peers.rank).reduce,
+            groups=groups,
+            layered=groups.get(layered),
+        )
     shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank)
     return OpenStages(held=held, links=links, shares=shares)
 

@@ -181,15 +181,17 @@ class DenseCopy:
         tensors: whole ones and pieces, by full name.
         values: see `DenseState`.
         pieces: what the pieces among the tensors are.
+        is_divided: see `DenseState`.
     """
 
     tensors: PendingTensors
     values: Mapping[str, Any]
     pieces: Mapping[str, Piece] = field(default_factory=dict)
+    is_divided: bool = False
 
     def get(self) -> DenseState:
         """The state in host memory. Blocks until the copy is complete."""
-        return _divided(self.tensors.get(), self.values, self.pieces)
+        return replace(_divided(self.tensors.get(), self.values, self.pieces), is_divided=self.is_divided)
 
 
 def capture(
@@ -260,9 +262,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def combine(states: Iterable[DenseState]) -> DenseState:
-    """Union of several states. The first one wins: duplicates are equal except for buffers and random state.
-
-    Pieces of one tensor are joined.
+    """Union of several states. The first one wins: duplicates are equal except for buffers and random state. Pieces of
+    one tensor are joined.
 
     Raises:
         BrokenCheckpoint: some of a tensor's pieces are missing.
@@ -270,7 +271,7 @@ def combine(states: Iterable[DenseState]) -> DenseState:
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     pieces: dict[str, list[tuple[Piece, Tensor]]] = {}
-    for part in states:
+    for part in (given := [*states]):
         tensors = {**part.tensors, **tensors}
         values = {**part.values, **values}
         for name, piece in part.pieces.items():
@@ -284,7 +285,8 @@ def combine(states: Iterable[DenseState]) -> DenseState:
             alone[name] = found[0]
         else:
             raise BrokenCheckpoint(f"the checkpoint lacks elements of {name!r}")
-    return DenseState(tensors=tensors, values=values, pieces=alone, is_divided=bool(pieces))
+    is_divided = any(part.is_divided or part.pieces for part in given)
+    return DenseState(tensors=tensors, values=values, pieces=alone, is_divided=is_divided)
 
 
 def _joined(pieces: Iterable[tuple[Piece, Tensor]]) -> Tensor | None:

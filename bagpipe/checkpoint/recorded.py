@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ class RecordedRun(Protocol):
         """Additional tensors of a dense chunk before a batch (weight averages)."""
         ...
 
+    def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:
+        """Of the names of `tensors`, the full names of those that other ranks with the chunk do not have."""
+        ...
+
     @property
     def keeps_rows(self) -> bool:
         """Whether `row_tensors` are in checkpoints."""
@@ -89,6 +93,9 @@ class NoRun:
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         return {}
+
+    def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset()
 
     def row_tensors(self) -> Mapping[str, Tensor]:
         return {}

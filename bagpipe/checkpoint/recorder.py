@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -221,13 +222,13 @@ class Recorder:
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
-            pending.unshared = frozenset(f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
-            pending.dense[name] = dense.capture(
-                cache.streams,
-                name,
-                rng=None if pending.dense else random_state(cache.device),
-                parts=self._run.tensors(name, pending.step),
-            )
+            parts = self._run.tensors(name, pending.step)
+            buffers = (f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
+            own = self._run.of_this_rank(parts)
+            pending.unshared |= {*buffers, *own}
+            rng = None if pending.dense else random_state(cache.device)
+            copied = dense.capture(cache.streams, name, rng=rng, parts=parts)
+            pending.dense[name] = replace(copied, is_divided=bool(own))
             self._complete(pending, f"dense {name}")
             hit("after-dense-copy")
 

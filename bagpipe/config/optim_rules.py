@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 
 from bagpipe.config.optim_section import ROW_CHOICES, OptimConfig, pairs
 from bagpipe.config.sections import Config
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from bagpipe.types.schema import FROZEN
 
 __all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
 
 #: Keys that decide which state an optimizer or an average has: a checkpoint has that of the values it was made with.
-_KEYS_OF_STATE = frozenset({"rows", "rows_by_table", "rows_decay_kind", "dense", "ema_decay", "ema_evaluate"})
+_KEYS_OF_STATE = frozenset(
+    {"rows", "rows_by_table", "rows_decay_kind", "dense", "precondition", "kfac_lag", "ema_decay", "ema_evaluate"}
+)
 #: Keys of results that a resume may change, if `checkpoint.change` names them.
 CHANGEABLE = (
     *(f"optim.{item.name}" for item in dataclasses.fields(OptimConfig) if item.name not in _KEYS_OF_STATE),
@@ -212,6 +215,41 @@ def _clip_value_problem(config: Config) -> str | None:
     return f"{optim.clip_value:g} needs optim.clip_norm 0, got {optim.clip_norm:g}"
 
 
+def _precondition_problem(config: Config) -> str | None:
+    optim, run, pipeline, dense = config.optim, config.run, config.pipeline, config.dense
+    if optim.precondition == "none":
+        return None
+    if run.compile or run.cuda_graph:
+        name = "compile" if run.compile else "cuda_graph"
+        return f"kfac is not possible with run.{name}: compiled layers do not show their inputs"
+    if dense.shard != "none" or dense.is_chunked:
+        name = "dense.shard" if dense.shard != "none" else "dense.budget_bytes or dense.state host"
+        return f"kfac is not possible with {name}: it needs whole gradients of a layer"
+    if run.verify:
+        return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
+    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES or pipeline.schedule == "dynamic":
+        return f"kfac needs a synchronous pipeline.schedule with an order of its own, got {pipeline.schedule}"
+    if optim.clip_value or (optim.clip_norm and optim.clip_scope != "rows"):
+        name, value = ("clip_value", optim.clip_value) if optim.clip_value else ("clip_norm", optim.clip_norm)
+        return f"kfac limits steps by optim.kfac_kappa: expected optim.{name} 0, or of rows alone, got {value:g}"
+    return None
+
+
+def _kfac_lag_problem(config: Config) -> str | None:
+    if config.optim.kfac_lag and config.optim.precondition == "kfac" and not config.pipeline.is_staged:
+        return "1 needs a pipeline.schedule, in whose bubbles inversions go, got none"
+    return None
+
+
+def _is_kfac(name: str) -> bool:
+    return name.startswith("kfac_")
+
+
+def _kfac_problem(name: str) -> Callable[[Config], str | None]:
+    unused = _unused_problem(name, "precondition", ("kfac",), lambda optim: (optim.precondition,))
+    return lambda config: unused(config) or (_kfac_lag_problem(config) if name == "kfac_lag" else None)
+
+
 #: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
 OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.rows_by_table": _rows_by_table_problem,
@@ -239,5 +277,11 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "optim.clip_norm": _clip_norm_problem,
     "optim.clip_scope": _clip_scope_problem,
     "optim.clip_value": _clip_value_problem,
+    "optim.precondition": _precondition_problem,
+    **{
+        f"optim.{item.name}": _kfac_problem(item.name)
+        for item in dataclasses.fields(OptimConfig)
+        if _is_kfac(item.name)
+    },
     "optim.ema_evaluate": _average_problem,
 }

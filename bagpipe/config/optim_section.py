@@ -8,12 +8,23 @@ from typing import Annotated, Literal, get_args
 from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
 from bagpipe.types.schema import FROZEN
 
-__all__ = ["ROW_CHOICES", "ClipScope", "DenseOptimizer", "OptimConfig", "RateShape", "RateUnit", "RowChoice", "pairs"]
+__all__ = [
+    "ROW_CHOICES",
+    "ClipScope",
+    "DenseOptimizer",
+    "FactorSource",
+    "OptimConfig",
+    "RateShape",
+    "RateUnit",
+    "RowChoice",
+    "pairs",
+]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial", "plateau"]
 ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
+FactorSource = Literal["summed", "local"]
 RowChoice = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 #: Row optimizers that a table can have.
@@ -67,6 +78,17 @@ class OptimConfig:
         clip_norm: largest 2-norm of the gradients in clip_scope, of the global batch; 0: no limit.
         clip_scope: gradients whose norm is limited: of dense parameters (dense), of rows (rows), or all together (all).
         clip_value: largest magnitude of an element of a dense gradient; 0: no limit.
+        precondition: none, or kfac: second-order steps: gradients of the dense part's linear layers are preconditioned.
+        kfac_factors: of kfac: summed, from the examples of all ranks, or local, from those of the rank that owns the
+            layer (DP-KFAC): less traffic, results depend on the number of ranks.
+        kfac_decay: of kfac: weight of the factors before in their running averages.
+        kfac_damping: of kfac: added to the factors by the trace rule before they are inverted.
+        kfac_kappa: of kfac: largest size of a step, learning rate squared times preconditioned gradient times gradient;
+            0: no limit.
+        kfac_factor_every: of kfac: batches between two updates of the factors.
+        kfac_inverse_every: of kfac: batches between two updates of the inverses.
+        kfac_lag: of kfac: 0: inverses of the batch itself; 1: of the batch before, made while a pipeline idles.
+        kfac_placement: of kfac with stages: its work goes where the pipeline idles (bubbles), or behind the backwards (last).
         ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
         ema_evaluate: evaluate with the averaged weights; needs ema_decay.
     """
@@ -108,6 +130,15 @@ class OptimConfig:
     clip_norm: Annotated[float, at_least(0)] = 0.0
     clip_scope: ClipScope = "dense"
     clip_value: Annotated[float, at_least(0)] = 0.0
+    precondition: Literal["none", "kfac"] = "none"
+    kfac_factors: FactorSource = "summed"
+    kfac_decay: Annotated[float, BELOW_1] = 0.95  # this and the next two: those of DP-KFAC's authors
+    kfac_damping: Annotated[float, at_least(0)] = 0.003
+    kfac_kappa: Annotated[float, at_least(0)] = 0.001
+    kfac_factor_every: Annotated[int, at_least(1)] = 1
+    kfac_inverse_every: Annotated[int, at_least(1)] = 10
+    kfac_lag: Annotated[int, FROM_0_TO_1] = 0
+    kfac_placement: Literal["bubbles", "last"] = "bubbles"
     ema_decay: Annotated[float, BELOW_1] = 0.0
     ema_evaluate: bool = False
 

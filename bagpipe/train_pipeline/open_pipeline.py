@@ -17,6 +17,7 @@ from bagpipe.cache.auto_rows import auto_rows
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.dense.parallel.replicated import DenseParallel
+from bagpipe.dense.precondition.optimizer import KfacOptimizer
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.jobs.job import Job, MakeDense, RankDense
@@ -36,7 +37,11 @@ from bagpipe.training.accumulated_dense import AccumulatedDense, MicroLookups
 from bagpipe.training.dense import WholeDense
 from bagpipe.training.engine import EngineSettings
 from bagpipe.training.part import LoopPart
+from bagpipe.training.preconditioned_dense import PreconditionedDense
+from bagpipe.training.preconditioning import Preconditioning
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.whole_kfac import whole_kfac
+from bagpipe.types.model_inputs import device_of
 from bagpipe.util.program import note
 from bagpipe.util.redaction import redact
 from bagpipe.util.temporary_folder import temporary_folder
@@ -177,12 +182,26 @@ def _dense_maker(model: ModelParts, options: Options, parts: tuple[LoopPart, ...
             "replicas": replicas,
             "scale_holder": model.scaler,
         }
+        if isinstance(model.optimizer, KfacOptimizer):
+            return _preconditioned(model.optimizer, settings, options, parts, ranks)
         if microbatches == 1:
             return RankDense(dense=WholeDense(**settings), parts=parts, replicas=replicas)
         dense = AccumulatedDense(microbatches=microbatches, **settings)
         return RankDense(dense=dense, parts=(*parts, MicroLookups(cache, microbatches)), replicas=replicas)
 
     return make
+
+
+def _preconditioned(
+    optimizer: KfacOptimizer, settings: dict[str, Any], options: Options, parts: tuple[LoopPart, ...], ranks: Ranks
+) -> RankDense:
+    """The dense part with K-FAC, whose layers the ranks share out."""
+    if options.accumulate > 1:
+        raise InputError(f"accumulate must be 1 with a KfacOptimizer, got {options.accumulate}")
+    group = None if ranks.peers is None else ranks.peers.dense
+    kfac = whole_kfac(settings["model"], optimizer.settings, device_of(settings["model"]), group)
+    dense = PreconditionedDense(**{**settings, "optimizer": optimizer.release()}, kfac=kfac)
+    return RankDense(dense=dense, parts=(*parts, Preconditioning(dense.kfacs)), replicas=settings["replicas"])
 
 
 def _spec(model: ModelParts, options: Options, ranks: Ranks) -> OracleSpec:

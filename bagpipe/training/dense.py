@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.loss_scale import LossScale, ScaleHolder
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.dense.precision import Precision
+from bagpipe.dense.precondition.kfac import Kfac
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
@@ -74,11 +76,13 @@ class DensePart(LoopPart):
         skips_nonfinite: a batch whose loss or a gradient is not finite is left out; otherwise it ends the job. Either
             way it changes nothing that is stored.
         is_staged: the chunks are stages, of which other ranks hold others.
+        kfacs: K-FAC of the chunks whose gradients are preconditioned, by name.
     """
 
     name = "dense"
     gradient_points: tuple[Point, ...]
     is_staged: bool = False
+    kfacs: Mapping[str, Kfac] = MappingProxyType({})
 
     def __init__(
         self,
@@ -289,9 +293,18 @@ class WholeDense(DensePart):
             self._count(b)
 
     def step(self, b: int) -> None:
+        self.reduce(b)
+        self.apply(b)
+
+    def reduce(self, b: int) -> None:
+        """Sum the gradients over the ranks, which agree on whether the batch is left out."""
         batch = self._run.in_flight[b]
         is_bad = self._held.reduce(is_bad=batch.is_skipped if self.skips_nonfinite else None)
         batch.is_skipped = batch.is_skipped or is_bad
+
+    def apply(self, b: int) -> None:
+        """Step the parameters, or leave the batch out."""
+        batch = self._run.in_flight[b]
         if batch.is_skipped:
             with torch.no_grad():
                 for name, buffer in self.model.named_buffers():

@@ -20,6 +20,7 @@ from torch import Tensor
 from bagpipe.cache.batch_context import BatchContext
 from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests
+from bagpipe.checkpoint.dense_state import PART
 from bagpipe.dense.executor import DensePass
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.distributed.interface import RankGroup
@@ -137,6 +138,11 @@ class LoopRun:
             f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk, step).items()
         }
 
+    def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:
+        """Of the names of `tensors`, the full names of those of parts that are divided among the ranks."""
+        divided = tuple(f"{part.name}." for part in self.parts if part.is_divided)
+        return frozenset(f"{PART}{name}" for name in names if name.startswith(divided))
+
     @property
     def keeps_rows(self) -> bool:
         """Whether a part has `LoopPart.row_tensors`."""
@@ -177,6 +183,8 @@ class LoopPart:
     row_waits: tuple[str, ...] = ()
     #: The part has `row_tensors`.
     keeps_rows: bool = False
+    #: Ranks have different `tensors` of one chunk. `load_tensors` gets those of all ranks.
+    is_divided: bool = False
 
     def declare(self, loop: LoopBuilder) -> None:
         """Contribute lanes, edges and points."""

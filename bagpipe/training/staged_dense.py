@@ -132,7 +132,7 @@ class StagedDense(DensePart):
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
-            **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums},
+            **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums if a.op in ops},
         }
 
     def orders(self) -> Mapping[str, LaneOrder]:

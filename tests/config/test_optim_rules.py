@@ -10,7 +10,7 @@ import pytest
 from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, PipelineConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 
 
@@ -140,6 +140,53 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
 def test_keys_that_do_not_fit_are_refused(values: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as refused:
         check_config(optim(**values))
+    assert str(refused.value) == line
+
+
+KFAC = {"precondition": "kfac"}
+
+
+@pytest.mark.parametrize(
+    ("optim_values", "sections", "line"),
+    [
+        ({"kfac_damping": 0.1}, {}, "optim.kfac_damping 0.1 needs optim.precondition kfac, got none"),
+        (
+            {**KFAC, "kfac_lag": 1},
+            {},
+            "optim.kfac_lag 1 needs a pipeline.schedule, in whose bubbles inversions go, got none",
+        ),
+        (
+            KFAC,
+            {"run": RunConfig(compile=True)},
+            "optim.precondition kfac is not possible with run.compile: compiled layers do not show their inputs",
+        ),
+        (
+            KFAC,
+            {"dense": DenseConfig(shard="optimizer")},
+            "optim.precondition kfac is not possible with dense.shard: it needs whole gradients of a layer",
+        ),
+        (
+            KFAC,
+            {"dense": DenseConfig(budget_bytes=1000)},
+            "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
+            "gradients of a layer",
+        ),
+        (
+            KFAC,
+            {"pipeline": PipelineConfig(schedule="pipedream", stages=2)},
+            "optim.precondition kfac needs a synchronous pipeline.schedule with an order of its own, got pipedream",
+        ),
+        (
+            {**KFAC, "clip_norm": 1.0},
+            {},
+            "optim.precondition kfac limits steps by optim.kfac_kappa: expected optim.clip_norm 0, or of rows alone, "
+            "got 1",
+        ),
+    ],
+)
+def test_what_kfac_does_not_go_with(optim_values: dict[str, Any], sections: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check_config(dataclasses.replace(optim(**optim_values), **sections))
     assert str(refused.value) == line
 
 

@@ -35,6 +35,7 @@ from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
+from trainer.precondition import layered_ranks
 from trainer.shards import open_stage_shards
 
 __all__ = ["RankOrderSum", "RanksOutcome", "batches_of_rank", "dense_of_rank", "engine_of_rank", "run_ranks"]
@@ -198,16 +199,19 @@ def dense_of_rank(
     """Dense part of a rank, with gradients summed over all ranks, or over the holders of each stage."""
     if built.stages is None:
         parameters = list(built.converted.model.parameters())
-        return build_dense(built, replicas=RankOrderSum(parameters, all_ranks, barrier))
+        replicas = RankOrderSum(parameters, all_ranks, barrier)
+        return build_dense(built, rank=peer.rank, replicas=replicas, layered=peer.dense)
     mesh = built.stages.mesh
     held = held_stages(built.stages.staged, mesh)
-    groups = peer.open_stage_groups([stage.holders for stage in held])
+    layered = layered_ranks(built.stages.staged, mesh) if built.config.optim.precondition == "kfac" else ()
+    groups = peer.open_stage_groups([*(stage.holders for stage in held), layered])
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
     if built.config.dense.shard != "none":
         shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank)
         return build_dense(built, rank=peer.rank, links=links, shares=shares)
     sums = StageSums(held, groups, rank=peer.rank)
-    return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce)
+    found = {"groups": groups, "layered": groups.get(layered)}
+    return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce, **found)
 
 
 def _claim(peer: LocalPeers, store: MemoryStore) -> Callable[[], bool]:

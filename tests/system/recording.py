@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
-from bagpipe.checkpoint.dense_state import combine, load, restore_random_state
+from bagpipe.checkpoint.dense_state import load_of_rank, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Part
 from bagpipe.checkpoint.publisher import Publisher
@@ -338,9 +338,8 @@ def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoi
     parts = list(resumed.manifest.parts)
     if not parts:
         return
-    own = load(resumed.folder, parts[rank].dense)
-    state = combine(load(resumed.folder, part.dense) for part in parts) if dense.is_staged else own
+    state = load_of_rank(resumed.folder, [part.dense for part in parts], rank, is_staged=dense.is_staged)
     dense.restore(state)
     for loop_part in loop_parts:
         loop_part.load_tensors(state.of_part(loop_part.name))
-    restore_random_state(own.rng(), torch.device("cpu"))
+    restore_random_state(state.rng(), torch.device("cpu"))

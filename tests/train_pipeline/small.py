@@ -87,7 +87,7 @@ def pipeline(model: Small | None = None, compiled: Any = None, **more: Any) -> b
         "lookahead": 3,
         "planner": "inline",
     }
-    optimizer = torch.optim.Adam(model.over.parameters(), lr=0.01)
+    optimizer = more.pop("optimizer", None) or torch.optim.Adam(model.over.parameters(), lr=0.01)
     return bagpipe.TrainPipeline(model if compiled is None else compiled, optimizer, **{**settings, **more})
 
 

@@ -225,6 +225,9 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
         # When a batch's rows are updated, no exchange of its parameters is left: evaluations read both, and exchange
         # parameters themselves (`SteppedRun.rest`).
         loop.edge(key, "X_UPDATE_LATE")
+    if loop.has_lane("push"):  # a checkpoint between two batches has the sums of factors
+        for key in lanes.sums:
+            loop.edge(key, "X_UPDATE_LATE")
     loop.provide(Point.LOOKUP, lanes.embed)
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)

@@ -125,6 +125,10 @@ class LoopBuilder:
             Template(op=template) if isinstance(template, str) else template for template in templates
         )
 
+    def has_lane(self, name: str) -> bool:
+        """Whether a part listed before has such a lane."""
+        return name in self._lanes
+
     def in_flight(self, lane: str, most: int) -> None:
         """Say how many forwards of a lane with tracks may lack their backwards."""
         self._in_flight[lane] = most

@@ -2,10 +2,12 @@
 
 F(m), or REC(m) if it is recomputed ──> COV_A(m) ──┐ of all stages of a set, of batch b - lag
 W(m)                                ──> COV_G(m) ──┴─> [REDUCE_COV ─>] X_INV of every layer ──> PRECOND
+with lag 1, so that sums of a batch are complete between two batches:  REDUCE_COV, COV of other stages ──> next F
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +63,9 @@ def covariance_edges(program: Program, sets: Sequence[StageSet], *, lag: int) ->
             sources = [(each.number, "REDUCE_COV")]
         for stage, op in sources:
             yield Edge(src=op, src_stage=stage, dst="X_INV", dst_stage=each.number, delay=lag)
+        for stage, (source, op) in itertools.product(each.stages, sources) if lag else ():
+            if op == "REDUCE_COV" or source != stage:  # a checkpoint before the forward has the sums
+                yield Edge(src=op, src_stage=source, dst="F", dst_stage=stage, delay=1)
         yield Edge(src="X_INV", src_stage=each.number, dst="PRECOND", dst_stage=each.number)
 
 

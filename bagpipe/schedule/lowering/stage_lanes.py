@@ -40,6 +40,7 @@ class StageLanes:
         paced: what other lanes could take before the main lane begins the batch's turn: steps of other compute lanes,
             if forwards of a batch precede backwards of the batch before; gathers, if parameters are divided.
         last: the operations after which a batch is over in lanes that gather parameters.
+        sums: the operations that sum factors over the holders of a stage (`precondition`).
     """
 
     lanes: Mapping[str, tuple[Template, ...]]
@@ -52,6 +53,7 @@ class StageLanes:
     steps: tuple[OpKey, ...]
     paced: tuple[OpKey, ...] = ()
     last: tuple[OpKey, ...] = ()
+    sums: tuple[OpKey, ...] = ()
 
 
 def stage_lanes(step: StepProgram, process: int) -> StageLanes:
@@ -78,6 +80,7 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
         steps=steps,
         paced=(*(others if step.turns else ()), *(gathers if releases else ())),
         last=steps if releases else gathers,
+        sums=tuple(dict.fromkeys(template.key for template in templates if template.op == "REDUCE_COV")),
     )
 
 

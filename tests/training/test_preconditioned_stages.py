@@ -1,0 +1,99 @@
+"""Stages with K-FAC: the numbers of the whole model with it, for every synchronous schedule, on ranks, and resumed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bagpipe.config.sections import Config
+from bagpipe.schedule.registry import DENSE_SCHEDULES
+from tests.system.jobs import change, run_job
+from tests.system.recording import recorded
+from tests.system.staging import full, run_staged, staged
+
+MakeConfig = Callable[..., Config]
+
+#: Ten batches of twelve, and one with fewer examples than micro-batches.
+_EXAMPLES = 125
+KFAC: dict[str, Any] = {"optim__precondition": "kfac", "optim__kfac_damping": 0.1, "optim__kfac_inverse_every": 3}
+#: Micro-batches in one pipe, in two, with split backwards, with recomputation, and with two stages of a rank.
+_SCHEDULES = ("1f1b", "chimera", "zb-h1", "1f1b-shifted", "dualpipe-v", "breadth-first")
+
+
+def config_of(clicks: MakeConfig, **values: Any) -> Config:
+    return change(clicks("sum", "dlrm", "adagrad", limit=_EXAMPLES), run__dtype="float64", **{**KFAC, **values})
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", DENSE_SCHEDULES)
+def test_every_schedule_gives_the_numbers_of_the_whole_model(clicks: MakeConfig, schedule: str) -> None:
+    config = config_of(clicks)
+    stages = staged(config, schedule, full(schedule, 1))
+    if schedule == "dynamic":
+        pytest.skip("has no order of its own")
+    assert_close(run_staged(stages).dense, run_job(config).dense)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("schedule", _SCHEDULES)
+def test_ranks_give_the_bits_of_one_process(clicks: MakeConfig, schedule: str, lag: int) -> None:
+    """Schedules of two pipes hold a stage twice, and add up in another order."""
+    config = staged(config_of(clicks, optim__kfac_lag=lag), schedule, full(schedule, 2))
+    one, two = run_staged(config), run_staged(config, 2)
+    if schedule == "chimera":
+        assert_close(two.dense, one.dense)
+    else:
+        assert two.digests == one.digests
+
+
+@pytest.mark.parametrize("factors", ["summed", "local"])
+def test_a_lag_is_the_same_in_every_schedule(clicks: MakeConfig, factors: str) -> None:
+    """The inverses of the batch before, wherever they are made."""
+    config = config_of(clicks, optim__kfac_lag=1, optim__kfac_factors=factors)
+    first, *others = [run_staged(staged(config, name, full(name, 1))).dense for name in ("1f1b", "gpipe", "zb-v")]
+    for other in others:
+        assert_close(other, first)
+    assert not all(torch.allclose(first[name], value) for name, value in run_staged(config_of(clicks)).dense.items())
+
+
+def test_replicas_of_a_pipeline_sum_or_share_out_factors(clicks: MakeConfig) -> None:
+    config = staged(config_of(clicks), "1f1b", 2)
+    assert_close(run_staged(config, 4).dense, run_staged(config).dense)
+    local = run_staged(change(config, optim__kfac_factors="local"), 4)
+    assert not all(torch.allclose(local.dense[name], value) for name, value in run_staged(config).dense.items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "world_size", "values"),
+    [
+        ("1f1b", 2, {"optim__kfac_lag": 1}),
+        ("1f1b", 2, {"optim__kfac_lag": 0, "optim__kfac_inverse_every": 20}),
+        ("gpipe", 4, {"optim__kfac_lag": 1, "optim__kfac_factors": "local"}),
+        ("gpipe", 4, {"optim__kfac_lag": 1}),
+        ("chimera", 1, {"optim__kfac_lag": 1}),
+        ("chimera", 2, {"optim__kfac_lag": 1}),
+        ("zb-h1", 1, {"optim__kfac_lag": 1, "optim__kfac_inverse_every": 1}),
+    ],
+)
+def test_a_resumed_job_has_the_bits_of_an_uninterrupted_one(
+    clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int, values: dict[str, Any]
+) -> None:
+    ranks = 2 if world_size > 1 else full(schedule, 1)
+    config = staged(change(clicks(), **{**KFAC, **values}), schedule, ranks)
+    end = recorded(config, tmp_path, every=3, world_size=world_size).run()
+    job = recorded(config, tmp_path / "again", every=3, world_size=world_size)
+    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
+    job.run()
+    job.change_batches = lambda rank, batches: batches
+    again = job.run()
+    assert again.first_batch == 8
+    assert again.digests == end.digests
