@@ -88,7 +88,7 @@ class OptimConfig:
         kfac_factor_every: of kfac: batches between two updates of the factors.
         kfac_inverse_every: of kfac: batches between two updates of the inverses.
         kfac_lag: of kfac: 0: inverses of the batch itself; 1: of the batch before, made while a pipeline idles.
-        kfac_placement: of kfac with stages: its work goes where the pipeline idles (bubbles), or behind the backwards (last).
+        kfac_placement: of kfac with stages: its work goes into bubbles of the pipeline, or last, behind the backwards.
         ema_decay: decay of an exponential moving average of the dense weights, kept in checkpoints; 0: none.
         ema_evaluate: evaluate with the averaged weights; needs ema_decay.
     """
