@@ -65,12 +65,10 @@ class LayerCapture:
 
     Attributes:
         sums: by batch, the sums of each captured layer by its number.
-        peak_units: most micro-batches that were captured and not yet added up.
     """
 
     def __init__(self, layers: Sequence[LinearLayer], wanted: Sequence[int]) -> None:
         self.sums: dict[int, dict[int, BatchSums]] = {}
-        self.peak_units = 0
         self._layers = tuple(layers)
         self._wanted = tuple(wanted)
         self._handles: list[Any] = []
@@ -92,7 +90,6 @@ class LayerCapture:
     def during(self, index: int, forward: Callable[[], Any]) -> Any:
         """Call a forward of a micro-batch, and capture its layers."""
         self._current = self._units.setdefault(index, _Unit())
-        self.peak_units = max(self.peak_units, len(self._units))
         try:
             return forward()
         finally:

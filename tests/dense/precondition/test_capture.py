@@ -38,7 +38,6 @@ def test_sums_of_two_micro_batches_are_those_of_the_batch() -> None:
     whole.add_outputs(0, 0, 1.0)
     for unit, part in enumerate(inputs.chunk(2)):
         parts.during(unit, partial(model, part)).sum().backward()
-    assert (parts.peak_units, whole.peak_units) == (2, 1)
     for unit in range(2):
         parts.add_inputs(unit, 0)
         parts.add_outputs(unit, 0, 1.0)
