@@ -1,6 +1,6 @@
 """`python -m bagpipe schedule NAME`: build, check, simulate and print a schedule.
 
-    flags ──SCHEDULES──> Program ──--recompute-share, --precondition, --lower──check──> csv, --versions
+    flags ──SCHEDULES──> Program ──--recompute-share, --precondition, --lower, --backward-shares──check──> csv, …
                                                                                 └─simulate(--cost, --latency)──> grid, …
 
 ``--cost`` is ``F=1,2B=3`` or a .json file with the same keys. A file must have costs for every stage's compute; a
@@ -29,9 +29,11 @@ from bagpipe.schedule.formats.placement_text import (
     placement_text,
 )
 from bagpipe.schedule.formats.version_text import version_text
+from bagpipe.schedule.ir.backward_shares import shares_of_text as backward_shares_of_text
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import parse_stage_graph
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
+from bagpipe.schedule.lowering.partial_backward import cut_backwards, shares_of_program
 from bagpipe.schedule.lowering.passes import PASSES
 from bagpipe.schedule.lowering.precondition import Preconditioning, check_preconditioned, place_preconditioning
 from bagpipe.schedule.lowering.recompute import AUTO, add_recompute, shares_of_text
@@ -62,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _recompute_arguments(child, schedule)
         if isinstance(schedule, DenseSchedule):
             _precondition_arguments(child)
+        if _cuts_backwards(schedule):
+            _partial_arguments(child)
         if isinstance(schedule, DynamicSchedule):
             child.add_argument(
                 "--orders", default="", metavar="FILE", help="show an order of this file of pipeline.record; checks all"
@@ -130,6 +134,19 @@ def _precondition_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _cuts_backwards(schedule: Schedule) -> bool:
+    return _recomputes(schedule) and not isinstance(schedule, DynamicSchedule)
+
+
+def _partial_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backward-shares", default="", metavar="N,…",
+        help="micro-batches compute the backward of the last of these shares of the stages only, in turn: 0.5,1; "
+        "default: of all stages",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="of --backward-shares; default: 0")
+
+
 def run(flags: argparse.Namespace) -> str:
     """The schedule as text in the requested format.
 
@@ -146,11 +163,14 @@ def run(flags: argparse.Namespace) -> str:
     program = _program(schedule, {**values, "costs": costs, "latency": latency}, flags)
     if _recomputes(schedule):
         program = _recomputing(program, flags)
-    figures = None
+    whole, figures = program, None
     if isinstance(schedule, DenseSchedule):
         program, figures = _preconditioning(program, schedule, flags, costs, latency)
     program = _lowered(program, flags.lower)
     check(program)
+    if _cuts_backwards(schedule) and flags.backward_shares:
+        program = _partial(whole, program, flags)
+        check(program)
     if flags.versions:
         return version_text(program)
     if is_file:
@@ -218,6 +238,19 @@ def _preconditioning(
         period_plain=periodic(plain, costs, latency=latency).period,
         makespan_plain=simulate(plain, costs, latency=latency).makespan,
     )
+
+
+def _partial(whole: Program, program: Program, flags: argparse.Namespace) -> Program:
+    """One batch of the program with partial backwards; `whole`: before it was lowered."""
+    if flags.precondition:
+        raise InputError(f"--backward-shares: {flags.backward_shares} is not possible with --precondition")
+    if flags.batch < 0:
+        raise InputError(f"--batch: expected at least 0, got {flags.batch}")
+    try:
+        rule = shares_of_program(whole, backward_shares_of_text(flags.backward_shares))
+        return cut_backwards(program, rule, batch=flags.batch)
+    except ScheduleError as error:
+        raise InputError(f"--backward-shares: {error}") from None
 
 
 def _text_of(path: str, flag: str = "--cost") -> str:

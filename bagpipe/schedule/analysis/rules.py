@@ -1,7 +1,8 @@
 """The rules of a valid program, as a table of functions that yield complaints.
 
-    edges · complete (R1) · order (R2) · pairs, tags, messages (R4, in `messages`) · versions (R7, in `versions`) ·
-    row-hazards (R8) · one-lane (R9) · gradients (R10) · whole-parameters (in `residency`) · factors (in `factors`)
+    edges · complete (R1) · gradients-arrive · order (R2) · pairs, tags, messages (R4, in `messages`) ·
+    versions (R7, in `versions`) · row-hazards (R8) · one-lane (R9) · gradients (R10) ·
+    whole-parameters (in `residency`) · factors (in `factors`)
 
 R3, no deadlock, is checked by `Graph.order`; R5, stages cover a model, in `cover`; R6, memory, in `memory`.
 """
@@ -52,10 +53,12 @@ def _edges_connect(program: Program) -> Iterator[str]:
 def _complete(program: Program) -> Iterator[str]:
     """R1: per stage and pipe, every op covers 0 … n-1 once; F once per micro-batch; B, or I and W, once per F.
 
-    REC appears at most once per micro-batch: those without it keep their activations.
+    REC appears at most once per micro-batch: those without it keep their activations. Of a partial backward, those of
+    some F are missing, with their messages.
     """
     indices: dict[tuple[int, int, str, int | None], Counter[int]] = defaultdict(Counter)
     num_batches, units = program.num_batches(), unit_counts(program.stages)
+    is_partial = program.semantics == "partial"
     for atom in program.atoms():
         if atom.index is not None:
             indices[atom.stage, atom.pipe, atom.op, atom.peer][atom.index] += 1
@@ -64,10 +67,9 @@ def _complete(program: Program) -> Iterator[str]:
         twice = next((index for index, count in sorted(counts.items()) if count > 1), None)
         if twice is not None:
             yield f"{replace(first, index=twice).text} appears {counts[twice]} times"
-        if op not in ("B", "I", "W", "REC"):  # either form of backward is valid; they are counted together below
+        # Either form of backward is valid; they are counted together below.
+        if op not in ("B", "I", "W", "REC") and not (is_partial and op in _OF_BACKWARDS):
             yield from _gap(first, set(counts), num_batches * units_per_batch(units, (stage, op), peer))
-    if program.semantics == "partial":
-        return
     trained = {(stage, pipe) for stage, pipe, op, _ in indices if op in ("B", "I", "W")}
     for stage, pipe in sorted(trained):
         forwards, full = set(indices[stage, pipe, "F", None]), set(indices[stage, pipe, "B", None])
@@ -75,8 +77,36 @@ def _complete(program: Program) -> Iterator[str]:
             done = set(indices[stage, pipe, half, None])
             if full & done:
                 yield f"stage {stage}: micro-batch {min(full & done)} has both B and {half}"
-            if full | done != forwards:
+            if full | done != forwards and not is_partial:
                 yield f"stage {stage}: micro-batch {min((full | done) ^ forwards)} must have F and either B or I and W"
+        halves = set(indices[stage, pipe, "I", None]) ^ set(indices[stage, pipe, "W", None])
+        if is_partial and (halves or full - forwards):
+            yield f"stage {stage}: micro-batch {min(halves or full - forwards)} must have F and none or both of I and W"
+
+
+#: What a stage without a backward in a batch has not either.
+_OF_BACKWARDS = ("SEND_B", "RECV_B", "SENDX_B", "RECVX_B", "REDUCE_GRAD", "OPT")
+
+
+def _gradients_arrive(program: Program) -> Iterator[str]:
+    """Where backwards are partial: a backward has those of every stage that gives it a gradient."""
+    if program.semantics != "partial":
+        return
+    micro = program.micro_per_batch
+    done: dict[int, set[tuple[int, int]]] = defaultdict(set)  # by stage: pipe and micro-batch
+    for atom in program.atoms():
+        if OPS[atom.op].role in ("backward", "input_grad"):
+            done[atom.stage].add((atom.pipe, atom.index or 0))
+    for edge in program.edges:
+        if edge.src != "I" or edge.dst != "I" or edge.delay:
+            continue
+        stage, giver = edge.dst_stage, edge.src_stage
+        for pipe, index in sorted(done[stage]):
+            batch, unit = divmod(index, micro.get(stage, 1))
+            for source in edge.source_units(unit, micro.get(stage, 1), micro.get(giver, 1)):
+                missing = batch * micro.get(giver, 1) + source
+                if (pipe, missing) not in done[giver]:
+                    yield f"stage {stage}: the backward of micro-batch {index} needs that of {missing} in stage {giver}"
 
 
 def _gap(first: Action, found: set[int], expected: int) -> Iterator[str]:
@@ -151,8 +181,6 @@ def _whole_gradients(program: Program) -> Iterator[str]:
 
     Row gradients come from the backwards of the rows' stage, or from X_EMBED_GRAD.
     """
-    if program.semantics == "partial":
-        return
     counts = unit_counts(program.stages)
     gradients: dict[tuple[str, int, int], dict[str, tuple[int, Action]]] = defaultdict(dict)  # by lane, the last one
     optimizers: list[tuple[str, int, Action]] = []
@@ -204,6 +232,7 @@ def _edges_before(program: Program) -> dict[tuple[int, str], set[tuple[int, str]
 RULES: tuple[Rule[Program], ...] = (
     Rule("edges", "both ends of every edge are performed by some lane", _edges_connect),
     Rule("complete", "every op covers every batch exactly once", _complete),
+    Rule("gradients-arrive", "a partial backward has its gradients", _gradients_arrive),
     Rule("order", "forward before backward, I before W, in every lane", _lane_order),
     Rule("one-lane", "an op of a stage is on one lane", _one_lane),
     Rule("pairs", "sends and receives match one to one, in the same order between two lanes", unmatched_pairs),

@@ -14,6 +14,15 @@ BROKEN = {
     "complete: 0X_INSERT1 is missing": Program(lanes=lanes(a="0X_FETCH0 0X_FETCH1", b="0X_INSERT0")),
     "complete: stage 0: micro-batch 1 must have": Program(lanes=lanes(a="0F0 0F1 0B0")),
     "complete: stage 0: micro-batch 0 has both B and I": Program(lanes=lanes(a="0F0 0B0 0I0 0W0")),
+    "complete: stage 0: micro-batch 1 must have F and none or both": Program(
+        lanes=lanes(a="0F0 0F1 0I1"), stages=(Stage(number=0, micro_per_batch=2),), semantics="partial"
+    ),
+    "gradients-arrive: stage 0: the backward of micro-batch 1 needs that of 1 in stage 1": Program(
+        lanes=lanes(a="0F0 0F1 1F0 1F1 1B0 0B0 0B1"),
+        edges=(Edge(src="I", src_stage=1, dst="I", dst_stage=0),),
+        stages=(Stage(number=0, micro_per_batch=2), Stage(number=1, micro_per_batch=2)),
+        semantics="partial",
+    ),
     "order: lane a: 0B0 comes before 0F0": Program(lanes=lanes(a="0B0 0F0")),
     "order: lane a: 0W0 comes before 0I0": Program(lanes=lanes(a="0F0 0W0 0I0")),
     "one-lane: 0F is on two lanes, a and b": Program(lanes=lanes(a="0F0", b="0F1")),
