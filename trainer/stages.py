@@ -161,17 +161,19 @@ def _preconditioning(staged: StagedModel, config: Config, replicas: int) -> dict
 
 
 def check_ranks(pipeline: PipelineConfig, world_size: int) -> tuple[DenseSchedule, int]:
-    """The schedule, and its number of pipeline ranks.
+    """The schedule, and the number of its ranks that are processes of their own where the job has several.
 
     Raises:
         InputError: the number of ranks is not a multiple of the pipeline ranks, or the schedule cannot be loaded.
     """
     schedule = _schedule(pipeline)
     num_ranks = sum(pipeline.stage_replicas) or schedule.num_ranks(pipeline.stages, pipeline.chunks or None)
+    if pipeline.processes == "1":
+        return schedule, 1
     if world_size > 1 and world_size % num_ranks:
         raise InputError(
             f"pipeline.stages: {schedule.name} with {pipeline.stages} stages runs on {num_ranks} pipeline ranks, so "
-            f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size}"
+            f"the job must have 1 rank or a multiple of {num_ranks}, got {world_size} (any, with pipeline.processes 1)"
         )
     return schedule, num_ranks
 

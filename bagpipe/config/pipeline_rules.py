@@ -256,6 +256,17 @@ def _activations_problem(config: Config) -> str | None:
     return None
 
 
+def _processes_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.processes == "auto":
+        return None
+    if pipeline.schedule == "none":
+        return "1 needs pipeline.schedule, the name of a schedule, got none"
+    if pipeline.replicas:
+        return f"1 is not possible with pipeline.replicas, which are ranks of each stage, got {pipeline.replicas}"
+    return None
+
+
 def _unused(config: Config, name: str, users: list[str]) -> str | None:
     """The complaint about a key with a value that the schedule does not use."""
     value = getattr(config.pipeline, name)
@@ -277,6 +288,7 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.recompute_share": _recompute_share_problem,
     "pipeline.activation_bytes": _activation_bytes_problem,
     "pipeline.activations": _activations_problem,
+    "pipeline.processes": _processes_problem,
     "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),

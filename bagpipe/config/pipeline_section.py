@@ -17,7 +17,7 @@ _SHARES = rf"(auto|{_SHARE}(,{_SHARE})*)?"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """The dense pipeline. One process runs all its stages; W processes run W / P replicas of its P ranks.
+    """The dense pipeline. One process runs all its stages; W processes run W / P replicas of its P ranks, or W of it.
 
     Attributes:
         schedule: none (one stage), a name that `python -m bagpipe schedule --help` lists, or a .csv table of
@@ -35,6 +35,7 @@ class PipelineConfig:
         activation_bytes: of recompute_share auto: most bytes of activations on a pipeline rank; 0: what the rank of the
             last stage keeps without recomputing.
         activations: where what a forward keeps for its backward waits for it: device, or host.
+        processes: auto, ranks of a pipeline are processes where there are several; or 1: each process runs all stages.
         rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
@@ -58,6 +59,7 @@ class PipelineConfig:
     ] = _ALL
     activation_bytes: Annotated[int, at_least(0)] = 0
     activations: Literal["device", "host"] = "device"
+    processes: Literal["auto", "1"] = "auto"
     rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0

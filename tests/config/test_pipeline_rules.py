@@ -60,6 +60,14 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ({"schedule": "1f1b", "costs": "F=1"}, "pipeline.costs F=1 needs pipeline.schedule zb-auto, got 1f1b"),
         ({"schedule": "1f1b", "memory": "4"}, "pipeline.memory 4 needs pipeline.schedule zb-auto, got 1f1b"),
         (
+            {"stages": 1, "microbatches": 1, "processes": "1"},
+            "pipeline.processes 1 needs pipeline.schedule, the name of a schedule, got none",
+        ),
+        (
+            {"schedule": "1f1b", "processes": "1", "replicas": "2,1,1,1"},
+            "pipeline.processes 1 is not possible with pipeline.replicas, which are ranks of each stage, got 2,1,1,1",
+        ),
+        (
             {"schedule": "1f1b", "recompute_share": "0.5"},
             "pipeline.recompute_share 0.5 needs pipeline.recompute true, or pipeline.schedule 1f1b-shifted, got 1f1b",
         ),

@@ -108,6 +108,14 @@ def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> Non
     assert_equal_numbers(run_staged(change(config, pipeline__microbatches=4), world_size), run_staged(config))
 
 
+@pytest.mark.parametrize(("schedule", "world_size"), [("1f1b", 2), ("zb-h1", 3), ("chimera", 2)])
+def test_every_rank_can_run_all_stages(clicks: MakeConfig, schedule: str, world_size: int) -> None:
+    """A pipeline of one process on each rank, whatever their number."""
+    config = change(clicks("mean", "dcnv2", "adam", limit=100), run__dtype="float64", optim__dense="adam")
+    placed = staged(config, schedule, 2, pipeline__processes="1", pipeline__microbatches=4)
+    assert_equal_numbers(run_staged(placed, world_size), run_staged(config))
+
+
 def test_locality_assignment_of_examples(clicks: MakeConfig) -> None:
     """Locality assignment is allowed if all ranks read equal parts of a batch, as both ends of two pipes do."""
     config = change(clicks("mixed", "deepfm", limit=101), run__dtype="float64", cache__rows=300)

@@ -190,7 +190,7 @@ RANKS = [
         3,
         {},
         r"pipeline\.stages: 1f1b with 2 stages runs on 2 pipeline ranks, so the job must have 1 rank or a multiple of "
-        r"2, got 3",
+        r"2, got 3 \(any, with pipeline\.processes 1\)",
     ),
     (
         2,

@@ -51,6 +51,7 @@ _ONE_STAGE = {
     "pipeline.prediction_offset": "0",
     "pipeline.in_flight": "0",
     "pipeline.rows_delay": "0",
+    "pipeline.processes": "auto",
 }
 #: Settings of activations that are dropped together where the job does not allow them, in this order.
 _ACTIVATIONS = (
@@ -327,7 +328,8 @@ def _twin(
     chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
     # One process has both directions of such a schedule, whose stages two lanes use.
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
-    is_shared = world_size == 1 and schedule is not None and schedule.num_pipes > 1
+    is_whole = world_size == 1 or job["pipeline.processes"] == "1"
+    is_shared = is_whole and schedule is not None and schedule.num_pipes > 1
     if is_shared or not is_consistent({**job, **chunks}):
         settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     for paths in _ACTIVATIONS:

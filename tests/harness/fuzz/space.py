@@ -74,6 +74,7 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
     },
     {"pipeline.rows_delay": {"0": 1, "1": 1}},
+    {"pipeline.processes": _even("pipeline.processes", auto=4)},
     {
         "run.nonfinite": _even("run.nonfinite", skip=2),
         "run.autocast": _even("run.autocast", off=3),
