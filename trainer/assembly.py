@@ -8,7 +8,7 @@ config, data schema ──build_training_model──> BuiltModel: model, row sch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -161,6 +161,7 @@ def build_cache(built: BuiltModel) -> RowCache:
         kernels=select_kernels(built.rows, device, config.run.kernels),
         batches_begun=1 + config.pipeline.rows_delay,
         grows=built.spec.grows,
+        is_partial=bool(config.pipeline.partial_shares),
     )
     built.converted.bind(cache)
     return cache
@@ -171,7 +172,7 @@ def build_dense(
     *,
     rank: int = 0,
     links: StageLinks | None = None,
-    reduce: Callable[[int], None] | None = None,
+    reduce: Callable[[int, Collection[int] | None], None] | None = None,
     shares: Mapping[int, StageShare] = MappingProxyType({}),
     replicas: GradientSum | None = None,
     shards: ShardedModel | None = None,
@@ -237,6 +238,7 @@ def build_dense(
         reduce=reduce,
         shares=shares,
         host_activations=open_streams(config.run.device) if config.pipeline.activations == "host" else None,
+        backward_shares=built.stages.backward_shares,
     )
     staged_settings: dict[str, Any] = {
         "pipeline": pipeline,

@@ -187,6 +187,7 @@ def job_of(
         device=torch.device(config.run.device),
         num_slots=built.spec.slots_per_rank,
         grows=built.spec.grows,
+        is_partial=bool(config.pipeline.partial_shares),
         kernels=config.run.kernels,
         engine=engine_settings(config),
         store=dataclasses.replace(config.store, url=store_url),

@@ -127,6 +127,8 @@ def common_settings(config: Config) -> dict[str, Any]:
     settings["run.device"] = config.run.device.partition(":")[0]
     settings["pipeline.costs"] = costs_text(config.pipeline)  # of a file, what it says: ranks must order alike
     settings["pipeline.replay"] = replay_hash(config.pipeline)
+    if not config.pipeline.partial_shares:  # every backward is whole
+        settings["pipeline.backward_shares"] = ""
     return {key: value for key, value in settings.items() if key not in _KEYS_OF_ONE_RANK}
 
 

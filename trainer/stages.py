@@ -6,7 +6,7 @@ pipeline.* ─> split(model) ─> StagedModel ─┬─> step_program ─> Mesh 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
 from bagpipe.schedule.formats.order_text import Orders, OrderShape
 from bagpipe.schedule.formats.torch_csv import table_schedule
+from bagpipe.schedule.ir.backward_shares import BackwardShares, backward_shares
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import dense_schedule
 from bagpipe.schedule.schedule import DenseSchedule, DynamicSchedule
@@ -63,6 +64,7 @@ class StagedJob:
         shape: of orders that the lanes choose; None: the schedule has an order.
         orders: those that the job repeats.
         recomputed: by stage, the share of its micro-batches that is recomputed; empty: all or none.
+        backward_shares: which backwards are left out; None: none.
     """
 
     staged: StagedModel
@@ -70,6 +72,7 @@ class StagedJob:
     shape: OrderShape | None = None
     orders: Orders | None = None
     recomputed: Mapping[int, float] = field(default_factory=dict)
+    backward_shares: BackwardShares | None = None
 
     def order_log(self, rank: int, *, records: bool) -> OrderLog | None:
         """The orders of a rank's lanes; None: the schedule has an order."""
@@ -141,7 +144,29 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         shape = OrderShape(graph=step.graph, replicas=mesh.num_replicas, model=model_hash(staged), limits=limits)
     orders = None if shape is None else read_orders(pipeline, shape)
     recomputed = {} if isinstance(recompute, bool) else recompute
-    return StagedJob(staged=staged, mesh=mesh, shape=shape, orders=orders, recomputed=recomputed)
+    return StagedJob(
+        staged=staged,
+        mesh=mesh,
+        shape=shape,
+        orders=orders,
+        recomputed=recomputed,
+        backward_shares=_backward_shares(config, mesh),
+    )
+
+
+def _backward_shares(config: Config, mesh: Mesh) -> BackwardShares | None:
+    """The rule of partial backwards; None: every backward is whole."""
+    pipeline, step = config.pipeline, mesh.step
+    if not pipeline.partial_shares:
+        return None
+    return backward_shares(
+        pipeline.partial_shares,
+        step.graph.order,
+        microbatches=step.program.micro_per_batch[0] if pipeline.backward_unit == "microbatch" else None,
+        pipes=step.num_pipes,
+        replicas=mesh.num_replicas,
+        seed=config.run.seed,
+    )
 
 
 def _split(model: nn.Module, data: DataSchema, config: Config, precision: Precision, *, is_chain: bool) -> StagedModel:
@@ -212,7 +237,7 @@ class OpenStages:
 
     held: tuple[HeldStage, ...] = ()
     links: StageLinks | None = None
-    reduce: Callable[[int], None] | None = None
+    reduce: Callable[[int, Collection[int] | None], None] | None = None
     shares: Mapping[int, StageShare] = field(default_factory=dict)
     groups: Mapping[tuple[int, ...], RankGroup] = field(default_factory=dict)
     layered: RankGroup | None = None

@@ -6,8 +6,9 @@
                                                             └─evict, flush, snapshot──> WriteRequest ──> store
 
 `row_cache` holds the rows, `row_history` knows the decay they have missed, `earlier_rows` their weights before an
-update; `cache_statistics` counts; `auto_rows` sizes a cache that grows; `slots` and `row_transfer` are its
-bookkeeping and its copies, `snapshot` its copy-on-write snapshots, `resident_rows` an index of it at rest.
+update; `reached_rows` leaves out those without a gradient; `cache_statistics` counts; `auto_rows` sizes a cache that
+grows; `slots` and `row_transfer` are its bookkeeping and its copies, `snapshot` its copy-on-write snapshots,
+`resident_rows` an index of it at rest.
 `lookup_layout` groups tables; `batch_context` and `row_exchange_plan` turn a plan into index tensors; `lookup` is
 forward and backward, `gradient_squares` the norm of its result; `row_exchange` talks to other ranks; `upload` and
 `staging` copy between host and device.

@@ -24,6 +24,7 @@ from bagpipe.cache.cache_statistics import CacheStatistics
 from bagpipe.cache.earlier_rows import EarlierRows
 from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
 from bagpipe.cache.lookup_layout import TableGroup
+from bagpipe.cache.reached_rows import reached_rows
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
 from bagpipe.cache.slots import Slab, Slots, SlotTable, row_tables
@@ -60,6 +61,7 @@ class RowCache:
         kernels: kernels for the schema and the device; default: the choice of `select_kernels`.
         batches_begun: most batches begun and not ended: 2 if a lookup precedes the update of the batch before.
         grows: slots are made when plans use them, up to `num_slots`; on a host they take memory only then.
+        is_partial: backwards are partial: rows that no gradient reached are not updated (`reached_rows`).
 
     Attributes:
         streams: streams of the device.
@@ -70,6 +72,7 @@ class RowCache:
         kernels: kernels that compute on the rows.
         num_slots_used: most slots that the plans have used so far.
         current: the batch being computed, which embedding modules read.
+        is_partial: as given.
         snapshot: copy-on-write snapshots for checkpoints.
     """
 
@@ -84,8 +87,10 @@ class RowCache:
         kernels: Kernels | None = None,
         batches_begun: int = 1,
         grows: bool = False,
+        is_partial: bool = False,
     ) -> None:
         self.schema = schema
+        self.is_partial = is_partial
         self.device = torch.device(device)
         self.streams: Streams = open_streams(str(device)) if streams is None else streams
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
@@ -383,6 +388,8 @@ class RowCache:
             settings: of the optimizers.
         """
         step = step_of(settings, group.index)
+        if self.is_partial and len(rows.rows):
+            rows, gradients = reached_rows(self.kernels, rows, gradients)
         self.snapshot.before_change(rows.slots)
         if len(rows.rows):
             records = self._slab.records(self.row_dtype(group))

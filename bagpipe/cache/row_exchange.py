@@ -7,12 +7,14 @@
 
 A gradient goes to the owner of its row, which sums the contributions of all ranks in rank order and updates the row
 once. All ranks make the same calls: a rank that uses no row of a group sends empty contributions. No gradient of a
-frozen group is exchanged.
+frozen group is exchanged. Nor does a rank send any in a batch whose backward reaches no row of its examples, which all
+ranks know; its contributions are zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,7 +31,10 @@ from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import Gradients, RowSteps
 from bagpipe.pipeline.stream import keep_for_current_stream
 
-__all__ = ["RowExchange"]
+__all__ = ["Givers", "RowExchange"]
+
+#: By rank, whether the backward of a batch reaches rows of its examples; None: all do.
+Givers: TypeAlias = Sequence[bool] | None
 
 #: Batches whose rows are held at a time: the batch being computed, and the rows pulled ahead for the next one.
 _BATCHES_HELD = 2
@@ -106,8 +111,12 @@ class RowExchange:
 
     # ---- lane push -----------------------------------------------------------------------------------------------
 
-    def push(self, context: BatchContext) -> tuple[ActiveTableGroup, ...]:
+    def push(self, context: BatchContext, givers: Givers = None) -> tuple[ActiveTableGroup, ...]:
         """End the batch and send the gradients of rows that the next batch uses.
+
+        Args:
+            context: the batch.
+            givers: by rank, whether its backward reaches rows; None: all do.
 
         Returns:
             The groups, for `push_late`.
@@ -119,23 +128,24 @@ class RowExchange:
         groups = self._cache.end(context)
         for group in groups:
             # A group without rows has no gradient if the examples of this rank have no id of its tables.
-            if not group.gradients and group.context.num_rows and not group.context.tables.is_frozen:
+            is_expected = givers is None or givers[self._peers.rank]
+            if is_expected and not group.gradients and group.context.num_rows and not group.context.tables.is_frozen:
                 tables = group.context.tables
                 raise JobError(
                     f"batch {context.batch_index}: the loss does not depend on the rows of tables number "
                     f"{tables.first_table} to {tables.end_table - 1}, so it is unknown whether other ranks "
                     "update them: leave such tables out of the model"
                 )
-        self._push(groups, _NOW)
+        self._push(groups, _NOW, givers)
         return groups
 
-    def push_late(self, groups: Sequence[ActiveTableGroup]) -> None:
-        """Send the remaining gradients.
+    def push_late(self, groups: Sequence[ActiveTableGroup], givers: Givers = None) -> None:
+        """Send the remaining gradients; `givers` as in `push`.
 
         Raises:
             PeerError: a rank is gone or silent.
         """
-        self._push(groups, _LATE)
+        self._push(groups, _LATE, givers)
         for group in groups:
             group.gradients.clear()
 
@@ -167,7 +177,7 @@ class RowExchange:
         self._peers.exchange("push", of_ranks, limbs.repeat(len(once), 1), once, once)
         return total(of_ranks.sum(0))
 
-    def _push(self, groups: Sequence[ActiveTableGroup], which: int) -> None:
+    def _push(self, groups: Sequence[ActiveTableGroup], which: int, givers: Givers) -> None:
         self._arrived[which] = []
         for group in groups:
             dim = group.context.tables.dim
@@ -185,8 +195,24 @@ class RowExchange:
                 sent = torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device)
             scratch = self._received[which][group.context.tables.index]
             received = scratch.take(sum(part.recv_counts), dim, self._cache.dtype)
-            self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
+            if givers is None or all(givers):
+                self._peers.exchange("push", received, sent, part.recv_counts, part.send_counts)
+            else:
+                self._exchange_some(received, sent, part, givers)
             self._arrived[which].append(received)
+
+    def _exchange_some(self, received: Tensor, sent: Tensor, part: PushPart, givers: Sequence[bool]) -> None:
+        """Exchange the gradients of the ranks that have any; those of others become zeros."""
+        gives = givers[self._peers.rank]
+        send_counts = [count if gives else 0 for count in part.send_counts]
+        recv_counts = [count if given else 0 for count, given in zip(part.recv_counts, givers, strict=True)]
+        arrived = received.new_empty(sum(recv_counts), received.shape[1])
+        self._peers.exchange("push", arrived, sent, recv_counts, send_counts)
+        received.zero_()
+        whole, some = torch.split(received, list(part.recv_counts)), torch.split(arrived, recv_counts)
+        for rows, got in zip(whole, some, strict=True):
+            if len(got):
+                rows.copy_(got)
 
     def _update(self, context: BatchContext, which: int, settings: RowSteps, factor: Tensor | None) -> None:
         if factor is not None:

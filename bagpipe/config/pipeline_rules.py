@@ -267,6 +267,44 @@ def _processes_problem(config: Config) -> str | None:
     return None
 
 
+def _backward_shares_problem(config: Config) -> str | None:
+    pipeline, text = config.pipeline, config.pipeline.backward_shares
+    shares = [float(share) for share in text.split(",")] if text else [1.0]
+    if min(shares) == 1:
+        return None
+    if pipeline.schedule == "none" or pipeline.stages < 2:
+        return (
+            f"{text} needs a pipeline.schedule and at least 2 pipeline.stages, got {pipeline.schedule} and "
+            f"{pipeline.stages}"
+        )
+    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES or pipeline.schedule == "dynamic":
+        return f"{text} needs a synchronous pipeline.schedule of a fixed order, got {pipeline.schedule}"
+    if max(shares) * pipeline.stages <= pipeline.stages - 1:
+        return (
+            f"{text} never reach the first of {pipeline.stages} stages, which would not be trained: one of them must "
+            f"be above {(pipeline.stages - 1) / pipeline.stages:.3g}"
+        )
+    if pipeline.stage_microbatches and pipeline.backward_unit == "microbatch":
+        return f"{text} needs the same micro-batches in all stages, or pipeline.backward_unit rank"
+    excluded = {
+        "pipeline.replicas": pipeline.replicas,
+        "pipeline.activations host": pipeline.activations == "host",
+        f"run.verify {config.run.verify}, which compares with whole backwards": config.run.verify,
+        f"dense.shard {config.dense.shard}": config.dense.shard != "none",
+        "dense.budget_bytes or dense.state host": config.dense.is_chunked,
+        f"optim.precondition {config.optim.precondition}": config.optim.precondition != "none",
+    }
+    found = next((name for name, value in excluded.items() if value), None)
+    return None if found is None else f"{text} is not possible with {found}"
+
+
+def _backward_unit_problem(config: Config) -> str | None:
+    pipeline = config.pipeline
+    if pipeline.backward_unit == "microbatch" or pipeline.backward_shares:
+        return None
+    return f"{pipeline.backward_unit} needs pipeline.backward_shares, got none"
+
+
 def _unused(config: Config, name: str, users: list[str]) -> str | None:
     """The complaint about a key with a value that the schedule does not use."""
     value = getattr(config.pipeline, name)
@@ -289,6 +327,8 @@ PIPELINE_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "pipeline.activation_bytes": _activation_bytes_problem,
     "pipeline.activations": _activations_problem,
     "pipeline.processes": _processes_problem,
+    "pipeline.backward_shares": _backward_shares_problem,
+    "pipeline.backward_unit": _backward_unit_problem,
     "pipeline.rows_delay": _rows_delay_problem,
     "pipeline.prediction_offset": _setting_problem("prediction_offset"),
     "pipeline.in_flight": _setting_problem("in_flight"),

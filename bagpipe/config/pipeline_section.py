@@ -13,6 +13,7 @@ _COUNTS = r"([1-9]\d*(,[1-9]\d*)*)?"
 _ALL = NumberText("")
 _SHARE = r"(0?\.\d+|0|1|1\.0*|0\.)"
 _SHARES = rf"(auto|{_SHARE}(,{_SHARE})*)?"
+_BACKWARD_SHARES = rf"({_SHARE}(,{_SHARE})*)?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class PipelineConfig:
             last stage keeps without recomputing.
         activations: where what a forward keeps for its backward waits for it: device, or host.
         processes: auto, ranks of a pipeline are processes where there are several; or 1: each process runs all stages.
+        backward_shares: partial backwards: micro-batches compute the backward of the last of these shares of the
+            stages only, in turn: "0.5,1"; empty: of all stages.
+        backward_unit: what has a share of its own: microbatch, or rank: all micro-batches of a replica have one.
         rows_delay: of asynchronous schedules: 1: a batch runs beside the one before, without its update of rows; or 0.
         prediction_offset: of pipeoptim: steps added to every prediction; below 0: fewer.
         in_flight: of dynamic: most micro-batches in flight on the first rank, evenly fewer on the next; 0: as 1f1b.
@@ -60,6 +64,8 @@ class PipelineConfig:
     activation_bytes: Annotated[int, at_least(0)] = 0
     activations: Literal["device", "host"] = "device"
     processes: Literal["auto", "1"] = "auto"
+    backward_shares: Annotated[NumberText, matching(_BACKWARD_SHARES, "shares from 0 to 1 such as 0.5,1")] = _ALL
+    backward_unit: Literal["microbatch", "rank"] = "microbatch"
     rows_delay: Annotated[int, FROM_0_TO_1] = 0
     prediction_offset: Annotated[int, at_least(-16)] = 0
     in_flight: Annotated[int, at_least(0)] = 0
@@ -82,6 +88,12 @@ class PipelineConfig:
     def micro_per_stage(self) -> tuple[int, ...]:
         """Micro-batches of each stage."""
         return _numbers(self.stage_microbatches) or (self.microbatches,) * self.stages
+
+    @property
+    def partial_shares(self) -> tuple[float, ...]:
+        """The shares of partial backwards; empty: every backward is whole, since each share reaches the first stage."""
+        shares = tuple(map(float, self.backward_shares.split(","))) if self.backward_shares else ()
+        return shares if any(share * self.stages <= self.stages - 1 for share in shares) else ()
 
     @property
     def stages_text(self) -> str:

@@ -71,6 +71,7 @@ class Job:
         device: of the model.
         num_slots: slots of this rank's cache; 0: direct mode.
         grows: the cache begins with fewer slots, see `OracleSpec.grows`.
+        is_partial: some backwards are left out, see `RowCache`.
         kernels: of the cache, see `bagpipe.kernels.select`.
         engine: numbers of the engine.
         store: the store; its URL is not empty.
@@ -95,6 +96,7 @@ class Job:
     device: torch.device
     num_slots: int
     grows: bool = False
+    is_partial: bool = False
     kernels: str = "auto"
     engine: EngineSettings
     store: StoreConfig
@@ -121,4 +123,5 @@ class Job:
             kernels=select_kernels(self.rows, self.device, self.kernels),
             batches_begun=1 + self.engine.rows_delay,
             grows=self.grows,
+            is_partial=self.is_partial,
         )

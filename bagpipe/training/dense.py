@@ -130,6 +130,10 @@ class DensePart(LoopPart):
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         """The chunk of an operation of `Point.STEP` or `Point.WEIGHTS`; None if it has no parameters."""
 
+    def row_givers(self, b: int) -> Sequence[bool] | None:
+        """By rank, whether the backward of a batch reaches rows of its examples; None: all do."""
+        return None
+
     def rest(self) -> None:
         """Before parameters are written between two batches: nothing moves them."""
 

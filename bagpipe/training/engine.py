@@ -272,13 +272,13 @@ class Engine:
         settings, cache, peers, delay = self.settings, self.cache, self.peers, self.settings.rows_delay
         reading = self._reading()
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
-        known, clips = list(self._known), self.dense.clip.limits_rows
+        known, clips, givers = list(self._known), self.dense.clip.limits_rows, self.dense.row_givers
         update: LoopPart
         if peers is None:
             update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips, rows_delay=delay)
         else:
             update = exchanged = ExchangedRows(
-                cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay
+                cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay, givers=givers
             )
             if self.recorder is not None:
                 known.append(exchanged.was_written)

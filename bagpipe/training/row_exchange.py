@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.cache.row_exchange import RowExchange
+from bagpipe.cache.row_exchange import Givers, RowExchange
 from bagpipe.cache.row_transfer import WRITE_DEPTH
 from bagpipe.distributed.interface import Peers
 from bagpipe.oracle.handles import dense_sizes
@@ -77,6 +77,7 @@ class ExchangedRows(EvaluationExchange):
         guard: looks at the gradients that other ranks have sent.
         clips: the norm of the gradients of rows is limited: the dense step needs it, and says by what factor.
         rows_delay: see `declare_exchange`.
+        givers: of a batch, by rank: whether its backward reaches rows; None: all do.
     """
 
     row_waits = ("0X_PULL", "0X_PUSH")
@@ -90,15 +91,17 @@ class ExchangedRows(EvaluationExchange):
         guard: NonfiniteGuard,
         clips: bool = False,
         rows_delay: int = 0,
+        givers: Callable[[int], Givers] = lambda b: None,
     ) -> None:
         super().__init__(cache, peers)
         self._rows_delay = rows_delay
         self._clips = clips
         self._row_steps = row_steps
         self._guard = guard
+        self._givers = givers
         # For unbounded tables a planner keeps hashes of ids, or nothing: it can take a new row for an old one.
         is_remembered = dense_sizes([table.rows for table in cache.schema.tables]) is not None
-        self._plan_is_exact = is_remembered and not guard.skips
+        self._plan_is_exact = is_remembered and not guard.skips and not cache.is_partial
 
     def declare(self, loop: LoopBuilder) -> None:
         declare_exchange(
@@ -137,7 +140,7 @@ class ExchangedRows(EvaluationExchange):
 
     def push(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        batch.groups = self._exchange.push(batch.context)
+        batch.groups = self._exchange.push(batch.context, self._givers(b))
 
     def update(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -147,7 +150,7 @@ class ExchangedRows(EvaluationExchange):
 
     def push_late(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        self._exchange.push_late(batch.groups)
+        self._exchange.push_late(batch.groups, self._givers(b))
         batch.groups = ()
 
     def measure(self, b: int) -> None:
@@ -163,7 +166,8 @@ class ExchangedRows(EvaluationExchange):
     def was_written(self, batch: InFlightBatch, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each row was written, maybe by another rank: the plan tells, where it knows exactly what came before.
 
-        A row that is planned is updated, so it is written when it leaves, unless its batch is skipped or it is frozen.
+        A row that is planned is updated, so it is written when it leaves, unless its batch is skipped, it is frozen, or
+        a partial backward does not reach it.
         """
         owner = batch.rank_batch.owner
         if not self._plan_is_exact or self._cache.schema.tables[table].is_frozen:

@@ -6,7 +6,7 @@ StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -135,6 +135,9 @@ class StagedDense(DensePart):
             **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums if a.op in ops},
         }
 
+    def row_givers(self, b: int) -> Sequence[bool] | None:
+        return self.pipeline.row_givers(b)
+
     def orders(self) -> Mapping[str, LaneOrder]:
         return {} if self.order_log is None else self.order_log.lanes
 
@@ -172,7 +175,7 @@ class StagedDense(DensePart):
     def reduce(self, stage: int, b: int) -> None:
         """The stage's gradients become those of the whole global batch."""
         self._runtime.sum_pipes(stage)
-        self.pipeline.reduce(stage)
+        self.pipeline.reduce(stage, b)
 
     def unshard(self, stage: int, index: int) -> None:
         """The stage has its parameters, of which each holder has a share, or has stepped one."""
@@ -183,6 +186,8 @@ class StagedDense(DensePart):
         self.pipeline.reshard(stage)
 
     def step(self, stage: int, b: int) -> None:
+        if not self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples):
+            return  # no micro-batch had a backward here: the stage keeps its parameters
         parameters = [*self.pipeline.stepped(stage)]
         self.loss_scale.unscale_parameters(parameters)
         self.limit(parameters, self._run.in_flight[b])

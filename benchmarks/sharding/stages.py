@@ -205,7 +205,7 @@ class Stages:
         }
         ops: dict[str, Callable[[int, int], None]] = {
             "OPT": self._optimize,
-            "REDUCE_GRAD": lambda stage, b: self._pipeline.reduce(stage),
+            "REDUCE_GRAD": self._pipeline.reduce,
             "UNSHARD": self._unshard,
             "RESHARD": lambda stage, index: self._pipeline.reshard(stage),
         }

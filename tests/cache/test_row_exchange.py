@@ -18,7 +18,7 @@ from bagpipe.cache.batch_context import BatchContext, prepare_batch
 from bagpipe.cache.lookup import gradients_of, lookup
 from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.cache.row_exchange import RowExchange
+from bagpipe.cache.row_exchange import Givers, RowExchange
 from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.upload import Uploader
 from bagpipe.errors import JobError, PeerError
@@ -88,6 +88,43 @@ def cache_of(plan: RankPlan, num_slots: int) -> RowCache:
 
 def context_of(plan: RankPlan) -> BatchContext:
     return prepare_batch(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
+
+
+def exchanged(plans: Sequence[RankPlan], givers: Givers) -> tuple[dict[tuple[int, int], NDArray[Any]], int]:
+    """The rows after a batch whose backward reaches no row of the second rank's, and how many rows were sent."""
+    peers = local_peers(len(plans))
+    caches = [cache_of(plan, num_slots=sum(NUM_IDS) + 9) for plan in plans]
+
+    def work(rank: int) -> None:
+        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
+        exchange.prepull(context)
+        exchange.pull(context)
+        exchange.begin(context)
+        current = caches[rank].current
+        assert current is not None
+        if givers is None or givers[rank]:
+            (loss_of([lookup(group) for group in current.groups]) * (rank != 1)).backward()
+        exchange.push_late(exchange.push(context, givers), givers)
+        exchange.update(context, STEP)
+        exchange.update_late(context, STEP)
+
+    assert on_all_ranks(peers, work) == [None] * len(plans)
+    merged: dict[tuple[int, int], NDArray[Any]] = {}
+    for cache in caches:
+        merged |= records(cache)
+    return merged, sum(sum(peer.rows_sent.values()) for peer in peers)
+
+
+def test_a_rank_without_gradients_sends_none() -> None:
+    """The rows are as if it had sent zeros."""
+    rng = np.random.default_rng(7)
+    batch = random_batch(rng, num_examples=9, num_ids=NUM_IDS, max_length=3)
+    plans = rank_plans(rng, batch, FEATURES, num_tables=len(TABLES), world_size=3)
+    (rows, sent), (with_zeros, all_sent) = exchanged(plans, [True, False, True]), exchanged(plans, None)
+    assert rows.keys() == with_zeros.keys()
+    for row, values in with_zeros.items():
+        np.testing.assert_array_equal(rows[row], values)
+    assert sent < all_sent
 
 
 @at_most(25)

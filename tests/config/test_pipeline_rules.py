@@ -10,7 +10,7 @@ import pytest
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config, PipelineConfig, RunConfig
+from bagpipe.config.sections import Config, DenseConfig, OptimConfig, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -59,6 +59,47 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ),
         ({"schedule": "1f1b", "costs": "F=1"}, "pipeline.costs F=1 needs pipeline.schedule zb-auto, got 1f1b"),
         ({"schedule": "1f1b", "memory": "4"}, "pipeline.memory 4 needs pipeline.schedule zb-auto, got 1f1b"),
+        (
+            {"stages": 1, "microbatches": 1, "backward_shares": "0.5,1"},
+            "pipeline.backward_shares 0.5,1 needs a pipeline.schedule and at least 2 pipeline.stages, got none and 1",
+        ),
+        (
+            {"schedule": "1f1b", "stages": 1, "backward_shares": "0.5,1"},
+            "pipeline.backward_shares 0.5,1 needs a pipeline.schedule and at least 2 pipeline.stages, got 1f1b and 1",
+        ),
+        *(
+            (
+                {"schedule": schedule, "backward_shares": "0.5,1"},
+                "pipeline.backward_shares 0.5,1 needs a synchronous pipeline.schedule of a fixed order, got "
+                f"{schedule}",
+            )
+            for schedule in ("pipedream-2bw", "dynamic")
+        ),
+        (
+            {"schedule": "1f1b", "backward_shares": "0,0.75"},
+            "pipeline.backward_shares 0,0.75 never reach the first of 4 stages, which would not be trained: one of "
+            "them must be above 0.75",
+        ),
+        (
+            {"schedule": "1f1b", "backward_shares": "1.5,1"},
+            "pipeline.backward_shares must be shares from 0 to 1 such as 0.5,1, got '1.5,1'",
+        ),
+        (
+            {"schedule": "1f1b", "backward_shares": "0.5,1", "replicas": "2,1,1,1"},
+            "pipeline.backward_shares 0.5,1 is not possible with pipeline.replicas",
+        ),
+        (
+            {"schedule": "1f1b", "backward_shares": "0.5,1", "activations": "host"},
+            "pipeline.backward_shares 0.5,1 is not possible with pipeline.activations host",
+        ),
+        (
+            {"schedule": "graph", "backward_shares": "0.5,1", "stage_microbatches": "8,8,8,4"},
+            "pipeline.backward_shares 0.5,1 needs the same micro-batches in all stages, or pipeline.backward_unit rank",
+        ),
+        (
+            {"schedule": "1f1b", "backward_unit": "rank"},
+            "pipeline.backward_unit rank needs pipeline.backward_shares, got none",
+        ),
         (
             {"stages": 1, "microbatches": 1, "processes": "1"},
             "pipeline.processes 1 needs pipeline.schedule, the name of a schedule, got none",
@@ -142,3 +183,21 @@ def test_activations_go_to_the_host_between_actions_of_stages(config: Config, li
 def test_a_plan_that_was_not_read_trains_nothing() -> None:
     with pytest.raises(InputError, match=r"pipeline.plan a was not read: a program reads it with its command line"):
         check_config(Config(pipeline=PipelineConfig(plan="a")))
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (Config(run=RunConfig(verify=3)), "run.verify 3, which compares with whole backwards"),
+        (Config(dense=DenseConfig(shard="gradients")), "dense.shard gradients"),
+        (Config(dense=DenseConfig(state="host")), "dense.budget_bytes or dense.state host"),
+        (Config(optim=OptimConfig(precondition="kfac")), "optim.precondition kfac"),
+    ],
+)
+def test_partial_backwards_exclude_what_needs_every_gradient(config: Config, what: str) -> None:
+    pipeline = PipelineConfig(schedule="1f1b", backward_shares=NumberText("0.5,1"), **STAGES)
+    check_config(Config(pipeline=pipeline))
+    with pytest.raises(InputError) as caught:
+        check_config(dataclasses.replace(config, pipeline=pipeline))
+    assert str(caught.value) == f"pipeline.backward_shares 0.5,1 is not possible with {what}"
+    check_config(dataclasses.replace(config, pipeline=dataclasses.replace(pipeline, backward_shares=NumberText("1,1"))))

@@ -71,15 +71,19 @@ class Bucket:
 
         Args:
             group: the ranks that contribute.
-            order: permutation of the group's positions: the order of the sum, equal on all ranks.
+            order: the group's positions in the order of the sum, equal on all ranks; those that are left out have no
+                gradient and send none.
 
         Raises:
             PeerError: a peer is gone or silent.
         """
         num_ranks = group.world_size
         chunk = len(self.buffer) // num_ranks
-        group.all_to_all(self.received, self.buffer, [chunk] * num_ranks, [chunk] * num_ranks)
-        contributions = self.received.view(num_ranks, chunk)
+        gives = len(order) == num_ranks or group.rank in order
+        taken = [chunk if position in order else 0 for position in range(num_ranks)]
+        sent = [chunk if gives else 0] * num_ranks
+        group.all_to_all(self.received[: sum(taken)], self.buffer[: sum(sent)], taken, sent)
+        contributions = dict(zip(sorted(order), self.received[: sum(taken)].view(-1, chunk), strict=True))
         reduced = contributions[order[0]]
         for position in order[1:]:
             reduced.add_(contributions[position])

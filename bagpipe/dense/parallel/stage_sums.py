@@ -8,7 +8,7 @@ The sums run on their own lane: each stage after its last backward, overlapping 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.buckets import BUCKET_BYTES, Bucket, make_buckets
@@ -48,10 +48,14 @@ class StageSums:
             if rank in stage.holders and len(stage.holders) > 1
         }
 
-    def reduce(self, stage: int) -> None:
+    def reduce(self, stage: int, givers: Collection[int] | None = None) -> None:
         """All-reduce a stage's gradients over its holders. On a CPU complete on return; on CUDA in the current stream.
 
         One thread of every holder calls it once per batch. Ranks that share several stages use the same order.
+
+        Args:
+            stage: the stage.
+            givers: the holders that have gradients, the same on all ranks; nothing is sent for others. None: all.
 
         Raises:
             PeerError: a peer is gone or silent.
@@ -59,7 +63,9 @@ class StageSums:
         """
         holders = self._stages[stage].holders
         ranks = sorted(holders)
-        order = [ranks.index(rank) for rank in holders]
+        order = [ranks.index(rank) for rank in holders if givers is None or rank in givers]
+        if not order:
+            return
         for bucket in self._buckets.get(stage, ()):
             bucket.fill()
             bucket.exchange(self._groups[tuple(ranks)], order)

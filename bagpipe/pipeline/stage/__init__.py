@@ -11,6 +11,7 @@ channel           tensors between two stages                batches           ex
 backward          whole, or inputs and weights apart        seeding           random numbers of a forward
 activations       to the host, between F and B              stage_parameters  gathered and released, if divided
 stage_versions    weights kept by asynchronous schedules    versioned_call    a forward and backward with them
+partial_backward  backwards that are left out, and the factors of the gradients of the others
 resharding        a tensor from one layout to another, over links
 prediction        weights some optimizer steps ahead        serial_versions   training by the table, in one thread
 """

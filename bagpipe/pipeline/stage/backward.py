@@ -72,7 +72,7 @@ class SplitBackward:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = list(parameters)
-        self._reaches_all: bool | None = None
+        self._reaches_all: dict[int, bool] = {}  # by the number of leaves: a partial backward can have fewer
 
     def inputs(self, graph: Graph, gradients: Sequence[Tensor]) -> Kept:
         """I: adds to the ``grad`` of the leaves. Gradients as for `backward`. Returns the argument of `weights`."""
@@ -83,9 +83,9 @@ class SplitBackward:
             return Kept()
         if not graph.leaves:  # no other stage waits for I
             return Kept(whole=(roots, given))
-        if self._reaches_all is None:
-            self._reaches_all = _reaches_all(roots, graph.leaves, self._parameters)
-        if not self._reaches_all:
+        if len(graph.leaves) not in self._reaches_all:
+            self._reaches_all[len(graph.leaves)] = _reaches_all(roots, graph.leaves, self._parameters)
+        if not self._reaches_all[len(graph.leaves)]:
             wanted = [*graph.leaves, *self._parameters]
             found = torch.autograd.grad(roots, wanted, given, allow_unused=True)
             for leaf, gradient in zip(graph.leaves, found, strict=False):

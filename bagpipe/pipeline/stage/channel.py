@@ -24,7 +24,7 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
 
-__all__ = ["Channel", "Link", "MicrobatchSlice", "owned", "take_joined"]
+__all__ = ["Channel", "Link", "MicrobatchSlice", "owned", "take_joined", "take_placed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,22 @@ def take_joined(sources: Sequence[tuple[Channel, int, Sequence[MicrobatchSlice]]
         return channel.take(base, slices)
     parts = [(part.at, channel, base, part) for channel, base, slices in present for part in slices]
     return _joined([channel._rows(base, part) for _, channel, base, part in sorted(parts, key=lambda each: each[0])])
+
+
+def take_placed(sources: Sequence[tuple[Channel, int, Sequence[MicrobatchSlice]]], num_examples: int) -> list[Tensor]:
+    """`take_joined` of a receiver's micro-batch with `num_examples` examples; zeros for those without a slice."""
+    if sum(part.end - part.first for _, _, slices in sources for part in slices) == num_examples:
+        return take_joined(sources)
+    channel = sources[0][0]
+    whole = [
+        torch.zeros((num_examples, *value.shape), dtype=value.dtype, device=channel._device)
+        for value in channel._values
+    ]
+    for channel, base, slices in sources:
+        for part in slices:
+            for tensor, rows in zip(whole, channel._rows(base, part), strict=True):
+                tensor[part.at : part.at + len(rows)] = rows
+    return whole
 
 
 def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -6,7 +6,7 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -22,10 +22,12 @@ from bagpipe.errors import InputError
 from bagpipe.oracle.assign import share_bounds
 from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stage.stage_parameters import StageParameters
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
+from bagpipe.schedule.ir.backward_shares import BackwardShares
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.split.staged_model import StagedModel
 
@@ -113,11 +115,13 @@ class DensePipeline:
         rank: this rank.
         make_optimizer: makes an optimizer for a list of parameters.
         links: links to the other processes of the replica; None for a single process.
-        reduce: sums a stage's gradients over the ranks that hold it; None if only this rank holds it.
+        reduce: sums a stage's gradients over the ranks that hold it, and says which of them have any (None: all); None
+            if only this rank holds it.
         shares: this rank's shares of the stages that are divided among the ranks that hold them.
         dtype, device: of the dense part.
         seed: seed of dropout.
         host_activations: streams by which activations move to the host and back; None: they stay on the device.
+        backward_shares: which backwards are left out; None: none.
 
     Attributes:
         stages: the stages of this rank, ascending.
@@ -125,6 +129,7 @@ class DensePipeline:
         shares: as given.
         versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
+        partial_backward: of this replica; None: no backward is left out.
         parameters: which of them are here.
     """
 
@@ -139,9 +144,10 @@ class DensePipeline:
         device: torch.device,
         seed: int,
         links: StageLinks | None = None,
-        reduce: Callable[[int], None] | None = None,
+        reduce: Callable[[int, Collection[int] | None], None] | None = None,
         shares: Mapping[int, StageShare] = MappingProxyType({}),
         host_activations: Streams | None = None,
+        backward_shares: BackwardShares | None = None,
     ) -> None:
         self.staged = staged
         self.mesh = mesh
@@ -169,6 +175,15 @@ class DensePipeline:
             for stage, optimizer in self.optimizers.items()
             if self.step.version_lags
         }
+        self.partial_backward: PartialBackward | None = None
+        if backward_shares is not None:
+            self.partial_backward = PartialBackward(
+                backward_shares,
+                self.step,
+                replica=self.replica,
+                num_replicas=mesh.num_replicas,
+                examples=mesh.examples,
+            )
         self.activations: Mapping[str, LaneActivations] = {}
         if host_activations is not None:
             self.activations = {
@@ -238,6 +253,7 @@ class DensePipeline:
             versions=self.versions,
             activations=self.activations,
             saving=self.parameters.saving,
+            partial_backward=self.partial_backward,
         )
 
     def stepped(self, stage: int) -> Iterator[nn.Parameter]:
@@ -245,8 +261,8 @@ class DensePipeline:
         segments = self.shares[stage].segments if stage in self.shares else {}
         return (segments.get(name, parameter) for name, parameter in self.staged.parameters_of(stage))
 
-    def reduce(self, stage: int) -> None:
-        """Sum a stage's gradients over the ranks that hold it; they are complete on this rank."""
+    def reduce(self, stage: int, batch: int) -> None:
+        """Sum a stage's gradients of a batch over the ranks that hold it; they are complete on this rank."""
         share = self.shares.get(stage)
         if share is not None:
             for _, parameter in self.staged.parameters_of(stage):
@@ -254,7 +270,47 @@ class DensePipeline:
                     keep_for_current_stream(parameter.grad)  # it can be freed before this lane has copied it
             share.reduce()
         elif self._reduce is not None:
-            self._reduce(stage)
+            self._reduce(stage, self._givers(stage, batch))
+
+    def scale(self, stage: int, batch: int, num_global_examples: int) -> bool:
+        """Make the sum of a stage's gradients their mean over the examples whose backward reached it, on all ranks.
+
+        Returns:
+            Whether any did; the stage has a gradient.
+        """
+        if self.partial_backward is None:
+            return True
+        factor = self.partial_backward.factor(stage, batch, num_global_examples)
+        gradients = [p.grad for _, p in self.staged.parameters_of(stage) if p.grad is not None]
+        if factor not in (None, 1) and gradients:
+            torch._foreach_mul_(gradients, factor)
+        return factor is not None
+
+    def row_givers(self, batch: int) -> Sequence[bool] | None:
+        """By rank, whether the backward of a batch reaches rows of its examples; None: all do."""
+        partial = self.partial_backward
+        if partial is None:
+            return None
+        giving = [stage for stage, wants_grad in self.staged.embedding_edges if wants_grad]
+        found = []
+        for rank in range(self.mesh.world_size):
+            replica, process = self.mesh.coordinates(rank)
+            pipes = self.step.embedding_stages[process].pipes
+            found.append(any(partial.gives(stage, batch, replica, pipes) for stage in giving))
+        return found
+
+    def _givers(self, stage: int, batch: int) -> Collection[int] | None:
+        """The ranks with gradients of a stage in a batch; None: all that hold it."""
+        partial = self.partial_backward
+        if partial is None:
+            return None
+        found = []
+        for rank in self.mesh.holders(stage):
+            replica, process = self.mesh.coordinates(rank)
+            pipes = {i.pipe for i in self.step.instances if i.stage == stage and i.process == process}
+            if partial.gives(stage, batch, replica, sorted(pipes)):
+                found.append(rank)
+        return found
 
     def unshard(self, stage: int) -> None:
         """Gather a stage's parameters if it is divided: after the steps of all holders, or before computations."""

@@ -4,6 +4,7 @@
     X_EMBED_GRAD  gradients of the micro-batches ──> one per value, of all examples ──> one backward into the rows
 
 A row's gradient is summed once per batch in the plan's order, so it does not depend on the number of micro-batches.
+Where backwards are partial, what a stage gives is multiplied as its own gradient is, and zero for other examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches
-from bagpipe.pipeline.stage.channel import Channel, owned
+from bagpipe.pipeline.stage.channel import Channel, owned, take_placed
+from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.schedule.ir.step_program import EmbeddingStage
 
 __all__ = ["EmbeddingStageRunner"]
@@ -32,6 +34,8 @@ class EmbeddingStageRunner:
         outputs: pipe -> channels of values to the stages, by ascending stage.
         output_grads: pipe -> channels of gradients from each stage, by ascending stage.
         batches: batches of the process.
+        stages: of the instances, by their numbers; for partial backwards.
+        partial_backward: which backwards are left out; None: none.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class EmbeddingStageRunner:
         outputs: Mapping[int, Sequence[Channel]],
         output_grads: Mapping[int, Sequence[Sequence[Channel]]],
         batches: Batches,
+        stages: Sequence[int] = (),
+        partial_backward: PartialBackward | None = None,
     ) -> None:
         self._stage = embedding
         self._module = module
@@ -52,6 +58,8 @@ class EmbeddingStageRunner:
         self._outputs = outputs
         self._output_grads = output_grads
         self._batches = batches
+        self._stages = stages
+        self._partial_backward = partial_backward
         self._grad_values = sorted(
             {n for groups in output_grads.values() for channels in groups for n in channels[0].numbers}
         )
@@ -90,12 +98,19 @@ class EmbeddingStageRunner:
             first += count
 
     def embed_grad(self, batch: int) -> None:
-        """Run one backward into the rows, from the gradients of all micro-batches."""
+        """Run one backward into the rows, from the gradients of all micro-batches; none if no micro-batch has any."""
         graph = self._graphs.pop(batch, None)
-        if graph is not None:
+        if graph and self._has_gradients(batch):
             gradients = self._gradients(batch)
-            if graph:
-                torch.autograd.backward(list(graph.values()), [gradients[n] for n in graph])
+            torch.autograd.backward(list(graph.values()), [gradients[n] for n in graph])
+
+    def _has_gradients(self, batch: int) -> bool:
+        """Whether a stage that gives gradients computes a backward of a batch."""
+        partial = self._partial_backward
+        giving = ((pipe, channels[0]) for pipe, groups in self._output_grads.items() for channels in groups)
+        return partial is None or any(
+            partial.gives(self._stages[channel.sender], batch, partial.replica, (pipe,)) for pipe, channel in giving
+        )
 
     def _gradients(self, batch: int) -> dict[int, Tensor]:
         """Value -> gradient ``[num_examples, …]``: summed over consumers in order, concatenated over pipes."""
@@ -106,8 +121,31 @@ class EmbeddingStageRunner:
                 continue
             sums: dict[int, Tensor] = {}
             for channels in self._output_grads[pipe]:
-                for number, gradient in zip(channels[0].numbers, division.take(channels, batch, 0), strict=True):
+                for number, gradient in zip(channels[0].numbers, self._take(channels, batch), strict=True):
                     sums[number] = sums[number] + gradient if number in sums else gradient
             for number, gradient in sums.items():
                 parts[number].append(gradient)
         return {n: found[0] if len(found) == 1 else torch.cat(found) for n, found in parts.items()}
+
+    def _take(self, channels: Sequence[Channel], batch: int) -> list[Tensor]:
+        """One gradient per value, of all examples of a pipe, from all instances of a stage."""
+        given, division = self._batches.get(batch)
+        partial, first = self._partial_backward, channels[0]
+        if partial is None:
+            return division.take(channels, batch, 0)
+        stage, pipe = self._stages[first.sender], first.pipe
+        sources = [
+            (
+                channel,
+                batch * channel.units,
+                [
+                    part
+                    for part in division.flows[channel.number].slices[0]
+                    if partial.computes(stage, pipe, batch, part.unit)
+                ],
+            )
+            for channel in channels
+        ]
+        taken = take_placed(sources, division.pipes[pipe + 1] - division.pipes[pipe])
+        factor = partial.factor(stage, batch, given.num_global_examples)
+        return taken if factor in (None, 1) else [gradient * factor for gradient in taken]

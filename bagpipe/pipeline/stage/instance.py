@@ -5,7 +5,8 @@
     I W  the halves of B        REC   repeats the forward, after a forward that kept only its inputs
 
 Gradients of an output are summed in the order of its consumers' numbers, gradients of parameters in schedule order.
-The state of a micro-batch lives from its F to its B or W. An empty micro-batch does nothing.
+The state of a micro-batch lives from its F to its B or W. An empty micro-batch does nothing. Nor does the backward of
+one that a partial backward leaves out: its F keeps nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
+from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stage.versioned_call import versioned_call
@@ -86,7 +88,7 @@ class StageRunner:
         module: the stage's module, or a copy with its own gradients.
         wiring: its channels.
         units: micro-batches per batch.
-        needs_grad: numbers of the values that need a gradient.
+        needs_grad: numbers of the values that need a gradient, and the stages that make them.
         labels: value number of the labels.
         recomputed: micro-batches of a batch whose forwards keep only their inputs; a REC follows each.
         batches: batches of the process.
@@ -98,6 +100,7 @@ class StageRunner:
         alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
         activations: of the lane, moved to the host between F and B; None: they stay on the device.
         saving: around forwards: what happens to tensors that the backward needs, where activations stay.
+        partial_backward: which backwards are left out; None: none.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -112,7 +115,7 @@ class StageRunner:
         module: nn.Module,
         wiring: Wiring,
         units: int,
-        needs_grad: frozenset[int],
+        needs_grad: Mapping[int, int],
         labels: int,
         recomputed: frozenset[int],
         batches: Batches,
@@ -125,6 +128,7 @@ class StageRunner:
         alternates: bool = False,
         activations: LaneActivations | None = None,
         saving: Callable[[], AbstractContextManager[object]] = nullcontext,
+        partial_backward: PartialBackward | None = None,
     ) -> None:
         self.instance = instance
         self.module = module
@@ -146,6 +150,7 @@ class StageRunner:
         self._activations = activations
         self._is_compiled = getattr(module, "is_compiled", False) is True  # as `bagpipe.dense.stage_module` says
         self._saving = saving
+        self._partial_backward = partial_backward
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
         self._split: SplitBackward | None = None
@@ -164,10 +169,13 @@ class StageRunner:
         if first == end:
             return
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
-        live = self._live[index] = _MicroBatch(self._take_inputs(division, batch, unit))
-        self.peak_live = max(self.peak_live, len(self._live))
-        kept = unit not in self._recomputed
-        if not kept:
+        is_trained = self._computes(self.instance.stage, batch, unit)
+        live = _MicroBatch(self._take_inputs(division, batch, unit))
+        if is_trained:
+            self._live[index] = live
+            self.peak_live = max(self.peak_live, len(self._live))
+        kept = is_trained and unit not in self._recomputed
+        if is_trained and not kept:
             live.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         activations = self._activations if kept else None
         saving = None if activations is None else activations.saving(self.module, live.leaves.values())
@@ -223,13 +231,20 @@ class StageRunner:
             assert self._split is not None, "the schedule check ensures that I precedes W"
             self._split.weights(_present(live.kept))
 
+    def _computes(self, stage: int, batch: int, unit: int) -> bool:
+        """Whether a stage of this pipe computes the backward of a micro-batch."""
+        return self._partial_backward is None or self._partial_backward.computes(stage, self.instance.pipe, batch, unit)
+
     def _take_inputs(self, division: BatchDivision, batch: int, unit: int) -> dict[int, Tensor]:
+        """By value number. Those that get a gradient require it."""
+        is_trained = self._computes(self.instance.stage, batch, unit)
+        wanted = {n for n, maker in self._needs_grad.items() if is_trained and self._computes(maker, batch, unit)}
         leaves: dict[int, Tensor] = {}
         for channels in self._wiring.inputs:
             for number, tensor in zip(channels[0].numbers, division.take(channels, batch, unit), strict=True):
                 # A separate leaf: another stage can take the same tensor.
                 leaf = tensor.detach()
-                leaves[number] = leaf.requires_grad_() if number in self._needs_grad else leaf
+                leaves[number] = leaf.requires_grad_() if number in wanted else leaf
         return leaves
 
     def _run(
@@ -302,6 +317,8 @@ class StageRunner:
             return
         division = self._batches.get(index // self._units)[1]
         for channel in self._wiring.input_grads:
+            if not live.leaves[channel.numbers[0]].requires_grad:
+                continue  # the other end has no backward of this micro-batch
             gradients = []
             for number in channel.numbers:
                 leaf = live.leaves[number]

@@ -27,6 +27,7 @@ from bagpipe.pipeline.stage.batches import Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, Link
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
 from bagpipe.pipeline.stage.instance import LossSum, StageRunner, Wiring
+from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
@@ -64,6 +65,7 @@ class StageRuntime:
         loss_scale: multiplies every gradient.
         versions: stage -> its weights in an asynchronous schedule.
         activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
+        partial_backward: which backwards are left out; None: none.
 
     Raises:
         JobError: there are several processes but no links.
@@ -87,12 +89,14 @@ class StageRuntime:
         versions: Mapping[int, StageVersions] = MappingProxyType({}),
         activations: Mapping[str, LaneActivations] = MappingProxyType({}),
         saving: Mapping[int, Callable[[], AbstractContextManager[object]]] = MappingProxyType({}),
+        partial_backward: PartialBackward | None = None,
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
         self._staged = staged
         self._step = step
         self._process = process
+        self._partial_backward = partial_backward
         self._activations = {
             atom.stage: activations[lane] for lane in activations for a in step.program.lanes[lane] for atom in a.atoms
         }
@@ -130,7 +134,7 @@ class StageRuntime:
                     module=self._module_of(instance),
                     wiring=self._wiring(instance.number),
                     units=self._micro[instance.number],
-                    needs_grad=frozenset(n for n, value in enumerate(self._values) if value.wants_grad),
+                    needs_grad={n: value.producer for n, value in enumerate(self._values) if value.wants_grad},
                     labels=self._labels,
                     recomputed=frozenset(
                         unit for unit in range(self._micro[instance.number]) if (instance.number, unit) in recomputed
@@ -145,6 +149,7 @@ class StageRuntime:
                     alternates=bool(step.turns),
                     activations=self._activations.get(instance.number),
                     saving=saving.get(instance.stage, nullcontext),
+                    partial_backward=partial_backward,
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {
@@ -350,6 +355,8 @@ class StageRuntime:
                 for p in embedding.pipes
             },
             batches=self._batches,
+            stages=[instance.stage for instance in self._step.instances],
+            partial_backward=self._partial_backward,
         )
 
     def _transfer(self, atom: Action) -> Handler:
@@ -368,6 +375,12 @@ class StageRuntime:
 
     def _receive(self, channel: Channel, index: int) -> None:
         batch, unit = divmod(index, channel.units)
+        cut = self._partial_backward
+        if cut is not None and not self._is_forward(channel.sender, channel.receiver):
+            # Sent for a stage that computes its backward; an embedding stage takes what there is.
+            taker = self._instances.get(channel.receiver) or self._instances[channel.sender]
+            if not cut.computes(taker.stage, channel.pipe, batch, unit):
+                return
         flow = self._batches.get(batch)[1].flows[channel.number]
         if flow.counts[unit]:
             channel.receive(index, flow.counts[unit], flow.users[unit])

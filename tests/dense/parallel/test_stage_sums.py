@@ -99,6 +99,41 @@ def test_sums_are_made_in_the_holders_order(run: Callable[..., list[Ended]], mes
             assert end.value == expected(holders, rank)
 
 
+def sum_of_some(peers: Any, givers: list[list[int]]) -> list[Any]:
+    """One stage of all ranks, whose gradients only the givers of a step have."""
+    (stage,) = make_stages([tuple(range(peers.world_size))])
+    groups = peers.open_stage_groups([stage.holders])
+    sums = StageSums([stage], groups, rank=peers.rank)
+    story = []
+    for some in givers:
+        for name, parameter in stage.parameters:
+            parameter.grad = gradient(peers.rank, 0, name, parameter) if peers.rank in some else None
+        sums.reduce(0, some)
+        story.append([None if p.grad is None else p.grad.numpy().tobytes() for _, p in stage.parameters])
+    return story
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("run", [run_peers, run_threads])
+def test_ranks_without_gradients_send_none(run: Callable[..., list[Ended]]) -> None:
+    """The sum is that of the givers, in the holders' order, on all ranks; without givers there is none."""
+    givers = [[1], [0, 2], [], [2, 1, 0]]
+    (stage,) = make_stages([(0, 1, 2)])
+    expected_story = []
+    for some in givers:
+        found: list[bytes | None] = []
+        for name, parameter in stage.parameters:
+            parts = [part for rank in sorted(some) if (part := gradient(rank, 0, name, parameter)) is not None]
+            total = None
+            for part in parts:
+                total = part if total is None else total + part
+            found.append(None if total is None else total.detach().numpy().tobytes())
+        expected_story.append(found)
+    for end in run(3, sum_of_some, givers):
+        assert end.error is None
+        assert end.value == expected_story
+
+
 def test_a_parameter_of_two_stages_is_refused() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     stages = [HeldStage(holders=(0,), parameters=(("top.weight", parameter),))] * 2

@@ -52,6 +52,8 @@ _ONE_STAGE = {
     "pipeline.in_flight": "0",
     "pipeline.rows_delay": "0",
     "pipeline.processes": "auto",
+    "pipeline.backward_shares": "",
+    "pipeline.backward_unit": "microbatch",
 }
 #: Settings of activations that are dropped together where the job does not allow them, in this order.
 _ACTIVATIONS = (

@@ -74,7 +74,11 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "pipeline.chunks": {"0": 20, "1": 1, "2": 1},
     },
     {"pipeline.rows_delay": {"0": 1, "1": 1}},
-    {"pipeline.processes": _even("pipeline.processes", auto=4)},
+    {
+        "pipeline.processes": _even("pipeline.processes", auto=4),
+        "pipeline.backward_shares": {"": 4, "0.5,1": 1, "1,0,0.25": 1},
+        "pipeline.backward_unit": _even("pipeline.backward_unit", microbatch=2),
+    },
     {
         "run.nonfinite": _even("run.nonfinite", skip=2),
         "run.autocast": _even("run.autocast", off=3),

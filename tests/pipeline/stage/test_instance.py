@@ -55,7 +55,7 @@ class Bench:
                 input_grads=tuple(self.input_grads),
             ),
             units=MICRO,
-            needs_grad=frozenset({0, 1, 2}),
+            needs_grad={0: 0, 1: 0, 2: 0},
             labels=3,
             recomputed=frozenset(range(MICRO)) if recomputes else frozenset(),
             batches=Batches(

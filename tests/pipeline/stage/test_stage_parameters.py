@@ -65,7 +65,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
 
     def reduce(stage: int, b: int) -> None:
         runtime.sum_pipes(stage)
-        pipeline.reduce(stage)
+        pipeline.reduce(stage, 0)
 
     def gather(stage: int, index: int) -> None:
         nonlocal most_bytes
