@@ -1,6 +1,7 @@
 from bagpipe import optim as optim
 from bagpipe import serving as serving
 from bagpipe.client.access import Cacher as Cacher
+from bagpipe.dense.precondition.optimizer import KfacOptimizer as KfacOptimizer
 from bagpipe.errors import CapacityError as CapacityError
 from bagpipe.errors import InputError as InputError
 from bagpipe.errors import JobError as JobError

@@ -9,6 +9,7 @@ services           cacher and store                       assembly             m
 inputs, dense, optimizers, stages, shards, devices, settings, model_check: from configuration to objects, and checks
 cache_size         rows of a cache: given, or of memory and tables
 metrics, groups, ranking, tasks, totals, result           AUC and others by label, sums over ranks, the JSON
+precondition       K-FAC of the stages: layers, owners, work and its costs
 orders, recompute  orders that ranks chose: written, and repeated; the micro-batches that are recomputed
 evaluation, held_out, early_stop  scores during training  export, export_source  a checkpoint for serving
 scoring, score_file     `trainer eval` and `trainer predict`: scores with a checkpoint's model

@@ -11,12 +11,14 @@
     chunked_dense   F, B, OPT with memory in chunks, under a budget                    lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     chunked_stages  the same with memory in chunks, which move in lanes chunks<k>      lanes compute<k>, reduce<p>
+    preconditioned_dense, preconditioned_stages   whole models and stages with K-FAC   their lanes
     evaluation      F         scores                                                   lane compute
     nonfinite, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work before and after
                     others' actions
     verification: the first batches against a serial reference
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest
+    preconditioning: K-FAC's state in checkpoints; whole_kfac: which layers of a whole model a rank owns
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the
 plan's hazards decide which lane does what when; no part does.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.kfac import Kfac, KfacSettings, step_limit
@@ -136,6 +137,17 @@ class KfacOptimizer(Optimizer):
         self._kfac.load(tensors)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "kfac"})
         self._num_steps = int(tensors["num_steps"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        """A hook of the optimizer that steps: it sees the preconditioned gradients."""
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        """A hook of the optimizer that steps."""
+        return self.optimizer.register_step_post_hook(hook)
 
     def release(self) -> Optimizer:
         """Leave the model alone, and return the optimizer that steps: a training loop takes over K-FAC."""

@@ -80,6 +80,18 @@ def test_other_parameters_are_stepped_with_their_gradient() -> None:
     assert not torch.allclose(after[2], before[2] - plain[2])
 
 
+def test_hooks_and_new_groups_are_those_of_the_optimizer() -> None:
+    model, late = small_model(), nn.Parameter(torch.ones(1))
+    optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.add_param_group({"params": [late]})
+    train(model, optimizer, 0, 1)
+    assert calls == ["before", "after"]
+    assert optimizer.param_groups[1]["params"][0] is late
+
+
 def test_schedulers_see_the_groups_of_the_optimizer() -> None:
     model = small_model()
     optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
