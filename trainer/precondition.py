@@ -149,6 +149,7 @@ def stage_kfacs(
     layers, settings = layers_of_stages(staged), kfac_settings(config.optim)
     kfacs: dict[int, Kfac] = {}
     owned_layers: list[LinearLayer] = []
+    summed_layers: list[LinearLayer] = []
     for stage in (stage for stage in mesh.stages_of(rank) if stage in layers):
         holders = mesh.holders(stage)
         own, places = layers[stage], owners(len(layers[stage]), holders)
@@ -158,9 +159,10 @@ def stage_kfacs(
         if len(holders) > 1:
             assert groups is not None, "several ranks hold the stage"
             ranks = sorted(holders)
+            summed_layers += own if settings.factors == "summed" else ()
             exchange = KfacExchange(groups[tuple(ranks)], own, [ranks.index(place) for place in places])
         kfacs[stage] = Kfac(own, settings, owned=owned, exchange=exchange)
-    check_factor_memory(owned_layers, torch.device(config.run.device))
+    check_factor_memory(owned_layers, torch.device(config.run.device), summed_layers, lag=settings.lag)
     gives = frozenset(stage for stage in kfacs if mesh.holders(stage)[0] == rank)
     counts = {stage: len(own) for stage, own in layers.items()}
     return StageKfacs(kfacs=kfacs, sizes=StepSizes(counts, gives=gives, group=layered))

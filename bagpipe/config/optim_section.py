@@ -12,7 +12,6 @@ __all__ = [
     "ROW_CHOICES",
     "ClipScope",
     "DenseOptimizer",
-    "FactorSource",
     "OptimConfig",
     "RateShape",
     "RateUnit",
@@ -24,7 +23,6 @@ DenseOptimizer = Literal["sgd", "adagrad", "adam", "adamw", "lamb"]
 RateShape = Literal["constant", "step", "exponential", "cosine", "polynomial", "plateau"]
 ClipScope = Literal["dense", "rows", "all"]
 RateUnit = Literal["step", "epoch"]
-FactorSource = Literal["summed", "local"]
 RowChoice = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 #: Row optimizers that a table can have.
@@ -131,7 +129,7 @@ class OptimConfig:
     clip_scope: ClipScope = "dense"
     clip_value: Annotated[float, at_least(0)] = 0.0
     precondition: Literal["none", "kfac"] = "none"
-    kfac_factors: FactorSource = "summed"
+    kfac_factors: Literal["summed", "local"] = "summed"
     kfac_decay: Annotated[float, BELOW_1] = 0.95  # this and the next two: those of DP-KFAC's authors
     kfac_damping: Annotated[float, at_least(0)] = 0.003
     kfac_kappa: Annotated[float, at_least(0)] = 0.001

@@ -69,8 +69,9 @@ class PreconditionedDense(WholeDense):
 
     def add_outputs(self, b: int) -> None:
         """COV_G: the output gradients of the layers."""
-        num_examples = self._run.in_flight[b].rank_batch.num_global_examples
-        self._capture.add_outputs(b, b, num_examples / self.loss_scale.value)
+        rank_batch = self._run.in_flight[b].rank_batch
+        factor = rank_batch.num_global_examples / self.loss_scale.value
+        self._capture.add_outputs(b, b, factor=factor, num_examples=rank_batch.batch.num_examples)
 
     def reduce(self, b: int) -> None:
         super().reduce(b)

@@ -46,7 +46,7 @@ class PreconditionedStages(StagedDense):
         found: dict[int, LayerCapture] = {}
         for instance in self.pipeline.step.instances:
             if instance.process == self.pipeline.process and instance.stage in self._kfacs:
-                module = self._runtime.module(instance.number)  # of a second pipe: a copy with its own gradients
+                module = self._runtime.runner(instance.number).module  # of a second pipe: a copy with its own gradients
                 pairs = zip(
                     module.parameters(), self.pipeline.staged.stages[instance.stage].module.parameters(), strict=True
                 )
@@ -96,8 +96,9 @@ class PreconditionedStages(StagedDense):
     def add_outputs(self, instance: int, index: int) -> None:
         """COV_G: the output gradients of a micro-batch."""
         b = index // self._units[instance]
-        num_examples = self._run.in_flight[b].rank_batch.num_global_examples
-        self._captures[instance].add_outputs(index, b, num_examples / self.loss_scale.value)
+        factor = self._run.in_flight[b].rank_batch.num_global_examples / self.loss_scale.value
+        num_examples = self._runtime.runner(instance).num_examples(index)
+        self._captures[instance].add_outputs(index, b, factor=factor, num_examples=num_examples)
 
     def add_up(self, instance: int, b: int) -> None:
         """REDUCE_COV: sums of factors of a batch over the holders."""

@@ -37,7 +37,8 @@ def whole_kfac(model: nn.Module, settings: KfacSettings, device: torch.device, g
     check_any_layers(layers)
     places = owners(len(layers), range(1 if group is None else group.world_size))
     owned = [number for number, place in enumerate(places) if group is None or place == group.rank]
-    check_factor_memory([layers[number] for number in owned], device)
+    is_summed = group is not None and settings.factors == "summed"
+    check_factor_memory([layers[number] for number in owned], device, layers if is_summed else (), lag=settings.lag)
     exchange = None if group is None else KfacExchange(group, layers, places)
     return Kfac(layers, settings, owned=owned, exchange=exchange)
 
@@ -48,13 +49,15 @@ def check_any_layers(layers: Sequence[LinearLayer]) -> None:
         raise InputError("optim.precondition kfac needs a model with trainable torch.nn.Linear layers, got none")
 
 
-def check_factor_memory(layers: Sequence[LinearLayer], device: torch.device) -> None:
-    """Raise InputError if the factors of a rank's layers do not fit in the memory of its device."""
-    needed = factor_bytes(layers)
+def check_factor_memory(
+    owned: Sequence[LinearLayer], device: torch.device, summed: Sequence[LinearLayer] = (), *, lag: int = 0
+) -> None:
+    """Raise InputError if what a rank keeps of K-FAC does not fit in the memory of its device; see `factor_bytes`."""
+    needed = factor_bytes(owned, summed, lag=lag)
     free = free_on_cuda(device) if device.type == "cuda" else free_memory_bytes()
     if free is not None and needed > free:
-        largest = max(layers, key=lambda layer: factor_bytes([layer]))
+        largest = max((*owned, *summed), key=lambda layer: factor_bytes([layer]))
         raise InputError(
-            f"optim.precondition kfac: factors and inverses of {len(layers)} layers need {needed:,} bytes on {device}, "
-            f"{free:,} are free; the largest is {largest.name} with {factor_bytes([largest]):,}"
+            f"optim.precondition kfac: factors, inverses and sums of {len(owned)} layers need {needed:,} bytes on "
+            f"{device}, {free:,} are free; the largest layer is {largest.name} with {factor_bytes([largest]):,}"
         )

@@ -15,7 +15,7 @@ from bagpipe.errors import InputError
 from bagpipe.training.engine import Engine
 from tests.system.jobs import change, run_job
 from tests.system.rank_threads import run_ranks
-from tests.system.recording import recorded
+from tests.system.recording import Crash, recorded
 
 MakeConfig = Callable[..., Config]
 
@@ -31,19 +31,18 @@ def test_cached_equals_direct_and_differs_from_plain_steps(clicks: MakeConfig) -
 
 
 @pytest.mark.parametrize("factors", ["summed", "local"])
-@pytest.mark.parametrize("inverse_every", [1, 20])
-def test_a_resumed_job_has_the_bits_of_an_uninterrupted_one(
+@pytest.mark.parametrize("inverse_every", [1, 11])
+def test_a_killed_and_resumed_job_has_the_bits_of_an_uninterrupted_one(
     clicks: MakeConfig, tmp_path: Path, factors: str, inverse_every: int
 ) -> None:
     values = {**KFAC, "optim__kfac_factors": factors, "optim__kfac_inverse_every": inverse_every}
     config = change(clicks(), **values)
     end = recorded(config, tmp_path, every=3, world_size=2).run()
     job = recorded(config, tmp_path / "again", every=3, world_size=2)
-    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
-    job.run()
-    job.change_batches = lambda rank, batches: batches
+    with pytest.raises(Crash):
+        job.run(crash_at=17)
     again = job.run()
-    assert again.first_batch == 8
+    assert again.first_batch > 0
     assert again.digests == end.digests
 
 
@@ -73,7 +72,5 @@ def test_more_ranks_change_the_order_of_sums_only(clicks: MakeConfig) -> None:
 
 
 def test_a_singular_factor_ends_the_job_in_one_line(clicks: MakeConfig) -> None:
-    with pytest.raises(
-        InputError, match=r"^optim\.kfac_damping 0: factor [AG] of layer .* is singular; expected more damping"
-    ):
+    with pytest.raises(InputError, match=r"^K-FAC: factor [AG] of layer .* is singular with damping 0; expected more"):
         run_job(change(clicks(), **KFAC, optim__kfac_damping=0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from tests.system.jobs import change, run_job
-from tests.system.recording import recorded
+from tests.system.recording import Crash, recorded
 from tests.system.staging import full, run_staged, staged
 
 MakeConfig = Callable[..., Config]
@@ -76,7 +75,7 @@ def test_replicas_of_a_pipeline_sum_or_share_out_factors(clicks: MakeConfig) -> 
     ("schedule", "world_size", "values"),
     [
         ("1f1b", 2, {"optim__kfac_lag": 1}),
-        ("1f1b", 2, {"optim__kfac_lag": 0, "optim__kfac_inverse_every": 20}),
+        ("1f1b", 2, {"optim__kfac_lag": 0, "optim__kfac_inverse_every": 11}),
         ("gpipe", 4, {"optim__kfac_lag": 1, "optim__kfac_factors": "local"}),
         ("gpipe", 4, {"optim__kfac_lag": 1}),
         ("chimera", 1, {"optim__kfac_lag": 1}),
@@ -84,16 +83,21 @@ def test_replicas_of_a_pipeline_sum_or_share_out_factors(clicks: MakeConfig) -> 
         ("zb-h1", 1, {"optim__kfac_lag": 1, "optim__kfac_inverse_every": 1}),
     ],
 )
-def test_a_resumed_job_has_the_bits_of_an_uninterrupted_one(
+def test_a_killed_and_resumed_job_has_the_bits_of_an_uninterrupted_one(
     clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int, values: dict[str, Any]
 ) -> None:
     ranks = 2 if world_size > 1 else full(schedule, 1)
     config = staged(change(clicks(), **{**KFAC, **values}), schedule, ranks)
     end = recorded(config, tmp_path, every=3, world_size=world_size).run()
     job = recorded(config, tmp_path / "again", every=3, world_size=world_size)
-    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
-    job.run()
-    job.change_batches = lambda rank, batches: batches
+    with pytest.raises(Crash):
+        job.run(crash_at=17)
     again = job.run()
-    assert again.first_batch == 8
+    assert again.first_batch > 0
     assert again.digests == end.digests
+
+
+def test_the_place_of_the_work_changes_no_bit(clicks: MakeConfig) -> None:
+    config = staged(change(clicks(limit=_EXAMPLES), **KFAC, optim__kfac_lag=1), "1f1b", 2)
+    bubbles, last = (run_staged(change(config, optim__kfac_placement=place), 2) for place in ("bubbles", "last"))
+    assert bubbles.digests == last.digests

@@ -27,5 +27,7 @@ def test_models_without_layers_and_factors_that_do_not_fit(monkeypatch: pytest.M
     with pytest.raises(InputError, match=r"needs a model with trainable torch\.nn\.Linear layers, got none"):
         whole_kfac(nn.LayerNorm(3), KfacSettings(), CPU)
     monkeypatch.setattr(module, "free_memory_bytes", lambda: 100)
-    with pytest.raises(InputError, match=r"of 1 layers need 200 bytes on cpu, 100 are free; the largest is 0 with 200"):
+    with pytest.raises(
+        InputError, match=r"of 1 layers need 300 bytes on cpu, 100 are free; the largest layer is 0 with 300"
+    ):
         whole_kfac(nn.Sequential(nn.Linear(3, 3)), KfacSettings(), CPU)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stream import keep_for_current_stream
 
 __all__ = ["BatchSums", "LayerFactors", "damping_ratio"]
 
@@ -54,17 +55,15 @@ class BatchSums:
         self.inputs.addmm_(rows.T, rows)
         self.counts[0] += len(rows)
 
-    def add_outputs(self, gradients: Tensor, factor: float, *, counts: bool = True) -> None:
-        """Add gradients of the loss with respect to outputs, ``[examples, ..., features]``.
+    def add_outputs(self, gradients: Tensor, factor: float) -> None:
+        """Add gradients of the loss with respect to outputs, ``[..., features]``. The caller counts the examples.
 
         Args:
             gradients: of a loss that is `factor` times smaller than the sum of the examples' losses.
             factor: examples of the global batch, divided by the loss scale.
-            counts: the examples are new; False: those of another call of the layer.
         """
         rows = gradients.detach().reshape(-1, gradients.shape[-1]).to(self.outputs.dtype) * factor
         self.outputs.addmm_(rows.T, rows)
-        self.counts[1] += len(gradients) * counts
 
     def add(self, other: BatchSums) -> None:
         """Add the sums over other examples of the batch."""
@@ -101,6 +100,8 @@ class LayerFactors:
         num_terms, num_examples = sums.counts.tolist()
         if not num_terms or not num_examples:
             return
+        keep_for_current_stream(sums.inputs)  # another lane can have made them
+        keep_for_current_stream(sums.outputs)
         batch_a, batch_g = sums.inputs / num_terms, sums.outputs / num_examples
         if self.factor_a is None or self.factor_g is None:
             self.factor_a, self.factor_g = batch_a, batch_g
@@ -127,8 +128,8 @@ class LayerFactors:
         is_singular = bool(info.item()) or (self._damping == 0 and _is_rank_deficient(triangle))
         if is_singular and bool(torch.isfinite(factor).all()):
             raise InputError(
-                f"optim.kfac_damping {self._damping:g}: factor {which} of layer {self.name}, of dimension "
-                f"{len(factor)}, is singular; expected more damping"
+                f"K-FAC: factor {which} of layer {self.name}, of dimension {len(factor)}, is singular with damping "
+                f"{self._damping:g}; expected more (optim.kfac_damping)"
             )
         # What is not finite stays so: the check of gradients says which batch it came from.
         # Rows contiguous, as a checkpoint brings it back: products of another layout round differently.

@@ -13,9 +13,10 @@ factors are those of the whole batch: more ranks then change summation order onl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -48,15 +49,32 @@ class KfacSettings:
         lag: batches by which the inverses are behind the gradients, 0 or 1. With 1 the whole next step has room for an
             inversion.
         factors: ``summed`` over the holders of a layer, or ``local``, from the examples of its owner.
+
+    Raises:
+        InputError: a number is outside its range.
     """
 
     decay: float = 0.95
     damping: float = 0.003
     kappa: float = 0.001
     factor_every: int = 1
-    inverse_every: int = 1
+    inverse_every: int = 10
     lag: int = 0
     factors: FactorSource = "summed"
+
+    def __post_init__(self) -> None:
+        demands = (
+            ("decay", "at least 0 and below 1", 0 <= self.decay < 1),
+            ("damping", "at least 0", self.damping >= 0),
+            ("kappa", "at least 0", self.kappa >= 0),
+            ("factor_every", "at least 1", self.factor_every >= 1),
+            ("inverse_every", "at least 1", self.inverse_every >= 1),
+            ("lag", "0 or 1", self.lag in (0, 1)),
+            ("factors", "summed or local", self.factors in get_args(FactorSource)),
+        )
+        for name, demand, is_met in demands:
+            if not is_met:
+                raise InputError(f"K-FAC: {name} must be {demand}, got {getattr(self, name)}")
 
     def makes_factors(self, batch: int) -> bool:
         """Whether a batch enters the factors."""
@@ -100,6 +118,7 @@ class Kfac:
         self._captures: list[LayerCapture] = []
         self._pending: dict[int, dict[int, BatchSums]] = {}  # sums over the holders, by batch
         self._collected = -1  # latest batch of them
+        self._lock = threading.RLock()
         self._next_turn = dict.fromkeys(self.owned, 0)
         self._gradients: list[Tensor | None] = []
 
@@ -108,10 +127,15 @@ class Kfac:
         """Whether other ranks hold the layers too."""
         return self._exchange is not None
 
-    def capture(self, layers: Sequence[LinearLayer]) -> LayerCapture:
-        """Capture a module with these layers: the model's own, or those of a copy that shares their values."""
+    def capture(self, layers: Sequence[LinearLayer], *, adds: bool = False) -> LayerCapture:
+        """Capture a module with these layers: the model's own, or those of a copy that shares their values.
+
+        Args:
+            layers: of the module.
+            adds: see `LayerCapture`.
+        """
         wanted = range(len(layers)) if self._sums_factors else self.owned
-        self._captures.append(LayerCapture(layers, tuple(wanted)))
+        self._captures.append(LayerCapture(layers, tuple(wanted), adds=adds))
         self._captures[-1].open()
         return self._captures[-1]
 
@@ -137,20 +161,22 @@ class Kfac:
         Raises:
             PeerError: a peer is gone or silent.
         """
-        if not self.settings.makes_factors(batch) or batch <= self._collected:
-            return
-        self._collected = batch
-        total: dict[int, BatchSums] = {}
-        for capture in self._captures:
-            for number, sums in capture.sums.pop(batch, {}).items():
-                if number in total:
-                    total[number].add(sums)
-                else:
-                    total[number] = sums
-        if self._sums_factors:
-            assert self._exchange is not None, "said so"
-            total = self._exchange.add_up(total)
-        self._pending[batch] = total
+        with self._lock:
+            if not self.settings.makes_factors(batch) or batch <= self._collected:
+                return
+            total: dict[int, BatchSums] = {}
+            for capture in self._captures:
+                for number, sums in capture.sums.pop(batch, {}).items():
+                    keep_for_current_stream(sums.inputs)  # the lane of a stage has made them
+                    keep_for_current_stream(sums.outputs)
+                    if number in total:
+                        total[number].add(sums)
+                    else:
+                        total[number] = sums
+            if self._sums_factors:
+                assert self._exchange is not None, "said so"
+                total = self._exchange.add_up(total)
+            self._pending[batch], self._collected = total, batch
 
     def drop(self, batch: int) -> None:
         """Forget the sums of a batch that is left out."""
@@ -164,18 +190,19 @@ class Kfac:
         Raises:
             InputError: a factor is singular.
         """
-        if layer not in self._factors or turn < self._next_turn[layer]:
-            return
-        self._next_turn[layer] = turn + 1
-        batch, factors = turn - self.settings.lag, self._factors[layer]
-        self.add_up(batch)
-        sums = self._pending.get(batch, {}).pop(layer, None)
-        if sums is not None:
-            factors.fold(sums)
-        if self.settings.makes_inverses(batch):
-            factors.invert()
-        if layer == self.owned[-1]:
-            self._pending.pop(batch, None)
+        with self._lock:  # a checkpoint has a layer before it or after it
+            if layer not in self._factors or turn < self._next_turn[layer]:
+                return
+            batch, factors = turn - self.settings.lag, self._factors[layer]
+            self.add_up(batch)
+            sums = self._pending.get(batch, {}).pop(layer, None)
+            if sums is not None:
+                factors.fold(sums)
+            if self.settings.makes_inverses(batch) or factors.inverse_a is None:
+                factors.invert()
+            self._next_turn[layer] = turn + 1
+            if layer == self.owned[-1]:
+                self._pending.pop(batch, None)
 
     def precondition(self) -> None:
         """Precondition the gradients of the layers that this rank owns."""
@@ -210,9 +237,17 @@ class Kfac:
         self._gradients = []
 
     def tensors(self, step: int) -> dict[str, Tensor]:
-        """State of the layers that this rank owns before a batch, by ``<layer>.<name>``; before its first forward."""
-        if self.settings.lag:
+        """State of the layers that this rank owns before a batch, by ``<layer>.<name>``; before its first forward.
+
+        With a lag another lane can go on with the batch's inversions, so the tensors are copies.
+        """
+        if not self.settings.lag:
+            return self._state()
+        with self._lock:
             self.add_up(step - 1)
+            return {name: tensor.clone() for name, tensor in self._state().items()}
+
+    def _state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for number, factors in self._factors.items():
             name = self.layers[number].name
@@ -234,7 +269,9 @@ class Kfac:
         Raises:
             InputError: a layer is missing, or has another shape.
         """
-        self._pending = {}
+        self._pending, self._collected = {}, -1
+        for capture in self._captures:
+            capture.clear()
         for number, factors in self._factors.items():
             layer = self.layers[number]
             prefix = f"{layer.name}."

@@ -8,12 +8,13 @@ refused: its factors are sums over places of an image, which nothing here comput
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from bagpipe.errors import InputError
 
@@ -60,7 +61,7 @@ def linear_layers(module: nn.Module, names: Mapping[int, str] | None = None) -> 
         names: id of a parameter -> its name in the whole model; None: names of `module`.
 
     Raises:
-        InputError: a trainable parameter is that of a convolution, or two layers share a weight.
+        InputError: a trainable parameter is that of a convolution, a weight is parametrized, or two layers share one.
     """
     known = {id(p): name for name, p in module.named_parameters()} if names is None else names
     found: list[LinearLayer] = []
@@ -69,17 +70,17 @@ def linear_layers(module: nn.Module, names: Mapping[int, str] | None = None) -> 
         trained = [parameter for parameter in each.parameters(recurse=False) if parameter.requires_grad]
         if isinstance(each, _ConvNd) and trained:
             raise InputError(
-                f"optim.precondition kfac needs linear layers: {path} is a {type(each).__name__}, whose factors are not"
-                " supported"
+                f"K-FAC needs linear layers: {path} is a {type(each).__name__}, whose factors are not supported"
             )
         if not isinstance(each, nn.Linear) or not each.weight.requires_grad:
             continue
+        if is_parametrized(each):
+            raise InputError(f"K-FAC needs plain weights: {path} is parametrized ({type(each).__name__})")
         weight = each.get_parameter("weight")
         name = known[id(weight)].removesuffix(".weight")
         if id(weight) in weights:
             raise InputError(
-                f"optim.precondition kfac: layers {weights[id(weight)]} and {path} share a weight, expected one "
-                "layer for each"
+                f"K-FAC: layers {weights[id(weight)]} and {path} share a weight, expected one layer for each"
             )
         weights[id(weight)] = path
         bias = each.get_parameter("bias") if each.bias is not None and each.bias.requires_grad else None
@@ -97,9 +98,19 @@ def owners(num_layers: int, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(ranks[layer % len(ranks)] for layer in range(num_layers))
 
 
-def factor_bytes(layers: Iterable[LinearLayer]) -> int:
-    """Bytes of the state of layers on their owner: both factors and their inverses."""
-    return sum(2 * layer.weight.element_size() * (layer.num_inputs**2 + layer.num_outputs**2) for layer in layers)
+def factor_bytes(owned: Sequence[LinearLayer], summed: Sequence[LinearLayer] = (), *, lag: int = 0) -> int:
+    """Bytes that a rank keeps of K-FAC: factors and inverses of its layers, and sums of a batch, or of two with a lag.
+
+    Args:
+        owned: layers of the rank.
+        summed: all layers, if their sums go to owners: they lie in the buffers that are sent and received, too.
+        lag: of the inverses.
+    """
+    copies = [*((layer, 2) for layer in owned), *((layer, 1 + lag) for layer in summed or owned)]
+    copies += [(layer, 2) for layer in summed]
+    return sum(
+        count * layer.weight.element_size() * (layer.num_inputs**2 + layer.num_outputs**2) for layer, count in copies
+    )
 
 
 def combined_gradient(layer: LinearLayer) -> Tensor | None:

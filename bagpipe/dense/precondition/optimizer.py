@@ -12,13 +12,14 @@ gradients before the step, every layer belongs to one rank, as in DP-KFAC (arXiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from bagpipe.dense.precondition.capture import LayerCapture
 from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.kfac import Kfac, KfacSettings, step_limit
 from bagpipe.dense.precondition.layers import linear_layers, owners
@@ -29,11 +30,12 @@ __all__ = ["KfacOptimizer"]
 
 
 class KfacOptimizer(Optimizer):
-    """See above. `param_groups`, `state` and `defaults` are those of the optimizer that steps.
+    """See above. `param_groups`, `state`, `defaults` and hooks are those of the optimizer that steps.
     `bagpipe.TrainPipeline` takes it too, on any number of ranks, and keeps the factors in its checkpoints.
 
     Args:
-        model: its linear layers are preconditioned, in training mode.
+        model: its linear layers are preconditioned. Forwards in training mode with gradients are captured; copies of
+            the model are not.
         optimizer: of the model's parameters; steps with the preconditioned gradients.
         settings: numbers of K-FAC; their lag must be 0. Factors are summed over the ranks, or local (DP-KFAC).
         group: ranks that hold the model, such as `bagpipe.distributed.plain_group.PlainGroup`; None: this process
@@ -68,18 +70,14 @@ class KfacOptimizer(Optimizer):
         places = owners(len(layers), ranks)
         self.optimizer = optimizer
         self.settings = found
-        self._model = model
         self._kfac = Kfac(
             layers,
             found,
             owned=[n for n, place in enumerate(places) if group is None or place == group.rank],
             exchange=None if group is None else KfacExchange(group, layers, places),
         )
-        self._capture = self._kfac.capture(layers)
+        self._forwards = _Forwards(model, self._kfac.capture(layers, adds=True), found)
         self._num_steps = 0
-        self._num_forwards = 0
-        self._model_forward = model.forward
-        model.forward = self._forward
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -94,8 +92,20 @@ class KfacOptimizer(Optimizer):
         return self.optimizer.defaults
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        num_examples: int | None = None,
+        loss_scale: float = 1.0,
+    ) -> Any:
         """Precondition the gradients, and step.
+
+        Args:
+            closure: computes gradients and returns the loss, as in torch.
+            num_examples: of the batch, on this rank. None: the fewest rows that a layer had in each forward, which are
+                the examples unless all layers work on folded places.
+            loss_scale: that the losses were multiplied with before their backwards; their gradients are unscaled.
 
         Raises:
             InputError: a factor is singular.
@@ -104,11 +114,8 @@ class KfacOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._forwards.add_up(self._num_steps, num_examples, loss_scale)
         batch, kfac = self._num_steps, self._kfac
-        num_examples = self._capture.num_examples()
-        for unit in range(self._num_forwards):
-            self._capture.add_inputs(unit, batch)
-            self._capture.add_outputs(unit, batch, num_examples)
         kfac.add_up(batch)
         for layer in kfac.owned:
             kfac.invert(batch, layer)
@@ -116,7 +123,7 @@ class KfacOptimizer(Optimizer):
         kfac.share()
         kfac.limit(step_limit(kfac.sizes, kappa=self.settings.kappa, lr=float(self.param_groups[0]["lr"])))
         self.optimizer.step()
-        self._num_steps, self._num_forwards = batch + 1, 0
+        self._num_steps = self._forwards.step = batch + 1
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -136,7 +143,7 @@ class KfacOptimizer(Optimizer):
         tensors: Mapping[str, Tensor] = state_dict["kfac"]
         self._kfac.load(tensors)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "kfac"})
-        self._num_steps = int(tensors["num_steps"])
+        self._num_steps = self._forwards.step = int(tensors["num_steps"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
@@ -150,16 +157,77 @@ class KfacOptimizer(Optimizer):
         return self.optimizer.register_step_post_hook(hook)
 
     def release(self) -> Optimizer:
-        """Leave the model alone, and return the optimizer that steps: a training loop takes over K-FAC."""
-        self._capture.close()
-        self._model.forward = self._model_forward
+        """Leave the model alone, and return the optimizer that steps: a training loop takes over K-FAC.
+
+        Raises:
+            InputError: it has stepped, or a state was loaded.
+        """
+        if self._num_steps:
+            raise InputError(
+                f"a KfacOptimizer that a pipeline takes over must be new, got one after {self._num_steps} steps: "
+                "a pipeline resumes from its own checkpoints"
+            )
+        self._forwards.close()
         return self.optimizer
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("a KfacOptimizer watches one model: make another one, and load its state_dict")
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a KfacOptimizer watches one model: save its state_dict")
 
     def __repr__(self) -> str:
         return f"KfacOptimizer({self.settings}, {self.optimizer!r})"
 
-    def _forward(self, *arguments: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled() or not self.settings.makes_factors(self._num_steps):
-            return self._model_forward(*arguments, **named)
-        self._num_forwards += 1
-        return self._capture.during(self._num_forwards - 1, lambda: self._model_forward(*arguments, **named))
+
+class _Forwards:
+    """The forwards of one step of a plain loop.
+
+    Args:
+        model: watched from now on.
+        capture: of its layers.
+        settings: which steps make factors.
+
+    Attributes:
+        step: number of the step.
+    """
+
+    def __init__(self, model: nn.Module, capture: LayerCapture, settings: KfacSettings) -> None:
+        self.step = 0
+        self._model = model
+        self._capture = capture
+        self._settings = settings
+        self._num_forwards = 0
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, prepend=True),
+            model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # hooks of a copied model come here, and are told apart
+
+    def add_up(self, batch: int, num_examples: int | None, loss_scale: float) -> None:
+        """Add the forwards of a batch to its sums."""
+        found = self._capture.num_examples()
+        total = sum(found.values()) if num_examples is None else num_examples
+        for number, (index, count) in enumerate(found.items()):
+            own = count if num_examples is None else num_examples * (number == 0)
+            self._capture.add_inputs(index, batch)
+            self._capture.add_outputs(index, batch, factor=total / loss_scale, num_examples=own)
+        self._num_forwards = 0
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._capture.close()
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, module: nn.Module, arguments: object) -> None:
+        wants = module is self._model and module.training and torch.is_grad_enabled()
+        if wants and self._settings.makes_factors(self.step):
+            self._capture.begin(self._num_forwards)
+            self._num_forwards += 1
+
+    def _end(self, module: nn.Module, arguments: object, output: object) -> None:
+        if module is self._model:
+            self._capture.end()

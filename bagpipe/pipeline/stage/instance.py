@@ -200,6 +200,12 @@ class StageRunner:
         # A forward of the batch may have changed the sum, but it kept the one before first.
         return self._sums_before.get(batch, so_far)
 
+    def num_examples(self, index: int) -> int:
+        """Examples of a micro-batch."""
+        batch, unit = divmod(index, self._units)
+        first, end = self._batches.get(batch)[1].instances[self.instance.number][unit]
+        return end - first
+
     def recompute(self, index: int) -> None:
         live = self._live.get(index)
         if live is not None:

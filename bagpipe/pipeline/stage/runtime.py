@@ -201,9 +201,9 @@ class StageRuntime:
         """
         return tuple(self._parameters[stage])
 
-    def module(self, number: int) -> nn.Module:
-        """The module of a stage instance of this process."""
-        return self._runners[number].module
+    def runner(self, number: int) -> StageRunner:
+        """The runner of a stage instance of this process."""
+        return self._runners[number]
 
     def sum_pipes(self, stage: int) -> None:
         """Add the gradients of a stage's other pipes to the model's gradients, in pipe order, and clear them."""

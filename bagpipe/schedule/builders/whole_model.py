@@ -38,7 +38,7 @@ def declare_dense(
     loop.edge("F", "B")
     loop.edge("B", "OPT")
     if preconditions:
-        _declare_preconditioning(loop, "B", broadcasts)
+        _declare_preconditioning(loop, broadcasts)
     loop.provide(Point.LOOKUP, "F")
     loop.provide(Point.FORWARD, "F")
     loop.provide(Point.GRADIENTS, "B")
@@ -46,26 +46,16 @@ def declare_dense(
     loop.provide(Point.WEIGHTS, "OPT")
 
 
-def declare_accumulation(
-    loop: LoopBuilder, *, microbatches: int, preconditions: bool = False, broadcasts: bool = False
-) -> None:
-    """One optimizer step of the whole model for several micro-batches, in one lane. Their rows are updated together.
-
-    Args:
-        loop: the loop.
-        microbatches: per batch.
-        preconditions, broadcasts: as of `declare_dense`.
-    """
+def declare_accumulation(loop: LoopBuilder, *, microbatches: int) -> None:
+    """One optimizer step of the whole model for several micro-batches, in one lane. Their rows are updated together."""
     loop.stage(Stage(number=0, name="model", micro_per_batch=microbatches))
-    units = _micro_batches(microbatches, preconditions)
-    loop.lane("compute", "X_EMBED", *units, "X_EMBED_GRAD", *_steps(preconditions, broadcasts))
+    units = _micro_batches(microbatches, preconditions=False)
+    loop.lane("compute", "X_EMBED", *units, "X_EMBED_GRAD", "OPT")
     loop.edge(Point.ROWS_READY, "X_EMBED")
     loop.edge("X_EMBED", "F")
     loop.edge("F", "B")
     loop.edge("B", "X_EMBED_GRAD")
     loop.edge("X_EMBED_GRAD", "OPT")
-    if preconditions:
-        _declare_preconditioning(loop, "X_EMBED_GRAD", broadcasts)
     loop.provide(Point.LOOKUP, "X_EMBED")
     loop.provide(Point.FORWARD, "F")
     loop.provide(Point.GRADIENTS, "X_EMBED_GRAD")
@@ -86,9 +76,9 @@ def _steps(preconditions: bool, broadcasts: bool) -> tuple[str, ...]:
     return ("REDUCE_GRAD", "X_INV", "PRECOND", *(["X_BCAST"] if broadcasts else []), "OPT")
 
 
-def _declare_preconditioning(loop: LoopBuilder, gradients: str, broadcasts: bool) -> None:
+def _declare_preconditioning(loop: LoopBuilder, broadcasts: bool) -> None:
     """The edges of K-FAC's work in the lane of the whole model."""
-    chain = [("F", "COV_A"), ("B", "COV_G"), ("COV_A", "X_INV"), ("COV_G", "X_INV"), (gradients, "REDUCE_GRAD")]
+    chain = [("F", "COV_A"), ("B", "COV_G"), ("COV_A", "X_INV"), ("COV_G", "X_INV"), ("B", "REDUCE_GRAD")]
     chain += [("REDUCE_GRAD", "PRECOND"), ("X_INV", "PRECOND"), ("PRECOND", "OPT")]
     if broadcasts:
         chain += [("PRECOND", "X_BCAST"), ("X_BCAST", "OPT")]

@@ -55,8 +55,13 @@ class Reference:
         self._batch = 0
         self._late: list[tuple[Tensor, Tensor]] = []  # with a lag: factors of the batch before
 
-    def step(self, inputs: Tensor, labels: Tensor) -> None:
-        """One step with the mean loss over the examples."""
+    def step(self, inputs: Tensor, labels: Tensor, owned: Sequence[range] = ()) -> None:
+        """One step with the mean loss over the examples.
+
+        Args:
+            inputs, labels: the batch.
+            owned: by layer, the examples of its factors; empty: all of each.
+        """
         settings, count = self._settings, len(inputs)
         per_layer = [([], []) for _ in self.weights]  # type: ignore[var-annotated]
         gradients = [torch.zeros_like(weight) for weight in self.weights]
@@ -65,7 +70,11 @@ class Reference:
                 per_layer[number][0].append(torch.outer(given, given))
                 per_layer[number][1].append(torch.outer(gradient, gradient))
                 gradients[number] += torch.outer(gradient, given) / count
-        factors = [(sum(a) / count, sum(g) / count) for a, g in per_layer]
+        shares = owned or [range(count)] * len(per_layer)
+        factors = [
+            (sum(a[n] for n in own) / len(own), sum(g[n] for n in own) / len(own))
+            for (a, g), own in zip(per_layer, shares, strict=True)
+        ]
         batch, now = self._batch - settings.lag, self._late if settings.lag else factors
         if batch >= 0 and batch % settings.factor_every == 0:
             decay = settings.decay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import torch
@@ -35,12 +36,12 @@ def test_sums_of_two_micro_batches_are_those_of_the_batch() -> None:
     whole, parts = opened(model), opened(model)
     whole.during(0, lambda: model(inputs)).sum().backward()
     whole.add_inputs(0, 0)
-    whole.add_outputs(0, 0, 1.0)
+    whole.add_outputs(0, 0, factor=1.0, num_examples=6)
     for unit, part in enumerate(inputs.chunk(2)):
         parts.during(unit, partial(model, part)).sum().backward()
     for unit in range(2):
         parts.add_inputs(unit, 0)
-        parts.add_outputs(unit, 0, 1.0)
+        parts.add_outputs(unit, 0, factor=1.0, num_examples=3)
     a, b = whole.sums[0][0], parts.sums[0][0]
     ones = torch.cat([inputs, torch.ones(6, 1)], 1)
     torch.testing.assert_close(a.inputs, ones.T @ ones)
@@ -55,9 +56,9 @@ def test_inputs_can_be_added_up_before_the_backward() -> None:
     output = capture.during(0, lambda: model(torch.randn(4, 3)))
     capture.add_inputs(0, 0)
     output.sum().backward()
-    capture.add_outputs(0, 0, 1.0)
+    capture.add_outputs(0, 0, factor=1.0, num_examples=4)
     assert capture.sums[0][0].counts.tolist() == [4, 4]
-    capture.add_outputs(0, 0, 1.0)
+    capture.add_outputs(0, 0, factor=1.0, num_examples=4)
     assert capture.sums[0][0].counts.tolist() == [4, 4]
 
 
@@ -65,9 +66,9 @@ def test_places_of_sequences_are_terms_and_examples_are_counted_once() -> None:
     model = Sequence()
     capture = opened(model)
     capture.during(0, lambda: model(torch.randn(5, 4, 2))).sum().backward()
-    assert capture.num_examples() == 5
+    assert capture.num_examples() == {0: 5}
     capture.add_inputs(0, 0)
-    capture.add_outputs(0, 0, 1.0)
+    capture.add_outputs(0, 0, factor=1.0, num_examples=5)
     assert capture.sums[0][0].counts.tolist() == [2 * 5 * 4, 5]
 
 
@@ -90,7 +91,29 @@ def test_a_batch_that_is_left_out_leaves_nothing() -> None:
     capture = opened(model)
     capture.during(0, lambda: model(torch.randn(2, 3))).sum().backward()
     capture.add_inputs(0, 0)
-    capture.add_outputs(0, 0, 1.0)
+    capture.add_outputs(0, 0, factor=1.0, num_examples=2)
     capture.drop(0)
     assert capture.sums == {}
-    assert capture.num_examples() == 0
+    assert capture.num_examples() == {}
+
+
+def test_copies_of_the_module_are_not_captured() -> None:
+    model = nn.Linear(3, 2)
+    capture = opened(model)
+    twin = copy.deepcopy(model)
+    capture.during(0, lambda: twin(torch.randn(2, 3))).sum().backward()
+    capture.add_inputs(0, 0)
+    assert capture.sums == {}
+
+
+def test_calls_by_name_and_several_backwards() -> None:
+    model = nn.Linear(3, 2)
+    first, adding = opened(model), LayerCapture(linear_layers(model), [0], adds=True)
+    adding.open()
+    for capture in (first, adding):
+        output = capture.during(0, lambda: model(input=torch.ones(1, 3)))
+        output.sum().backward(retain_graph=True)
+        output.sum().backward()
+        capture.add_outputs(0, 0, factor=1.0, num_examples=1)
+    assert first.sums[0][0].outputs.tolist() == [[1, 1], [1, 1]]
+    assert adding.sums[0][0].outputs.tolist() == [[4, 4], [4, 4]]

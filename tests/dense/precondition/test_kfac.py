@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class Rank:
         logits = self.capture.during(b, lambda: self.model(inputs)).squeeze(1)
         backward(binary_cross_entropy_with_logits(logits, labels, reduction="sum") / num_examples)
         self.capture.add_inputs(b, b)
-        self.capture.add_outputs(b, b, num_examples)
+        self.capture.add_outputs(b, b, factor=num_examples, num_examples=len(inputs))
         if not self.settings.lag:
             self.kfac.add_up(b)
         for layer in self.kfac.owned:
@@ -107,9 +108,15 @@ def test_summed_factors_are_those_of_the_whole_batch() -> None:
 
 
 def test_local_factors_are_those_of_the_owner() -> None:
-    settings = KfacSettings(factors="local")
+    """Layers 0 and 2 belong to rank 0, which has the first half of each batch."""
+    settings = KfacSettings(factors="local", inverse_every=2)
+    reference = Reference(small_model(), settings, LR)
+    halves = range(3), range(3, 6)
+    for b in range(STEPS):
+        reference.step(*batch_of(b), owned=[halves[0], halves[1], halves[0]])
     found = on_ranks(settings, identical=False)[0]
-    assert not all(torch.allclose(a, b) for a, b in zip(found, alone(settings), strict=True))
+    torch.testing.assert_close(found[0], reference.weights[0][:, :-1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[2], reference.weights[1], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("settings", [KfacSettings(lag=1), KfacSettings(lag=1, factor_every=2, inverse_every=2)])
@@ -150,12 +157,54 @@ def test_a_batch_that_is_left_out_changes_no_factor() -> None:
     logits = rank.capture.during(1, lambda: rank.model(batch_of(1)[0]))
     logits.sum().backward()
     rank.capture.add_inputs(1, 1)
-    rank.capture.add_outputs(1, 1, 6)
+    rank.capture.add_outputs(1, 1, factor=6, num_examples=6)
     rank.kfac.drop(1)
     rank.kfac.add_up(1)
     for layer in rank.kfac.owned:
         rank.kfac.invert(1, layer)
     assert all(torch.equal(before[name], rank.kfac.tensors(2)[name]) for name in before)
+
+
+def test_a_state_is_taken_back_whole() -> None:
+    """Also by a K-FAC that has gone on."""
+    expected = alone(KfacSettings())
+    rank = Rank(KfacSettings())
+    alone(KfacSettings(), range(3), rank)
+    saved = {name: tensor.clone() for name, tensor in rank.kfac.tensors(3).items()}
+    weights = copy.deepcopy(rank.model.state_dict())
+    alone(KfacSettings(), range(3, STEPS), rank)
+    rank.kfac.load(saved)
+    rank.model.load_state_dict(weights)
+    found = alone(KfacSettings(), range(3, STEPS), rank)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_layer_without_inverses_does_not_wait_for_the_period() -> None:
+    """Its first batches were left out."""
+    rank = Rank(KfacSettings(inverse_every=20))
+    rank.kfac.drop(0)
+    for layer in rank.kfac.owned:
+        rank.kfac.invert(0, layer)
+    rank.step(1, *batch_of(1), 6)
+    assert "0.inverse_a" in rank.kfac.tensors(2)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"decay": 1.0}, "K-FAC: decay must be at least 0 and below 1, got 1.0"),
+        ({"damping": -1.0}, "K-FAC: damping must be at least 0, got -1.0"),
+        ({"kappa": -1.0}, "K-FAC: kappa must be at least 0, got -1.0"),
+        ({"factor_every": 0}, "K-FAC: factor_every must be at least 1, got 0"),
+        ({"inverse_every": 0}, "K-FAC: inverse_every must be at least 1, got 0"),
+        ({"lag": 2}, "K-FAC: lag must be 0 or 1, got 2"),
+        ({"factors": "some"}, "K-FAC: factors must be summed or local, got some"),
+    ],
+)
+def test_numbers_outside_their_ranges(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        KfacSettings(**values)
+    assert str(refused.value) == line
 
 
 def test_other_state_is_refused() -> None:

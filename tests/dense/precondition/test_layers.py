@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from bagpipe.dense.precondition.layers import combined_gradient, factor_bytes, linear_layers, owners, set_gradient
 from bagpipe.errors import InputError
@@ -25,7 +26,10 @@ def test_layers_in_the_order_of_their_modules() -> None:
     assert [layer.name for layer in layers] == ["bottom.0", "middle", "top"]
     assert [(layer.num_inputs, layer.num_outputs) for layer in layers] == [(4, 4), (4, 2), (2, 1)]
     assert [len(layer.parameters) for layer in layers] == [2, 1, 1]
-    assert factor_bytes(layers) == 2 * 4 * (16 + 16 + 16 + 4 + 4 + 1)
+    elements = 16 + 16 + 16 + 4 + 4 + 1
+    assert factor_bytes(layers) == 3 * 4 * elements, "factors, inverses and sums of a batch"
+    assert factor_bytes(layers, lag=1) == 4 * 4 * elements
+    assert factor_bytes(layers[:0], layers) == 3 * 4 * elements, "sums of all layers, to be sent and received"
 
 
 def test_layers_of_a_stage_have_the_names_of_the_model() -> None:
@@ -60,6 +64,8 @@ def test_weight_and_bias_are_one_matrix() -> None:
 def test_what_has_other_factors_is_refused() -> None:
     with pytest.raises(InputError, match="needs linear layers: 1 is a Conv2d, whose factors are not supported"):
         linear_layers(nn.Sequential(nn.Linear(2, 2), nn.Conv2d(1, 1, 3)))
+    with pytest.raises(InputError, match="K-FAC needs plain weights: 0 is parametrized"):
+        linear_layers(nn.Sequential(spectral_norm(nn.Linear(2, 2))))
     model = Model()
     model.top = nn.Linear(4, 2)
     model.top.weight = model.middle.weight

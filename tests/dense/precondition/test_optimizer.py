@@ -92,6 +92,68 @@ def test_hooks_and_new_groups_are_those_of_the_optimizer() -> None:
     assert optimizer.param_groups[1]["params"][0] is late
 
 
+class Folded(nn.Module):
+    """Attention over the ids of an example, with a layer on all ids of the batch at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.Linear(4, 3)
+        self.top = nn.Linear(3, 1)
+
+    def forward(self, places: Tensor) -> Tensor:
+        hidden = torch.tanh(self.attention(places.reshape(-1, 4))).view(len(places), -1, 3)
+        scores: Tensor = self.top(hidden.mean(1)).squeeze(1)
+        return scores
+
+
+def test_layers_on_folded_places_count_examples() -> None:
+    torch.manual_seed(0)
+    model = Folded().double()
+    optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
+    places = torch.randn(8, 5, 4, dtype=torch.float64)
+    logits = model(places)
+    labels = torch.ones(8, dtype=torch.float64)
+    backward(binary_cross_entropy_with_logits(logits, labels))
+    optimizer.step()
+    kfac = optimizer.state_dict()["kfac"]
+    gradients = torch.sigmoid(logits.detach()) - labels
+    torch.testing.assert_close(kfac["top.factor_g"].trace(), (gradients**2).mean())
+    assert kfac["attention.factor_g"].trace() < kfac["top.factor_g"].trace()
+
+
+def test_a_loss_scale_and_a_number_of_examples_can_be_said() -> None:
+    found = []
+    for scale, count in ((1.0, None), (1024.0, 6)):
+        model = small_model()
+        optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
+        inputs, labels = batch_of(0)
+        backward(binary_cross_entropy_with_logits(model(inputs).squeeze(1), labels) * scale)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= scale
+        optimizer.step(num_examples=count, loss_scale=scale)
+        found.append([parameter.detach() for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_copies_of_the_model_and_forwards_without_a_backward_are_left_out() -> None:
+    model, twin = small_model(), small_model()
+    optimizers = [KfacOptimizer(each, torch.optim.SGD(each.parameters(), lr=LR)) for each in (model, twin)]
+    average = torch.optim.swa_utils.AveragedModel(model)
+    inputs, labels = batch_of(0)
+    average(inputs)
+    model(batch_of(1)[0])
+    model.eval()
+    model(batch_of(2)[0])
+    model.train()
+    for each, optimizer in zip((model, twin), optimizers, strict=True):
+        backward(binary_cross_entropy_with_logits(each(inputs).squeeze(1), labels))
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    with pytest.raises(TypeError, match="make another one, and load its state_dict"):
+        copy.deepcopy(optimizers[0])
+
+
 def test_schedulers_see_the_groups_of_the_optimizer() -> None:
     model = small_model()
     optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR))
@@ -120,5 +182,5 @@ def test_a_singular_factor_without_damping() -> None:
     optimizer = KfacOptimizer(model, torch.optim.SGD(model.parameters(), lr=LR), settings=settings)
     inputs, labels = batch_of(0, num_examples=2)  # fewer examples than inputs
     backward(binary_cross_entropy_with_logits(model(inputs).squeeze(1), labels))
-    with pytest.raises(InputError, match=r"optim\.kfac_damping 0: factor A of layer 0, of dimension 5, is singular"):
+    with pytest.raises(InputError, match=r"factor A of layer 0, of dimension 5, is singular with damping 0"):
         optimizer.step()
