@@ -38,12 +38,13 @@ def measure(flags: Sequence[str]) -> Outcome:
     from bagpipe.distributed.membership import Membership
     from benchmarks.second_order.clock import Clock
     from benchmarks.second_order.meter import KfacMeter
+    from benchmarks.second_order.traffic import Traffic
     from trainer.job import run_job
     from trainer.process import configure_process
 
     configure_process()
-    clock, meter = Clock(), KfacMeter()
-    with clock.watching(), meter.watching(), redirect_stdout(io.StringIO()):
+    clock, meter, traffic = Clock(), KfacMeter(), Traffic()
+    with clock.watching(), meter.watching(), traffic.watching(), redirect_stdout(io.StringIO()):
         result = run_job(parse_config(flags, "second_order", ()).config, membership=Membership.from_environment())
     found = [*result.evaluations]
     if result.ne is not None and (not found or found[-1]["step"] < result.steps):
@@ -57,6 +58,8 @@ def measure(flags: Sequence[str]) -> Outcome:
         "step_s_p50": result.step_s_p50,
         "processor_s": clock.per_step_s if len(clock.steps) > clock.skipped else None,
         "kfac": meter.found(result.steps),
+        "rows_written": result.rows_written,
+        "sent_bytes": traffic.per_step(result.steps),
     }
 
 
@@ -76,9 +79,11 @@ def measure_ranks(flags: Sequence[str], num_ranks: int, folder: Path) -> Outcome
     ]
     processor = [rank["processor_s"] for rank in ranks]
     kfac = [rank["kfac"] for rank in ranks]
+    kinds = {kind for rank in ranks for kind in rank["sent_bytes"]}
     return {
         **ranks[0],
         "scores": scores,
+        "sent_bytes": {kind: sum(rank["sent_bytes"].get(kind, 0.0) for rank in ranks) for kind in sorted(kinds)},
         "processor_s": None if None in processor else sum(processor),
         "kfac": {}
         if not kfac[0]

@@ -5,6 +5,8 @@
     sample, synthetic, movielens    NE over the examples: Criteo's click logs, synthetic ones, synthetic ratings
     steps                           time of a step on one and two ranks, and bytes really sent and kept
     costs                           bytes and operations by formula
+    bubbles                         K-FAC in a pipeline of two ranks: in the bubbles, and behind the backwards
+    shares, simulated               partial backwards over shares: jobs, and schedules in the simulator
 
 See README.md.
 """
@@ -27,13 +29,15 @@ from bagpipe.util.environment import check_environment
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.harness.machine import TRAINING_PACKAGES
 from benchmarks.harness.rounds import turns
+from benchmarks.second_order.bubbles import BUBBLE_JOBS, measure_bubbles
 from benchmarks.second_order.costs import cost_records
 from benchmarks.second_order.job import Outcome
 from benchmarks.second_order.quality import DATA, Run, chosen, measure_run, rank_runs, runs, tries
 from benchmarks.second_order.report import tables
+from benchmarks.second_order.shares import SETTINGS, measure_shares, share_jobs, simulated_shares
 from benchmarks.second_order.steps import MODELS, measure_steps, step_jobs
 
-PARTS = (*DATA, "steps", "costs")
+PARTS = (*DATA, "steps", "costs", "bubbles", "shares", "simulated")
 
 
 def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
@@ -49,6 +53,9 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
         **{name: partial(_quality, name, count, options) for name, count in examples.items()},
         "steps": partial(_steps, options),
         "costs": _costs,
+        "bubbles": partial(_bubbles, options),
+        "shares": partial(_shares, options),
+        "simulated": _simulated,
     }
     return {name: made[name] for name in names}
 
@@ -93,6 +100,29 @@ def _costs(part: Part) -> None:
     part.keep(cost_records())
 
 
+def _bubbles(options: argparse.Namespace, part: Part) -> None:
+    jobs = {job.name: job for job in BUBBLE_JOBS}
+    for number, name in turns(list(jobs), options.rounds):
+        found = measure_bubbles(jobs[name], options.bubble_examples)
+        part.add({"round": number, "name": name, "schedule": jobs[name].schedule, **found})
+        part.say(f"#{number} {name}: {found['measured_s'] * 1e3:.1f} ms, simulated {found['simulated_s'] * 1e3:.1f} ms")
+
+
+def _shares(options: argparse.Namespace, part: Part) -> None:
+    jobs = {f"{job.setting} {job.shares}": job for job in share_jobs(options.settings)}
+    for source, examples in (("sample", options.limit), ("synthetic", options.share_examples)):
+        if source == "sample" and not options.path:
+            continue
+        for seed, name in turns(list(jobs), options.share_seeds):
+            outcome = measure_shares(jobs[name], source=source, path=options.path, examples=examples, seed=seed)
+            part.add({"source": source, "examples": examples, "seed": seed, "job": asdict(jobs[name]), **outcome})
+            part.say(f"{source} #{seed} {name}: AUC {outcome['scores'][-1]['auc']:.4f}")
+
+
+def _simulated(part: Part) -> None:
+    part.keep({"times": simulated_shares()})
+
+
 def _flags(parser: argparse.ArgumentParser) -> None:
     sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
     parser.add_argument("names", nargs="*", metavar="|".join(PARTS), help="default: all")
@@ -106,6 +136,10 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of `steps`, with the small model")
     parser.add_argument("--large-rounds", type=int, default=1, help="the same with the large one")
     parser.add_argument("--batch-size", type=int, default=512, help="of `steps`")
+    parser.add_argument("--bubble-examples", type=int, default=50 * 4096, help="of a job of `bubbles`")
+    parser.add_argument("--share-examples", type=int, default=60_000, help="synthetic examples of `shares`")
+    parser.add_argument("--share-seeds", type=int, default=2, help="of `shares`")
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of `shares`")
     parser.add_argument("--workers", type=int, default=1, help="jobs at a time, of the parts with NE")
 
 
@@ -120,8 +154,8 @@ BENCHMARK = Benchmark(
     parts=_parts,
     tables=tables,
     rehearsal={
-        "names": ["movielens", "steps", "costs"], "ratings": 3_000, "seeds": 1, "models": ["small"], "rounds": 1,
-        "batch_size": 32,
+        "names": ["movielens", "steps", "costs", "simulated"], "ratings": 3_000, "seeds": 1, "models": ["small"],
+        "rounds": 1, "batch_size": 32,
     },
     packages=TRAINING_PACKAGES,
     facts=_facts,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from benchmarks.harness.benchmark import Values, found_of
 from benchmarks.harness.report import table
 from benchmarks.second_order.contestants import ADAGRAD, CONTESTANTS, flag_of
+from benchmarks.second_order.pipeline_tables import bubble_tables, share_tables, simulated_tables
 from benchmarks.second_order.quality import BATCH_SIZE, DATA, Run, chosen
 from benchmarks.second_order.step_tables import cost_tables, step_tables
 
@@ -28,6 +29,9 @@ def tables(values: Values) -> str:
         *(_quality(name, found) for name in DATA for found in [found_of(values, name)] if found),
         *(step_tables(found) for found in [found_of(values, "steps")] if found),
         *(cost_tables(found) for found in [found_of(values, "costs")] if found),
+        *(bubble_tables(found) for found in [found_of(values, "bubbles")] if found),
+        *(share_tables(found) for found in [found_of(values, "shares")] if found),
+        *(simulated_tables(found) for found in [found_of(values, "simulated")] if found),
     ]
     return "\n".join(parts)
 
