@@ -46,7 +46,7 @@ def whole_kfac(model: nn.Module, settings: KfacSettings, device: torch.device, g
 def check_any_layers(layers: Sequence[LinearLayer]) -> None:
     """Raise InputError if there are no layers."""
     if not layers:
-        raise InputError("optim.precondition kfac needs a model with trainable torch.nn.Linear layers, got none")
+        raise InputError("K-FAC needs a model with trainable torch.nn.Linear layers, got none")
 
 
 def check_factor_memory(
@@ -58,6 +58,6 @@ def check_factor_memory(
     if free is not None and needed > free:
         largest = max((*owned, *summed), key=lambda layer: factor_bytes([layer]))
         raise InputError(
-            f"optim.precondition kfac: factors, inverses and sums of {len(owned)} layers need {needed:,} bytes on "
+            f"K-FAC: factors, inverses and sums of {len(owned)} layers need {needed:,} bytes on "
             f"{device}, {free:,} are free; the largest layer is {largest.name} with {factor_bytes([largest]):,}"
         )

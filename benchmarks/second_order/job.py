@@ -36,6 +36,7 @@ def measure(flags: Sequence[str]) -> Outcome:
     """
     from bagpipe.config.load import parse_config
     from bagpipe.distributed.membership import Membership
+    from benchmarks.second_order.action_times import ActionTimes
     from benchmarks.second_order.clock import Clock
     from benchmarks.second_order.meter import KfacMeter
     from benchmarks.second_order.traffic import Traffic
@@ -43,8 +44,8 @@ def measure(flags: Sequence[str]) -> Outcome:
     from trainer.process import configure_process
 
     configure_process()
-    clock, meter, traffic = Clock(), KfacMeter(), Traffic()
-    with clock.watching(), meter.watching(), traffic.watching(), redirect_stdout(io.StringIO()):
+    clock, meter, traffic, times = Clock(), KfacMeter(), Traffic(), ActionTimes()
+    with clock.watching(), meter.watching(), traffic.watching(), times.watching(), redirect_stdout(io.StringIO()):
         result = run_job(parse_config(flags, "second_order", ()).config, membership=Membership.from_environment())
     found = [*result.evaluations]
     if result.ne is not None and (not found or found[-1]["step"] < result.steps):
@@ -60,6 +61,7 @@ def measure(flags: Sequence[str]) -> Outcome:
         "kfac": meter.found(result.steps),
         "rows_written": result.rows_written,
         "sent_bytes": traffic.per_step(result.steps),
+        "actions": times.medians(),
     }
 
 
@@ -83,6 +85,7 @@ def measure_ranks(flags: Sequence[str], num_ranks: int, folder: Path) -> Outcome
     return {
         **ranks[0],
         "scores": scores,
+        "actions": {text: seconds for rank in ranks for text, seconds in rank["actions"].items()},
         "sent_bytes": {kind: sum(rank["sent_bytes"].get(kind, 0.0) for rank in ranks) for kind in sorted(kinds)},
         "processor_s": None if None in processor else sum(processor),
         "kfac": {}

@@ -22,7 +22,7 @@ from bagpipe.schedule.ir.program import Edge, Hazards, OpKey, Stage
 Handlers = dict[str, Callable[[int], None]]
 
 MICRO_OPS = ("F", "B")
-BATCH_OPS = ("X_FETCH", "X_INSERT", "X_PULL", "X_PUSH", "X_PUSH_LATE", "X_PLAN", "PRECOND")
+BATCH_OPS = ("X_FETCH", "X_INSERT", "X_PULL", "X_PUSH", "X_PUSH_LATE", "X_PLAN", "X_NORM")
 
 
 class Tape:

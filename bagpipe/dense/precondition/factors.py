@@ -129,7 +129,7 @@ class LayerFactors:
         if is_singular and bool(torch.isfinite(factor).all()):
             raise InputError(
                 f"K-FAC: factor {which} of layer {self.name}, of dimension {len(factor)}, is singular with damping "
-                f"{self._damping:g}; expected more (optim.kfac_damping)"
+                f"{self._damping:g}; expected more damping"
             )
         # What is not finite stays so: the check of gradients says which batch it came from.
         # Rows contiguous, as a checkpoint brings it back: products of another layout round differently.

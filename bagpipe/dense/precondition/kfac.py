@@ -278,8 +278,8 @@ class Kfac:
             own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             if "next_turn" not in own:
                 raise InputError(
-                    f"the checkpoint has no K-FAC factors of layer {layer.name}: resume it with the optim.precondition "
-                    "that it was made with"
+                    f"the checkpoint has no K-FAC factors of layer {layer.name}: expected one of a job with K-FAC of "
+                    "the same layers"
                 )
             self._check(layer, own)
             for key in _STATE:

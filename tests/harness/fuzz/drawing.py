@@ -54,6 +54,7 @@ _ONE_STAGE = {
     "pipeline.processes": "auto",
     "pipeline.backward_shares": "",
     "pipeline.backward_unit": "microbatch",
+    "optim.kfac_lag": "0",
 }
 #: Settings of activations that are dropped together where the job does not allow them, in this order.
 _ACTIVATIONS = (

@@ -110,6 +110,17 @@ JOB: tuple[Mapping[str, Values], ...] = (
         "optim.ema_evaluate": _even("optim.ema_evaluate"),
     },
     {
+        "optim.precondition": _even("optim.precondition", none=4),
+        "optim.kfac_factors": _even("optim.kfac_factors"),
+        "optim.kfac_decay": {"0.95": 3, "0.5": 1},
+        "optim.kfac_damping": {"0.003": 2, "0.1": 2, "1": 1},
+        "optim.kfac_kappa": {"0.001": 3, "0": 1, "1e-6": 1},
+        "optim.kfac_factor_every": {"1": 3, "2": 1},
+        "optim.kfac_inverse_every": {"10": 2, "1": 2, "3": 1},
+        "optim.kfac_lag": {"0": 2, "1": 1},
+        "optim.kfac_placement": _even("optim.kfac_placement", bubbles=2),
+    },
+    {
         "optim.schedule": _even("optim.schedule", plateau=0),
         "optim.rows_schedule": _even("optim.rows_schedule", same=3, plateau=0),
         "optim.schedule_unit": _even("optim.schedule_unit"),
