@@ -176,7 +176,9 @@ class Kfac:
             if self._sums_factors:
                 assert self._exchange is not None, "said so"
                 total = self._exchange.add_up(total)
-            self._pending[batch], self._collected = total, batch
+            self._collected = batch
+            if total:  # a rank can own no layer, or have no example
+                self._pending[batch] = total
 
     def drop(self, batch: int) -> None:
         """Forget the sums of a batch that is left out."""

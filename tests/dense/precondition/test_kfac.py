@@ -179,6 +179,16 @@ def test_a_state_is_taken_back_whole() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_a_rank_without_layers_keeps_nothing() -> None:
+    layers = linear_layers(small_model())
+    kfac = Kfac(layers, KfacSettings(), owned=[])
+    kfac.capture(layers)
+    for batch in range(3):
+        kfac.add_up(batch)
+    assert kfac.tensors(3) == {}
+    assert not kfac._pending
+
+
 def test_a_layer_without_inverses_does_not_wait_for_the_period() -> None:
     """Its first batches were left out."""
     rank = Rank(KfacSettings(inverse_every=20))
