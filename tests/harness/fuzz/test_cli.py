@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def _first_trained(is_wanted: Callable[[Draw], bool], site: Site) -> tuple[Draw, Verdict]:
     """The first small draw of a kind whose job is not refused, and its trial. The caller removes the folder."""
-    items = (draw(SEED, number) for number in range(1000))
+    items = (draw(SEED, number) for number in range(4000))
     for item in itertools.islice((d for d in items if 20 <= d.log.num_examples <= 120 and is_wanted(d)), 5):
         verdict = run_trial(item, site)
         assert verdict.problem == "", "\n".join(verdict.commands)

@@ -51,7 +51,7 @@ PLAIN_MODELS = frozenset(
 #: Its values of the keys of some models, where drawn.
 _PLAIN_KEYS = {
     "model.dropout": "0", "model.batch_norm": "false", "model.cross_layers": "3", "model.structure": "parallel",
-    "model.heads": "1", "model.gate_mlp": "", "pipeline.backward_shares": "",
+    "model.heads": "1", "model.gate_mlp": "", "pipeline.backward_shares": "", "optim.precondition": "none",
 }  # fmt: skip
 #: Absolute, of every weight and optimizer state.
 _TOLERANCE = 1e-12
