@@ -78,7 +78,7 @@ def _consume(config: Config, url: str, rank: int, ranks: int, process: int) -> f
 
 
 def oracle_spec(config: Config, schema: DataSchema, ranks: int) -> OracleSpec:
-    """What a job on data with one table for each feature asks a cacher to plan for."""
+    """Specification of the plans of a job on data with one table for each feature."""
     return OracleSpec(
         table_rows=tuple(schema.table(feature.table).rows for feature in schema.features),
         features=tuple(FeatureRef(feature=number, table=number) for number in range(len(schema.features))),

@@ -271,7 +271,8 @@ def combine(states: Iterable[DenseState]) -> DenseState:
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     pieces: dict[str, list[tuple[Piece, Tensor]]] = {}
-    for part in (given := [*states]):
+    given = [*states]
+    for part in given:
         tensors = {**part.tensors, **tensors}
         values = {**part.values, **values}
         for name, piece in part.pieces.items():

@@ -21,7 +21,7 @@ _BY_STAGES = ("backward_s", "gradient_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobFile:
-    """What a file holds, besides its version."""
+    """Content of a file, without its version."""
 
     jobs: tuple[TrainingJob, ...] = ()
 

@@ -24,7 +24,7 @@ __all__ = ["JobOutcome", "Outcome", "outcome_of", "plain_values"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """What a job gets.
+    """Figures of one job.
 
     Attributes:
         name, iterations, workers, arrival_s, deadline_s: of the job.
@@ -54,7 +54,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a policy gets out of the ranks.
+    """Figures of one policy.
 
     Attributes:
         policy: its name.

@@ -22,7 +22,7 @@ from bagpipe.jigsaw.job import TrainingJob
 
 __all__ = ["POLICIES", "Hold", "Policy", "Waiting"]
 
-#: What a rank is held for.
+#: Span for which a job holds a rank.
 Hold = Literal["job", "iteration", "piece"]
 
 

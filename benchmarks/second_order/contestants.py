@@ -37,7 +37,7 @@ class Contestant:
 _MOMENTUM = {"dense": "sgd", "momentum": "0.9"}
 _KFAC = {"precondition": "kfac"}
 
-#: What the others are compared with.
+#: Baseline of the comparisons.
 ADAGRAD = "adagrad"
 
 

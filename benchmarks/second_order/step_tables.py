@@ -16,7 +16,7 @@ __all__ = ["cost_tables", "step_tables"]
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Sequence[Record]
 
-#: What DP-KFAC's abstract says of D-KFAC against it, on 64 GPUs: least and most.
+#: Ratios of D-KFAC to DP-KFAC in the latter's abstract, on 64 GPUs: least and most.
 PAPER = {"computation": (1.55, 1.65), "traffic": (2.79, 3.15), "memory": (1.14, 1.47)}
 
 

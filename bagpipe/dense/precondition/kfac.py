@@ -187,7 +187,7 @@ class Kfac:
         self._collected = max(self._collected, batch)
 
     def invert(self, turn: int, layer: int) -> None:
-        """What a turn does for a layer before its gradients are preconditioned.
+        """Fold the sums of batch ``turn - lag`` into a layer's factors, and invert them if it is time.
 
         Raises:
             InputError: a factor is singular.

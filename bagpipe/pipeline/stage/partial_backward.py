@@ -58,7 +58,7 @@ class PartialBackward:
         return self.rule.computes(stage, batch, self.rule.unit(self.replica, pipe, micro))
 
     def factor(self, stage: int, batch: int, num_global_examples: int) -> float | None:
-        """What makes the sum of a stage's gradients the mean over the examples that reached it; None: none did."""
+        """Factor from the sum of a stage's gradients to the mean over the examples that reached it; None: none did."""
         computed = self._num_computed(stage, batch % self.rule.num_shares, num_global_examples)
         return num_global_examples / computed if computed else None
 

@@ -54,7 +54,7 @@ def factor_problems(program: Program) -> Iterator[str]:
 
 
 def _takers(after: dict[OpKey, set[OpKey]], key: OpKey) -> set[OpKey]:
-    """What waits for an op, directly or through a REDUCE_COV."""
+    """The ops that wait for one, directly or through a REDUCE_COV."""
     direct = after.get(key, set())
     return direct.union(*(after.get(taker, set()) for taker in direct if taker[1] == "REDUCE_COV"))
 

@@ -84,7 +84,7 @@ def _complete(program: Program) -> Iterator[str]:
             yield f"stage {stage}: micro-batch {min(halves or full - forwards)} must have F and none or both of I and W"
 
 
-#: What a stage without a backward in a batch has not either.
+#: Operations that a stage without a backward in a batch must not have.
 _OF_BACKWARDS = ("SEND_B", "RECV_B", "SENDX_B", "RECVX_B", "REDUCE_GRAD", "OPT")
 
 

@@ -70,7 +70,7 @@ def _micro_batches(count: int, preconditions: bool) -> Iterator[Template]:
 
 
 def _steps(preconditions: bool, broadcasts: bool) -> tuple[str, ...]:
-    """What follows the backwards of the whole model."""
+    """Operations behind the backwards of the whole model."""
     if not preconditions:
         return ("OPT",)
     return ("REDUCE_GRAD", "X_INV", "PRECOND", *(["X_BCAST"] if broadcasts else []), "OPT")

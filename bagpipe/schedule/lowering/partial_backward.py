@@ -104,6 +104,6 @@ def cut_backwards(program: Program, rule: BackwardShares, *, batch: int = 0, rep
 
 
 def _left_of(action: Action, is_left: Callable[[Action], bool]) -> Sequence[Action]:
-    """What is left of an action: itself, or its parts if one of them is left out."""
+    """The remainder of an action: itself, or its other parts if one of them is left out."""
     left = [atom for atom in action.atoms if is_left(atom)]
     return (action,) if len(left) == len(action.atoms) else left

@@ -25,7 +25,7 @@ from bagpipe.schedule.ir.program import Program
 
 __all__ = ["LanePlacement", "Placed", "Work", "place"]
 
-#: What follows the backwards of a batch in a program with PRECOND.
+#: Operations behind the backwards of a batch in a program with PRECOND.
 _STEPS = ("REDUCE_COV", "PRECOND", "X_BCAST", "X_KL", "OPT")
 
 

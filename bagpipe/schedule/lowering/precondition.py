@@ -209,7 +209,7 @@ def _without_sums(costs: Costs | None) -> Costs | None:
 
 
 def _edges_of_sums(sets: Sequence[StageSet], *, lag: int, alone: bool) -> Iterator[Edge]:
-    """What REDUCE_COVs wait for: covariances, or what these wait for, if they are not in the program yet."""
+    """Edges into REDUCE_COVs, from covariances, or from their sources if they are not in the program yet."""
     for each in (each for each in sets if each.is_summed):
         for stage in each.stages:
             for op in ("W",) if alone else ("COV_A", "COV_G"):
