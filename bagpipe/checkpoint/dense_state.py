@@ -262,8 +262,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def combine(states: Iterable[DenseState]) -> DenseState:
-    """Union of several states. The first one wins: duplicates are equal except for buffers and random state. Pieces of
-    one tensor are joined.
+    """Union of states, with pieces joined. The first wins: duplicates are equal but for buffers and random state.
 
     Raises:
         BrokenCheckpoint: some of a tensor's pieces are missing.
@@ -271,8 +270,9 @@ def combine(states: Iterable[DenseState]) -> DenseState:
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     pieces: dict[str, list[tuple[Piece, Tensor]]] = {}
-    given = [*states]
-    for part in given:
+    is_divided = False
+    for part in states:  # one at a time in memory
+        is_divided = is_divided or part.is_divided or bool(part.pieces)
         tensors = {**part.tensors, **tensors}
         values = {**part.values, **values}
         for name, piece in part.pieces.items():
@@ -286,7 +286,6 @@ def combine(states: Iterable[DenseState]) -> DenseState:
             alone[name] = found[0]
         else:
             raise BrokenCheckpoint(f"the checkpoint lacks elements of {name!r}")
-    is_divided = any(part.is_divided or part.pieces for part in given)
     return DenseState(tensors=tensors, values=values, pieces=alone, is_divided=is_divided)
 
 
