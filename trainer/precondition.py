@@ -15,9 +15,8 @@ import torch
 
 from bagpipe.config.sections import Config, OptimConfig
 from bagpipe.dense.precondition.costs import LayerShape, flops
-from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.kfac import Kfac, KfacSettings
-from bagpipe.dense.precondition.layers import LinearLayer, linear_layers, owners
+from bagpipe.dense.precondition.layers import LinearLayer, linear_layers
 from bagpipe.dense.precondition.step_sizes import StepSizes
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
@@ -148,21 +147,15 @@ def stage_kfacs(
     """
     layers, settings = layers_of_stages(staged), kfac_settings(config.optim)
     kfacs: dict[int, Kfac] = {}
-    owned_layers: list[LinearLayer] = []
-    summed_layers: list[LinearLayer] = []
     for stage in (stage for stage in mesh.stages_of(rank) if stage in layers):
         holders = mesh.holders(stage)
-        own, places = layers[stage], owners(len(layers[stage]), holders)
-        owned = [number for number, place in enumerate(places) if place == rank]
-        owned_layers += [own[number] for number in owned]
-        exchange = None
+        group: RankGroup | None = None
         if len(holders) > 1:
             assert groups is not None, "several ranks hold the stage"
-            ranks = sorted(holders)
-            summed_layers += own if settings.factors == "summed" else ()
-            exchange = KfacExchange(groups[tuple(ranks)], own, [ranks.index(place) for place in places])
-        kfacs[stage] = Kfac(own, settings, owned=owned, exchange=exchange)
-    check_factor_memory(owned_layers, torch.device(config.run.device), summed_layers, lag=settings.lag)
+            group = groups[tuple(sorted(holders))]
+        order = [sorted(holders).index(holder) for holder in holders]
+        kfacs[stage] = Kfac.of_group(layers[stage], settings, group, order)
+    check_factor_memory([*kfacs.values()], torch.device(config.run.device))
     gives = frozenset(stage for stage in kfacs if mesh.holders(stage)[0] == rank)
     counts = {stage: len(own) for stage, own in layers.items()}
     return StageKfacs(kfacs=kfacs, sizes=StepSizes(counts, gives=gives, group=layered))

@@ -1,6 +1,6 @@
 """`whole_kfac`: K-FAC of a model that every rank has: layers, this rank's share of them, room for factors.
 
-model ──linear_layers──> layers ──owners──> those of this rank ──check_factor_memory──> Kfac
+model ──linear_layers──> layers ──owners──> Kfac, with those of this rank ──check_factor_memory──> it fits
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from bagpipe.cache.auto_rows import free_on_cuda
-from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.kfac import Kfac, KfacSettings
-from bagpipe.dense.precondition.layers import LinearLayer, factor_bytes, linear_layers, owners
+from bagpipe.dense.precondition.layers import LinearLayer, factor_bytes, linear_layers
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 from bagpipe.util.host_memory import free_memory_bytes
@@ -35,12 +34,9 @@ def whole_kfac(model: nn.Module, settings: KfacSettings, device: torch.device, g
     """
     layers = linear_layers(model)
     check_any_layers(layers)
-    places = owners(len(layers), range(1 if group is None else group.world_size))
-    owned = [number for number, place in enumerate(places) if group is None or place == group.rank]
-    is_summed = group is not None and settings.factors == "summed"
-    check_factor_memory([layers[number] for number in owned], device, layers if is_summed else (), lag=settings.lag)
-    exchange = None if group is None else KfacExchange(group, layers, places)
-    return Kfac(layers, settings, owned=owned, exchange=exchange)
+    kfac = Kfac.of_group(layers, settings, group)
+    check_factor_memory([kfac], device)
+    return kfac
 
 
 def check_any_layers(layers: Sequence[LinearLayer]) -> None:
@@ -49,15 +45,20 @@ def check_any_layers(layers: Sequence[LinearLayer]) -> None:
         raise InputError("K-FAC needs a model with trainable torch.nn.Linear layers, got none")
 
 
-def check_factor_memory(
-    owned: Sequence[LinearLayer], device: torch.device, summed: Sequence[LinearLayer] = (), *, lag: int = 0
-) -> None:
-    """Raise InputError if what a rank keeps of K-FAC does not fit in the memory of its device; see `factor_bytes`."""
-    needed = factor_bytes(owned, summed, lag=lag)
+def check_factor_memory(kfacs: Sequence[Kfac], device: torch.device) -> None:
+    """Raise InputError if what a rank keeps of K-FAC does not fit in the memory of its device.
+
+    Args:
+        kfacs: of the stages of the rank, or of the whole model; nothing of them is allocated yet.
+        device: of the model.
+    """
+    needed = sum(kfac.kept_bytes for kfac in kfacs)
     free = free_on_cuda(device) if device.type == "cuda" else free_memory_bytes()
     if free is not None and needed > free:
-        largest = max((*owned, *summed), key=lambda layer: factor_bytes([layer]))
+        layers = [layer for kfac in kfacs for layer in kfac.captured_layers]
+        largest = max(layers, key=lambda layer: factor_bytes([layer]))
         raise InputError(
-            f"K-FAC: factors, inverses and sums of {len(owned)} layers need {needed:,} bytes on "
-            f"{device}, {free:,} are free; the largest layer is {largest.name} with {factor_bytes([largest]):,}"
+            f"K-FAC: factors, inverses and sums of {sum(len(kfac.owned) for kfac in kfacs)} layers need "
+            f"{needed:,} bytes on {device}, {free:,} are free; the largest layer is {largest.name} with "
+            f"{factor_bytes([largest]):,}"
         )

@@ -24,7 +24,8 @@ from torch import Tensor
 from bagpipe.dense.precondition.capture import LayerCapture
 from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.factors import BatchSums, LayerFactors
-from bagpipe.dense.precondition.layers import LinearLayer, combined_gradient, set_gradient
+from bagpipe.dense.precondition.layers import LinearLayer, combined_gradient, factor_bytes, owners, set_gradient
+from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import keep_for_current_stream
 
@@ -122,6 +123,28 @@ class Kfac:
         self._next_turn = dict.fromkeys(self.owned, 0)
         self._gradients: list[Tensor | None] = []
 
+    @classmethod
+    def of_group(
+        cls,
+        layers: Sequence[LinearLayer],
+        settings: KfacSettings,
+        group: RankGroup | None,
+        holders: Sequence[int] | None = None,
+    ) -> Kfac:
+        """K-FAC of layers that the ranks of a group share out (`owners`).
+
+        Args:
+            layers: of the model or stage; not empty.
+            settings: numbers.
+            group: the ranks that hold the layers; None: this rank is the only one.
+            holders: the ranks within the group, in the order in which they own layers; None: ascending.
+        """
+        if group is None:
+            return cls(layers, settings)
+        places = owners(len(layers), range(group.world_size) if holders is None else holders)
+        owned = [number for number, place in enumerate(places) if place == group.rank]
+        return cls(layers, settings, owned=owned, exchange=KfacExchange(group, layers, places))
+
     @property
     def is_shared(self) -> bool:
         """Whether other ranks hold the layers too."""
@@ -134,8 +157,7 @@ class Kfac:
             layers: of the module.
             adds: see `LayerCapture`.
         """
-        wanted = range(len(layers)) if self._sums_factors else self.owned
-        self._captures.append(LayerCapture(layers, tuple(wanted), adds=adds))
+        self._captures.append(LayerCapture(layers, tuple(self._captured), adds=adds))
         self._captures[-1].open()
         return self._captures[-1]
 
@@ -150,6 +172,21 @@ class Kfac:
         for batch in {batch for capture in self._captures for batch in capture.sums}:
             self.add_up(batch)
         self.begin()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that this rank keeps; see `factor_bytes`."""
+        owned = [self.layers[number] for number in self.owned]
+        return factor_bytes(owned, self.captured_layers if self._sums_factors else (), lag=self.settings.lag)
+
+    @property
+    def captured_layers(self) -> tuple[LinearLayer, ...]:
+        """The layers of which this rank makes sums: all if these go to owners, otherwise its own."""
+        return tuple(self.layers[number] for number in self._captured)
+
+    @property
+    def _captured(self) -> Sequence[int]:
+        return range(len(self.layers)) if self._sums_factors else self.owned
 
     @property
     def _sums_factors(self) -> bool:

@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bagpipe.dense.precondition.capture import LayerCapture
-from bagpipe.dense.precondition.exchange import KfacExchange
 from bagpipe.dense.precondition.kfac import Kfac, KfacSettings, step_limit
-from bagpipe.dense.precondition.layers import linear_layers, owners
+from bagpipe.dense.precondition.layers import linear_layers
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
@@ -66,18 +65,10 @@ class KfacOptimizer(Optimizer):
             raise InputError(
                 f"K-FAC in a plain loop has no step to hide an inversion in: expected lag 0, got {found.lag}"
             )
-        ranks = range(1 if group is None else group.world_size)
-        places = owners(len(layers), ranks)
         self.optimizer = optimizer
         self.settings = found
-        self._kfac = Kfac(
-            layers,
-            found,
-            owned=[n for n, place in enumerate(places) if group is None or place == group.rank],
-            exchange=None if group is None else KfacExchange(group, layers, places),
-        )
+        self._kfac = Kfac.of_group(layers, found, group)
         self._forwards = _Forwards(model, self._kfac.capture(layers, adds=True), found)
-        self._num_steps = 0
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -114,8 +105,8 @@ class KfacOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._forwards.add_up(self._num_steps, num_examples, loss_scale)
-        batch, kfac = self._num_steps, self._kfac
+        batch, kfac = self._forwards.step, self._kfac
+        self._forwards.add_up(batch, num_examples, loss_scale)
         kfac.add_up(batch)
         for layer in kfac.owned:
             kfac.invert(batch, layer)
@@ -123,7 +114,7 @@ class KfacOptimizer(Optimizer):
         kfac.share()
         kfac.limit(step_limit(kfac.sizes, kappa=self.settings.kappa, lr=float(self.param_groups[0]["lr"])))
         self.optimizer.step()
-        self._num_steps = self._forwards.step = batch + 1
+        self._forwards.step = batch + 1
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -131,7 +122,8 @@ class KfacOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """State of the optimizer, and ``kfac``: of the layers that this rank owns."""
-        kfac = {"num_steps": torch.tensor(self._num_steps), **self._kfac.tensors(self._num_steps)}
+        num_steps = self._forwards.step
+        kfac = {"num_steps": torch.tensor(num_steps), **self._kfac.tensors(num_steps)}
         return {**self.optimizer.state_dict(), "kfac": kfac}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -143,7 +135,7 @@ class KfacOptimizer(Optimizer):
         tensors: Mapping[str, Tensor] = state_dict["kfac"]
         self._kfac.load(tensors)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "kfac"})
-        self._num_steps = self._forwards.step = int(tensors["num_steps"])
+        self._forwards.step = int(tensors["num_steps"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
@@ -162,9 +154,9 @@ class KfacOptimizer(Optimizer):
         Raises:
             InputError: it has stepped, or a state was loaded.
         """
-        if self._num_steps:
+        if self._forwards.step:
             raise InputError(
-                f"a KfacOptimizer that a pipeline takes over must be new, got one after {self._num_steps} steps: "
+                f"a KfacOptimizer that a pipeline takes over must be new, got one after {self._forwards.step} steps: "
                 "a pipeline resumes from its own checkpoints"
             )
         self._forwards.close()
