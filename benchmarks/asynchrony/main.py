@@ -15,7 +15,6 @@ See README.md.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +22,6 @@ from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
@@ -36,6 +34,7 @@ from benchmarks.asynchrony.report import tables
 from benchmarks.asynchrony.throughput import speeds
 from benchmarks.asynchrony.varying import varying_times
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
+from benchmarks.harness.click_logs import add_data_path, data_notes
 from benchmarks.harness.machine import TRAINING_PACKAGES
 
 PARTS = (
@@ -135,9 +134,8 @@ def _dense_ranks(options: argparse.Namespace, part: Part) -> None:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
     parser.add_argument("names", nargs="*", metavar="|".join(PARTS), help="default: all")
-    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE", help="Criteo's click logs")
+    add_data_path(parser)
     parser.add_argument("--limit", type=int, default=80_000, help="examples of the click logs")
     parser.add_argument("--examples", type=int, default=2_000_000, help="synthetic examples")
     parser.add_argument("--ratings", type=int, default=200_000, help="ratings of `movielens`")
@@ -153,10 +151,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, help="jobs at a time")
 
 
-def _facts(options: argparse.Namespace) -> Mapping[str, Any]:
-    return {"notes": [f"data {Path(options.path).name}"] if options.path else []}
-
-
 BENCHMARK = Benchmark(
     folder=Path(__file__).parent,
     about=__doc__,
@@ -166,7 +160,7 @@ BENCHMARK = Benchmark(
     draw=draw,
     rehearsal={"names": ["synthetic", "throughput"], "examples": 6_000, "seeds": 1, "settings": 1},
     packages=TRAINING_PACKAGES,
-    facts=_facts,
+    facts=data_notes,
 )
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
@@ -30,6 +28,7 @@ from benchmarks.bars.same_start import JobOfOurs
 from benchmarks.bars.settings import BATCH_SIZE, DROPOUT, MODELS, Outcome, Run
 from benchmarks.bars.theirs import Fuxictr
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
+from benchmarks.harness.click_logs import add_data_path, data_notes
 from benchmarks.harness.machine import TRAINING_PACKAGES
 
 _MIN_COUNT = 10
@@ -113,9 +112,8 @@ def _measure(bench: Bench, name: str, models: Sequence[str], seeds: int, part: P
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
     parser.add_argument("names", nargs="*", metavar="|".join(_PARTS), help="default: all")
-    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE", help="Criteo's click logs")
+    add_data_path(parser)
     parser.add_argument("--fuxictr", type=Path, default=Path("fuxictr/bin/python"), help="interpreter with FuxiCTR")
     parser.add_argument("--zoo", type=Path, default=Path("FuxiCTR"), help="checkout of FuxiCTR's repository")
     parser.add_argument("--work", type=Path, default=Path("datasets/bars"), help="folder of split data and outcomes")
@@ -127,10 +125,6 @@ def _machine(options: argparse.Namespace) -> Mapping[str, str]:
     return {"FuxiCTR": Fuxictr(python=options.fuxictr, zoo=options.zoo, data=options.work).check()}
 
 
-def _facts(options: argparse.Namespace) -> Mapping[str, Any]:
-    return {"notes": [f"data {Path(options.path).name}"]}
-
-
 BENCHMARK = Benchmark(
     folder=Path(__file__).parent,
     about=__doc__,
@@ -140,7 +134,7 @@ BENCHMARK = Benchmark(
     rehearsal={"seeds": 2, "models": ["DeepFM"], "names": ["adagrad"]},
     packages=TRAINING_PACKAGES,
     machine=_machine,
-    facts=_facts,
+    facts=data_notes,
 )
 
 if __name__ == "__main__":

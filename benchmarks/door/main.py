@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import sys
@@ -26,6 +25,7 @@ from bagpipe.util.environment import check_environment
 from benchmarks.door.contenders import BASELINE, CONTENDERS, Outcome, Task
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
 from benchmarks.harness.child import run_child
+from benchmarks.harness.click_logs import add_data_path, data_or_synthetic_notes
 from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.processor_use import MAX_OTHER_CORES
 from benchmarks.harness.report import table, verdict
@@ -141,18 +141,12 @@ def _verdict(ratio: float, target: float, *, is_disturbed: bool) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
-    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE")
+    add_data_path(parser)
     parser.add_argument("--examples", type=int, default=80_000, help="of synthetic data")
     parser.add_argument("--setting", choices=list(SETTINGS), default="criteo", help="of benchmarks/peers")
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contender, interleaved")
     parser.add_argument("--tries", type=int, default=3, help="times a run that other jobs disturb is made")
-
-
-def _facts(options: argparse.Namespace) -> Mapping[str, Any]:
-    data = Path(options.path).name if options.path else f"synthetic, {options.examples:,} examples"
-    return {"notes": [f"data {data}"]}
 
 
 BENCHMARK = Benchmark(
@@ -164,7 +158,7 @@ BENCHMARK = Benchmark(
     rehearsal={"path": "", "examples": 40_000, "setting": "narrow", "repeats": 1, "tries": 1},
     packages=(*TRAINING_PACKAGES, "redis", "hiredis"),
     machine=store_server,
-    facts=_facts,
+    facts=data_or_synthetic_notes,
 )
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ either, synthetic data of the same size and skew.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from typing import Any
 from bagpipe.errors import InputError
 from bagpipe.util.environment import check_environment
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
+from benchmarks.harness.click_logs import add_data_path, data_or_synthetic_notes
 from benchmarks.harness.machine import TRAINING_PACKAGES, store_server
 from benchmarks.harness.shaped_link import check_privileges
 from benchmarks.peers.contenders import CONTENDERS, Outcome
@@ -52,18 +52,12 @@ def _measure(options: argparse.Namespace, setting: str, part: Part) -> None:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
-    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE")
+    add_data_path(parser)
     parser.add_argument("--examples", type=int, default=_SAMPLE_EXAMPLES, help="of synthetic data")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=4, help="runs of each contender, interleaved")
     parser.add_argument("--tries", type=int, default=3, help="times a run that other jobs disturb is made")
-
-
-def _facts(options: argparse.Namespace) -> Mapping[str, Any]:
-    data = Path(options.path).name if options.path else f"synthetic, {options.examples:,} examples"
-    return {"notes": [f"data {data}"]}
 
 
 BENCHMARK = Benchmark(
@@ -83,7 +77,7 @@ BENCHMARK = Benchmark(
     },
     packages=(*TRAINING_PACKAGES, "redis", "hiredis"),
     machine=store_server,
-    facts=_facts,
+    facts=data_or_synthetic_notes,
 )
 
 if __name__ == "__main__":

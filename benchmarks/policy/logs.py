@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.types.schema import DataSchema, Table
+from benchmarks.harness.click_logs import SAMPLE_VARIABLE
 from data.criteo_skew import criteo_kaggle_rows
 from data.loader import open_loader
 from data.replay.row_batch_file import RowBatchFile
@@ -26,9 +27,8 @@ from data.synthetic import SyntheticSource
 from data.synthetic_options import options_at
 from data.zipf import ZipfLaw
 
-__all__ = ["EXPERIMENTS", "SAMPLE_VARIABLE", "Experiment", "Log"]
+__all__ = ["EXPERIMENTS", "Experiment", "Log"]
 
-SAMPLE_VARIABLE = "BAGPIPE_CRITEO_SAMPLE"
 SHARES = (0.005, 0.02, 0.1, 0.2)
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
-from benchmarks.policy.logs import EXPERIMENTS, SAMPLE_VARIABLE, Experiment, Log
+from benchmarks.harness.click_logs import SAMPLE_VARIABLE
+from benchmarks.policy.logs import EXPERIMENTS, Experiment, Log
 from benchmarks.policy.replay import HINDSIGHT, Cell, replay
 from benchmarks.policy.report import draw, tables
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_benchmark
+from benchmarks.harness.click_logs import add_data_path
 from benchmarks.harness.report import table
 from data.cli import main as data_program
 from data.loader import LookaheadLoader
@@ -84,8 +85,7 @@ def _data(*words: str) -> None:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    sample = os.environ.get("BAGPIPE_CRITEO_SAMPLE", "")
-    parser.add_argument("--data.path", dest="path", default=sample, metavar="FILE")
+    add_data_path(parser)
     parser.add_argument("--epochs", type=int, default=8, help="passes over the log, which make one longer log")
     parser.add_argument("--rows", type=int, default=800_000, help="examples of the synthetic log")
     parser.add_argument("--batch-size", type=int, default=16_384, help="of the synthetic log")

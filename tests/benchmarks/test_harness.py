@@ -16,6 +16,7 @@ import pytest
 from bagpipe.errors import FencedError, InputError, JobError
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
+from benchmarks.harness.click_logs import SAMPLE_VARIABLE, add_data_path, data_notes, data_or_synthetic_notes
 from benchmarks.harness.fenced_store import FencedStore
 from benchmarks.harness.report import BEGIN, END, fill_in, provenance, table
 from benchmarks.harness.results import Results, to_text
@@ -254,3 +255,15 @@ def test_a_store_of_the_harness_has_a_fence(valkey_url: str) -> None:
         with FencedStore(valkey_url, schema=schema, namespace="bench"), pytest.raises(FencedError):
             store.write(0, ids, np.zeros((5, 1), np.float32))
         assert store.read(0, ids).rows.sum() == 5
+
+
+def test_the_file_of_click_logs_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAMPLE_VARIABLE, "/data/day.tsv")
+    parser = argparse.ArgumentParser()
+    add_data_path(parser)
+    given, none = parser.parse_args([]), argparse.Namespace(path="", examples=2000)
+    assert given.path == "/data/day.tsv"
+    for notes in (data_notes, data_or_synthetic_notes):
+        assert notes(given) == {"notes": ["data day.tsv"]}
+    assert data_notes(none) == {"notes": []}
+    assert data_or_synthetic_notes(none) == {"notes": ["data synthetic, 2,000 examples"]}
