@@ -15,7 +15,7 @@ from typing import Any
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.util.documents import parse_toml, read_value
+from bagpipe.util.documents import read_value, versioned_toml
 
 __all__ = ["PRESETS", "from_toml", "load_cluster", "to_toml"]
 
@@ -60,12 +60,7 @@ def from_toml(text: str, *, source: str) -> ClusterModel:
     Raises:
         InputError: one line: what was expected and what came.
     """
-    try:
-        document = parse_toml(text)
-    except ValueError as error:
-        raise InputError(f"{source}: not valid TOML: {error}") from None
-    if document.pop("version", None) != _VERSION:
-        raise InputError(f"{source}: version: expected {_VERSION}")
+    document = versioned_toml(text, version=_VERSION, source=source)
     cluster: ClusterModel = read_value(ClusterModel, document, source, has_defaults=True, takes_integers=True)
     return cluster
 

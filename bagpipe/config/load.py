@@ -28,7 +28,7 @@ from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.util.documents import parse_toml
+from bagpipe.util.documents import toml_tables
 from bagpipe.util.program import note
 from bagpipe.util.redaction import has_password, redact
 from bagpipe.util.secret_files import unprotected_mode
@@ -112,13 +112,11 @@ def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
     """The values of a configuration file, by key path. Raises InputError with the file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-        document = parse_toml(text)
     except OSError as error:
         raise InputError(f"cannot read configuration file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
+    document = toml_tables(text, source=str(path))
     given: dict[str, Given] = {}
     known_sections = {key.section for key in keys.values()}
     for section, table in document.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.jigsaw.job import TrainingJob
-from bagpipe.util.documents import parse_toml, read_value
+from bagpipe.util.documents import read_value, versioned_toml
 
 __all__ = ["jobs_of_toml"]
 
@@ -36,12 +36,7 @@ def jobs_of_toml(text: str, *, source: str) -> tuple[TrainingJob, ...]:
     Raises:
         InputError: one line: what was expected and what came.
     """
-    try:
-        document = parse_toml(text)
-    except ValueError as error:
-        raise InputError(f"{source}: not valid TOML: {error}") from None
-    if document.pop("version", None) != _VERSION:
-        raise InputError(f"{source}: version: expected {_VERSION}")
+    document = versioned_toml(text, version=_VERSION, source=source)
     jobs = document.get("jobs")
     if isinstance(jobs, list):
         document["jobs"] = [_with_lists(job) for job in jobs]

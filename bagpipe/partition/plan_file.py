@@ -20,7 +20,7 @@ from bagpipe.partition.splits import ALL_BATCH
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
 from bagpipe.types.shard_level import SHARD_LEVELS
-from bagpipe.util.documents import parse_toml
+from bagpipe.util.documents import toml_tables
 
 __all__ = ["PlanFile", "PlannedStage", "plan_file"]
 
@@ -160,10 +160,7 @@ class PlanFile:
         Raises:
             InputError: one line: what was expected and what came.
         """
-        try:
-            document = parse_toml(text)
-        except ValueError as error:
-            raise InputError(f"{source}: not valid TOML: {error}") from None
+        document = toml_tables(text, source=source)
         try:
             document = _checked(document, _KEYS, _MORE_KEYS)
             if document["version"] not in (1, _VERSION):

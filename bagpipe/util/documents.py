@@ -1,6 +1,7 @@
 """JSON and TOML from outside: parsed without tracebacks, and read into records with their types checked.
 
 text ──parse_json | parse_toml──> plain values ──read_value──> a frozen dataclass        ValueError, InputError
+text of a named file ──toml_tables | versioned_toml──> plain values                     InputError
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 
-__all__ = ["parse_json", "parse_toml", "read_value"]
+__all__ = ["parse_json", "parse_toml", "read_value", "toml_tables", "versioned_toml"]
 
 
 def parse_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -45,6 +46,34 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("expected TOML with fewer levels of brackets") from None
+
+
+def toml_tables(text: str, *, source: str) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Args:
+        text: of the file.
+        source: its name, for errors.
+
+    Raises:
+        InputError: it is not TOML, or nested too deeply.
+    """
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise InputError(f"{source}: not valid TOML: {error}") from None
+
+
+def versioned_toml(text: str, *, version: int, source: str) -> dict[str, Any]:
+    """The tables of a TOML file, without its key ``version``; the arguments of `toml_tables`, and the version.
+
+    Raises:
+        InputError: as `toml_tables`, or it is of another version, or of none.
+    """
+    document = toml_tables(text, source=source)
+    if document.pop("version", None) != version:
+        raise InputError(f"{source}: version: expected {version}")
+    return document
 
 
 @functools.cache

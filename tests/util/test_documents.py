@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.util.documents import parse_json, parse_toml, read_value
+from bagpipe.util.documents import parse_json, parse_toml, read_value, toml_tables, versioned_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,15 @@ def test_what_is_no_object_is_refused() -> None:
 def test_without_defaults_every_field_is_needed() -> None:
     with pytest.raises(InputError, match="file: missing field facts"):
         read_value(Outer, GOOD, "file")
+
+
+def test_a_toml_file_of_the_version() -> None:
+    assert versioned_toml("version = 2\nx = 1", version=2, source="file") == {"x": 1}
+    for text in ("x = 1", "version = 1"):
+        with pytest.raises(InputError, match="file: version: expected 2"):
+            versioned_toml(text, version=2, source="file")
+    with pytest.raises(InputError, match="file: not valid TOML: "):
+        toml_tables("x = ", source="file")
 
 
 def test_text_that_is_nested_too_deeply() -> None:
