@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, prepare_batch
-from bagpipe.cache.lookup import gradients_of, lookup
+from bagpipe.cache.lookup import ActiveTableGroup, gradients_of, lookup
 from bagpipe.cache.lookup_layout import TableLookup, build_layout
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange import Givers, RowExchange
@@ -90,20 +90,27 @@ def context_of(plan: RankPlan) -> BatchContext:
     return prepare_batch(LAYOUT, plan.batch, plan.consumer, plan.exchange, upload=Uploader(CPU, torch.float64))
 
 
+def begun(
+    cache: RowCache, peers: LocalPeers, plan: RankPlan
+) -> tuple[RowExchange, BatchContext, tuple[ActiveTableGroup, ...]]:
+    """The exchange of a rank whose batch has its rows, and the groups of the batch."""
+    exchange, context = RowExchange(cache, peers), context_of(plan)
+    exchange.prepull(context)
+    exchange.pull(context)
+    exchange.begin(context)
+    assert cache.current is not None
+    return exchange, context, tuple(cache.current.groups)
+
+
 def exchanged(plans: Sequence[RankPlan], givers: Givers) -> tuple[dict[tuple[int, int], NDArray[Any]], int]:
     """The rows after a batch whose backward reaches no row of the second rank's, and how many rows were sent."""
     peers = local_peers(len(plans))
     caches = [cache_of(plan, num_slots=sum(NUM_IDS) + 9) for plan in plans]
 
     def work(rank: int) -> None:
-        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
-        exchange.prepull(context)
-        exchange.pull(context)
-        exchange.begin(context)
-        current = caches[rank].current
-        assert current is not None
+        exchange, context, groups = begun(caches[rank], peers[rank], plans[rank])
         if givers is None or givers[rank]:
-            (loss_of([lookup(group) for group in current.groups]) * (rank != 1)).backward()
+            (loss_of([lookup(group) for group in groups]) * (rank != 1)).backward()
         exchange.push_late(exchange.push(context, givers), givers)
         exchange.update(context, STEP)
         exchange.update_late(context, STEP)
@@ -148,17 +155,11 @@ def test_one_batch_of_many_ranks_equals_that_of_one(seed: int, num_examples: int
     squares = [0.0] * world_size
 
     def work(rank: int) -> None:
-        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
-        exchange.prepull(context)
-        exchange.pull(context)
-        exchange.begin(context)
-        current = caches[rank].current
-        assert current is not None
-        loss = loss_of([lookup(group) for group in current.groups])
+        exchange, context, groups = begun(caches[rank], peers[rank], plans[rank])
+        loss = loss_of([lookup(group) for group in groups])
         loss.backward()
         losses[rank] = loss.item()
-        groups = exchange.push(context)
-        exchange.push_late(groups)
+        exchange.push_late(exchange.push(context))
         squares[rank] = exchange.squares(context).item()
         exchange.update(context, STEP)
         exchange.update_late(context, STEP)
@@ -182,13 +183,8 @@ def test_a_group_that_the_loss_ignores_is_an_error_on_its_rank() -> None:
     caches = [cache_of(plan, num_slots=40) for plan in plans]
 
     def work(rank: int) -> None:
-        exchange, context = RowExchange(caches[rank], peers[rank]), context_of(plans[rank])
-        exchange.prepull(context)
-        exchange.pull(context)
-        exchange.begin(context)
-        current = caches[rank].current
-        assert current is not None
-        used = current.groups if rank == 0 else current.groups[:1]
+        exchange, context, groups = begun(caches[rank], peers[rank], plans[rank])
+        used = groups if rank == 0 else groups[:1]
         loss_of([lookup(group) for group in used]).backward()
         exchange.push(context)
 
