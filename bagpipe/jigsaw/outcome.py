@@ -88,14 +88,13 @@ def outcome_of(timeline: Timeline) -> Outcome:
     """The figures of a timeline."""
     makespan_s = timeline.last_s - timeline.first_s
     pieces: dict[int, list[Piece]] = {number: [] for number in range(len(timeline.jobs))}
+    busy_s: list[list[float]] = [[] for _ in range(timeline.ranks)]
     for piece in timeline.pieces:
         pieces[piece.job].append(piece)
+        busy_s[piece.rank].append(piece.finish_s - piece.start_s)
     finish_s = {exchange.job: exchange.finish_s for exchange in timeline.exchanges}
     jobs = tuple(_job_outcome(job, pieces[number], finish_s[number]) for number, job in enumerate(timeline.jobs))
-    utilisation = tuple(
-        math.fsum(piece.finish_s - piece.start_s for piece in timeline.of_rank(rank)) / makespan_s
-        for rank in range(timeline.ranks)
-    )
+    utilisation = tuple(math.fsum(each) / makespan_s for each in busy_s)
     return Outcome(
         policy=timeline.policy,
         backward="partial" if timeline.is_partial else "full",
