@@ -22,7 +22,15 @@ from tests.harness.fuzz.log_files import NAMED_COLUMNS, write_log
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome, TwinRun
 
-__all__ = ["COMPARED", "PLAIN_MODELS", "Verdict", "difference_from_plain_loop", "has_plain_loop", "run_trial"]
+__all__ = [
+    "COMPARED",
+    "PLAIN_KEYS",
+    "PLAIN_MODELS",
+    "Verdict",
+    "difference_from_plain_loop",
+    "has_plain_loop",
+    "run_trial",
+]
 
 #: Fields of the result that must be equal.
 COMPARED = (
@@ -49,7 +57,7 @@ PLAIN_MODELS = frozenset(
     }
 )  # fmt: skip
 #: Its values of the keys of some models, where drawn.
-_PLAIN_KEYS = {
+PLAIN_KEYS = {
     "model.dropout": "0", "model.batch_norm": "false", "model.cross_layers": "3", "model.structure": "parallel",
     "model.heads": "1", "model.gate_mlp": "", "pipeline.backward_shares": "", "optim.precondition": "none",
 }  # fmt: skip
@@ -168,7 +176,7 @@ def has_plain_loop(draw: Draw) -> bool:
     is_tame = max(float(values["optim.rows_lr"]), float(values["optim.dense_lr"])) <= _LARGEST_RATE
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
     is_plain = is_plain and "optim.rows_by_table" not in values
-    is_plain = is_plain and all(values.get(key, value) == value for key, value in _PLAIN_KEYS.items())
+    is_plain = is_plain and all(values.get(key, value) == value for key, value in PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     return is_exact and is_tame and is_plain and has_dense and not draw.log.extreme
 
