@@ -27,20 +27,21 @@ check: setup ## ruff, formatting, mypy --strict
 	$(PY) -m mypy
 
 # Tests with servers or processes wait for half of their time, those marked `alone` for most of it. The pure tests fill
-# the gaps at a lower priority, so each may take longer; their output follows. Exit code 5 of pytest: no test of that
-# part was chosen.
+# the gaps at a lower priority, so each may take longer; their output follows, and last the names of all tests that
+# failed. Exit code 5 of pytest: no test of that part was chosen.
 PYTEST := $(PY) -m pytest
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Two workers more than cores: their tests wait for servers and processes most of the time.
 WITH_PROCESSES := -n $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 4 )) --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
-	@pure=$$(mktemp); \
+	@pure=$$(mktemp); rest=$$(mktemp); \
 	nice -n 5 $(PYTEST) $(ON_ALL_CORES) --timeout 600 -o faulthandler_timeout=900 \
 	    -m "not (alone or redis or multiproc or gpu or slow)" $(ARGS) > $$pure 2>&1 & pid=$$!; \
-	trap 'kill $$pid 2> /dev/null; cat $$pure; rm $$pure' EXIT; \
-	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS); codes=$$?; \
-	$(PYTEST) $(WITH_PROCESSES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS); codes="$$codes $$?"; \
+	trap 'kill $$pid 2> /dev/null; cat $$pure; grep -hE "^(FAILED|ERROR) " $$rest $$pure; rm $$pure $$rest' EXIT; \
+	$(PYTEST) -m "alone and not (gpu or slow)" $(ARGS) 2>&1 | tee -a $$rest; codes=$${PIPESTATUS[0]}; \
+	$(PYTEST) $(WITH_PROCESSES) -m "(redis or multiproc) and not (alone or gpu or slow)" $(ARGS) 2>&1 | tee -a $$rest; \
+	codes="$$codes $${PIPESTATUS[0]}"; \
 	wait $$pid; codes="$$codes $$?"; \
 	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
 
