@@ -2,5 +2,5 @@
 
 main: the table of commands; schedule, plan, calibrate, sweep, jigsaw: one command each; programs: train, eval, predict,
 export, apply, cacher, data; progress: the steps done of a long command; text: files and tables of the commands;
-sweep_pool: the processes of a sweep; sweep_file: the file with which it goes on.
+sweep_file: the file with which a sweep goes on.
 """

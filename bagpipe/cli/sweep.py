@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import bagpipe
 from bagpipe.cli.progress import Progress
 from bagpipe.cli.sweep_file import SweepFile, digest
-from bagpipe.cli.sweep_pool import SweepPool, usable_cores
 from bagpipe.cli.text import aligned, read_text, write_text
 from bagpipe.cluster.cluster_file import load_cluster, to_toml
 from bagpipe.errors import InputError
@@ -25,6 +24,7 @@ from bagpipe.forecast.axes import AXES, Axis, Setting
 from bagpipe.partition.operators import OperatorGraph
 from bagpipe.util.outputs import check_writable
 from bagpipe.util.packages import needed_by
+from bagpipe.util.process_pool import ProcessPool, usable_cores
 
 if TYPE_CHECKING:  # they need numpy, which other commands do without
     from bagpipe.forecast.sweep import Point
@@ -153,7 +153,7 @@ def _forecasts(flags: argparse.Namespace) -> list[Point]:
         file = stack.enter_context(SweepFile("--resume", flags.resume, inputs)) if flags.resume else None
         known = {} if file is None else file.known
         left = sum(point.job is not None and number not in known for number, point in enumerate(points))
-        pool = stack.enter_context(SweepPool(min(flags.jobs or usable_cores(), max(1, left // _WORTH))))
+        pool = stack.enter_context(ProcessPool(min(flags.jobs or usable_cores(), max(1, left // _WORTH))))
         progress = stack.enter_context(Progress("sweep"))
         return sweep(
             points,

@@ -1,19 +1,15 @@
-"""Processes of a sweep, killed and interrupted ones included."""
+"""Sweeps that are killed and interrupted."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bagpipe.cli.sweep_pool import SweepPool, usable_cores
-from bagpipe.errors import InputError, JobError
 from tests.cli.sweep_files import sweep_flags
 
 pytestmark = pytest.mark.multiproc
@@ -39,51 +35,6 @@ sweep_file.SweepFile._append = torn
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[2:]))
 """
-
-
-def doubled(number: int) -> int:
-    return 2 * number
-
-
-def refused(number: int) -> int:
-    raise InputError(f"expected less, got {number}")
-
-
-def killed(number: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-@pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_results_come_in_order(jobs: int) -> None:
-    taken = []
-
-    def work() -> Iterator[int]:
-        for number in range(20):
-            taken.append(number)
-            yield number
-
-    with SweepPool(jobs) as pool:
-        results = pool.map(doubled, work())
-        assert next(results) == 0
-        assert len(taken) <= 2 * jobs + 1, "the work is taken as it is needed"
-        assert [0, *results] == [2 * number for number in range(20)]
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_error_of_a_process_is_one_line(jobs: int) -> None:
-    with SweepPool(jobs) as pool, pytest.raises(InputError, match=r"^expected less, got 0$") as caught:
-        list(pool.map(refused, range(5)))
-    assert jobs == 1 or caught.value.__cause__ is None
-
-
-def test_a_killed_process_is_named() -> None:
-    with SweepPool(2) as pool, pytest.raises(JobError, match="a process of the sweep ended unexpectedly"):
-        list(pool.map(killed, range(5)))
-
-
-def test_cores() -> None:
-    assert usable_cores() == len(os.sched_getaffinity(0))
 
 
 def run(folder: Path, code: list[str], *words: str) -> subprocess.CompletedProcess[str]:
