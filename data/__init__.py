@@ -26,6 +26,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     columns         parsed rows; schema_file: the schema TOML
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
+    conversion      a folder of written data, by several processes; conversion_manifest: what is finished
     cli             `python -m data`; testing: the conformance suite of readers
 """
 

@@ -1,7 +1,7 @@
 """`python -m data COMMAND`: tools around the readers.
 
     synth     seed ──> Criteo-format text (.tsv, .tsv.gz) or the columnar form (.arrow, .parquet)
-    convert   any format ──> the columnar form
+    convert   any format ──> the columnar form: one file, or a folder of parts made in several processes
     replay    any format ──> what caches, windows and policies would cost (`data.replay`)
 
 Exit codes: 0 done; 1 failure; 2 bad input, in one line; 130 interrupted.
@@ -13,18 +13,24 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from tqdm import tqdm
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
 from bagpipe.util.printing import print_error
+from bagpipe.util.process_pool import usable_cores
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
 from data.formats import FORMATS, open_source
-from data.source import BAD_ROWS
+from data.source import BAD_ROWS, Source
+
+if TYPE_CHECKING:  # it needs a package that other commands do without
+    from data.conversion_manifest import PartRecord
 
 __all__ = ["main"]
 
@@ -60,8 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     synth.add_argument("--seed", type=int, default=0, help="seed of everything (default 0)")
     synth.set_defaults(run=_synth)
     convert = commands.add_parser("convert", help="write any data as .arrow (fastest) or .parquet (smallest)")
-    convert.add_argument("path", help="file or folder to read")
-    convert.add_argument("out", help="file to write: .arrow or .parquet; read it back with --data.format parquet")
+    convert.add_argument("paths", nargs="+", metavar="path", help="file or folder to read, or several")
+    convert.add_argument(
+        "out", help="file to write, .arrow or .parquet, or a folder of such files; read it with --data.format parquet"
+    )
     formats = tuple(name for name in FORMATS if name != "synthetic")
     convert.add_argument("--format", default="", choices=formats, help="of the input (default: told from its content)")
     convert.add_argument("--schema", default="", help="schema TOML of the input")
@@ -74,6 +82,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--min-count", type=int, default=1, help="leave rarer strings out of the dictionaries")
     convert.add_argument("--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or skip it")
+    convert.add_argument("--jobs", type=int, help="processes that write a folder (default: one for each core)")
+    convert.add_argument("--form", choices=("arrow", "parquet"), help="of the files of a folder (default: parquet)")
+    convert.add_argument(
+        "--part-segments",
+        type=int,
+        metavar="N",
+        default=64,
+        help="most segments in a file of a folder: each 4 MiB of text, or a row group (default: 64)",
+    )
+    convert.add_argument("--redo", action="store_true", help="replace another conversion in the folder")
     convert.set_defaults(run=_convert)
     commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
     return parser
@@ -107,24 +125,79 @@ def _synth(options: argparse.Namespace) -> str:
 
 
 def _convert(options: argparse.Namespace) -> str:
-    from data.columnar_writer import write_columnar
-
-    if not options.path:
+    if not all(options.paths):
         raise InputError("the path is empty: name a file or a folder")
     if options.limit < 0:
         raise InputError(f"--limit must be at least 0, got {options.limit}")
     if options.min_count < 1 or (options.min_count > 1 and not options.dictionaries):
         raise InputError(f"--min-count must be at least 1, and needs --dictionaries, got {options.min_count}")
-    config = DataConfig(
-        path=options.path, format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows
-    )
+    for flag, number in (("--jobs", options.jobs), ("--part-segments", options.part_segments)):
+        if number is not None and number < 1:
+            raise InputError(f"{flag} must be at least 1, got {number}")
+    if len(options.paths) > 1 and options.dictionaries:
+        raise InputError("--dictionaries reads one file or folder: build them for all the data in one folder")
+    configs = [
+        DataConfig(path=path, format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows)
+        for path in options.paths
+    ]
     if options.dictionaries:
-        _build_dictionaries(config, options)
-    source = open_source(config)
-    _make_folder(options.out)
+        _build_dictionaries(configs[0], options)
+    sources = tuple(open_source(config) for config in configs)
     start_s = time.perf_counter()
-    written = write_columnar(source, options.out, options.limit)
+    if Path(options.out).suffix in COLUMNAR and not Path(options.out).is_dir():
+        return _convert_file(sources, options, start_s)
+    return _convert_folder(sources, options, start_s)
+
+
+def _convert_file(sources: tuple[Source, ...], options: argparse.Namespace, start_s: float) -> str:
+    from data.columnar_writer import write_columnar
+
+    given = [flag for flag in ("jobs", "form", "redo") if getattr(options, flag)]
+    if given or len(sources) > 1:
+        what = f"--{given[0]}" if given else "several paths"
+        raise InputError(f"{what}: needs a folder to write, got the name of a file, {options.out!r}")
+    _make_folder(options.out)
+    written = write_columnar(sources[0], options.out, options.limit)
     return _report(options.out, written.rows, written.skipped, written.num_bytes, time.perf_counter() - start_s)
+
+
+def _convert_folder(sources: tuple[Source, ...], options: argparse.Namespace, start_s: float) -> str:
+    from data.conversion import Conversion, convert_folder
+
+    if Path(options.out).suffix and not Path(options.out).is_dir() and not options.out.endswith("/"):
+        raise InputError(
+            f"expected a file name ending in {' or '.join(COLUMNAR)}, or a folder (a new one whose name has a dot "
+            f"ends in /), got {options.out!r}"
+        )
+    records = convert_folder(
+        Conversion(
+            sources=sources,
+            folder=Path(options.out),
+            form=options.form or "parquet",
+            schema_path=options.schema,
+            limit=options.limit,
+            part_segments=options.part_segments,
+            jobs=options.jobs or usable_cores(),
+            redo=options.redo,
+        ),
+        _watch_parts,
+    )
+    rows, skipped, num_bytes = (
+        sum(getattr(record, name) for record in records) for name in ("rows", "skipped", "num_bytes")
+    )
+    kept = sum(record.is_kept for record in records)
+    files = f"{len(records):,} file{'s' if len(records) != 1 else ''}{f', {kept:,} of them kept' if kept else ''}"
+    return f"{_report(options.out, rows, skipped, num_bytes, time.perf_counter() - start_s)}, {files}"
+
+
+def _watch_parts(records: Iterable[PartRecord], total: int) -> Iterator[PartRecord]:
+    rows = 0
+    with tqdm(total=total, desc="convert", unit=" files", leave=False, disable=None) as bar:
+        for record in records:
+            rows += record.rows
+            bar.set_postfix_str(f"{rows:,} rows", refresh=False)
+            bar.update()
+            yield record
 
 
 def _build_dictionaries(config: DataConfig, options: argparse.Namespace) -> None:

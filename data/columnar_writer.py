@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,14 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
+from bagpipe.util.process_pool import check_interrupt
 from data.arrow_files import embed_schema
 from data.bad_row_limit import BadRowLimit
 from data.checked_read import read_checked
 from data.column_rules import target_columns
 from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
-from data.source import Source
+from data.source import Segment, Source
 
 __all__ = ["WrittenFile", "write_columnar"]
 
@@ -46,8 +47,9 @@ class WrittenFile:
     num_bytes: int
 
 
-def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
-    """Write the first `limit` raw rows of a source (0: all). The file appears under its name when complete.
+def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence[Segment] | None = None) -> WrittenFile:
+    """Write the first `limit` raw rows (0: all) of a source, or of some of its segments. The file appears under its
+    name when complete.
 
     Raises:
         InputError: bad input rows under the stop policy, or a name that ends in neither .arrow nor .parquet.
@@ -63,7 +65,7 @@ def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
     partial = f"{path}.partial"
     try:
         with opener(partial, schema) as write:
-            for group, bad in _groups(source, limit):
+            for group, bad in _groups(source, source.segments() if segments is None else segments, limit):
                 skipped += bad
                 if sum(map(len, group)):
                     write(_record_batch(source, schema, group))
@@ -76,12 +78,13 @@ def write_columnar(source: Source, path: str, limit: int = 0) -> WrittenFile:
     return WrittenFile(rows=rows, skipped=skipped, num_bytes=os.path.getsize(path))
 
 
-def _groups(source: Source, limit: int) -> Iterator[tuple[list[RowSlice], int]]:
+def _groups(source: Source, segments: Sequence[Segment], limit: int) -> Iterator[tuple[list[RowSlice], int]]:
     """Whole blocks collected into groups, each with the number of its skipped rows."""
     group: list[RowSlice] = []
     raw_rows = skipped = 0
     limits = BadRowLimit(source)
-    for block in (block for segment in source.segments() for block in source.blocks(segment)):
+    for block in (block for segment in segments for block in source.blocks(segment)):
+        check_interrupt()
         columns = read_checked(source, block)
         limits.check(block, columns.num_raw_rows, columns.bad_rows)
         used = min(columns.num_raw_rows, limit - raw_rows) if limit else columns.num_raw_rows

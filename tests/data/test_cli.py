@@ -44,6 +44,12 @@ def test_synth_options(tmp_path: Path) -> None:
         (["synth", "--out", "a.arrow", "--rows", "0"], "synthetic rows must be at least 1, got 0"),
         (["convert", "missing", "a.arrow"], "data.path missing: no such file or folder"),
         (["convert", "missing", "a.arrow", "--limit", "-1"], "--limit must be at least 0, got -1"),
+        (["convert", "missing", "a", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["convert", "missing", "a", "--part-segments", "0"], "--part-segments must be at least 1, got 0"),
+        (
+            ["convert", "a", "b", "c", "--dictionaries", "first"],
+            "--dictionaries reads one file or folder: build them for all the data in one folder",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -51,6 +57,39 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_folder_is_read_as_its_inputs(tmp_path: Path) -> None:
+    for number in range(2):
+        run("synth", "--out", str(tmp_path / f"{number}.tsv"), "--rows", "50", "--seed", str(number))
+    one, several = tmp_path / "one.arrow", tmp_path / "several"
+    run("convert", str(tmp_path / "0.tsv"), str(tmp_path / "1.tsv"), str(several), "--jobs", "1", "--form", "arrow")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(2):
+        (tmp_path / f"{number}.tsv").rename(texts / f"{number}.tsv")
+    run("convert", str(texts), str(one))
+    assert_same_batches(batches(several), batches(one))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.tsv", "out.arrow", "--jobs", "2"], "--jobs: needs a folder to write, got the name of a file, 'out.arrow'"),
+        (
+            ["a.tsv", "a.tsv", "o.parquet"],
+            "several paths: needs a folder to write, got the name of a file, 'o.parquet'",
+        ),
+        (["a.tsv", "out.csv"], "expected a file name ending in .arrow or .parquet, or a folder (a new one whose name "),
+    ],
+)
+def test_outputs_that_do_not_fit(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("synth", "--out", "a.tsv", "--rows", "5")
+    assert main(["convert", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:
