@@ -28,6 +28,7 @@ from bagpipe.util.outputs import write_json, write_whole
 from bagpipe.util.packages import needed_by
 from data.replay.baselines import BASELINES
 from data.replay.options import Sweep, parse_sweep
+from data.replay.passes import Found
 from data.replay.recommendation import recommend
 from data.replay.records import Replay, ReplayRecord, Trial
 from data.replay.sweep import replay
@@ -52,7 +53,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
     sweep = parse_sweep(argv)
     write_report = _report_writer() if sweep.report_path else None
     with _unwinding():
-        found = replay(sweep, _watch)
+        found = replay(sweep, _watch, _watch_passes)
         best = recommend(found.records)
         if best is not None:
             found = dataclasses.replace(found, recommended=best.setting, reason=best.reason)
@@ -113,6 +114,13 @@ def _unwinding() -> Iterator[None]:
 
 def _watch(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
     shown: Iterable[Batch] = tqdm(batches, desc=label, total=total, unit=" batches", leave=False, disable=None)
+    return shown
+
+
+def _watch_passes(outcomes: Iterable[Found | Exception], total: int) -> Iterable[Found | Exception]:
+    shown: Iterable[Found | Exception] = tqdm(
+        outcomes, desc="replaying", total=total, unit=" settings", leave=False, disable=None
+    )
     return shown
 
 

@@ -71,6 +71,12 @@ OPTIONS = (
         metavar="BYTES",
         help="of your model's rows with optimizer state (default: those of the replayed model)",
     ),
+    Option(
+        flag="--jobs",
+        metavar="N",
+        default="1",
+        help="processes that replay settings at the same time, each with its own window and cache (default: 1)",
+    ),
     Option(flag="--train", is_switch=True, help="also train with the recommended setting and its neighbours"),
 )
 
@@ -93,6 +99,7 @@ class Sweep:
         link: the link to the store, for seconds.
         train: also run the trainer.
         trainer_flags: the configuration flags as given, for the trainer.
+        jobs: processes.
     """
 
     configs: tuple[Config, ...]
@@ -106,6 +113,7 @@ class Sweep:
     trainer_flags: tuple[str, ...]
     csv_path: str = ""
     link: Link = field(default_factory=Link)
+    jobs: int = 1
 
 
 def parse_sweep(argv: Sequence[str]) -> Sweep:
@@ -140,6 +148,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         csv_path=options["csv"],
         report_path=options["report"],
         link=_link(options["bandwidth"], options["row_bytes"]),
+        jobs=_jobs(options["jobs"]),
         train=bool(options["train"]),
         trainer_flags=_trainer_flags(argv),
     )
@@ -165,6 +174,12 @@ def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 def _world_size(text: str) -> int:
     if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_RANKS:
         raise InputError(f"--world_size must be a number from 1 to {MAX_RANKS}, got {text!r}")
+    return int(text)
+
+
+def _jobs(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InputError(f"--jobs must be a number of at least 1, got {text!r}")
     return int(text)
 
 

@@ -3,7 +3,7 @@
 append(rows) ──bytes──> NAME.rows    ──ends──> NAME.ends (8 B per batch)
 file[i]      ──two reads of ends, one of rows──> int32 rows of batch i
 
-Memory does not grow with the log. The `with` block removes both files.
+Memory does not grow with the log. The `with` block removes both files. Other processes can read them meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,10 @@ class RowBatches(Protocol):
         """The rows of batch `number`, from 0. IndexError after the last one."""
         ...
 
+    def flush(self) -> None:
+        """Let other processes see all batches."""
+        ...
+
 
 class RowBatchFile:
     """int32 arrays in a file, by number. Use it inside its `with` block.
@@ -40,30 +44,39 @@ class RowBatchFile:
     Args:
         folder: existing folder of the two temporary files.
         name: stem of the file names, unique in the folder.
+        reads: the files exist, and are only read.
     """
 
-    def __init__(self, folder: Path, name: str = "row-batches") -> None:
+    def __init__(self, folder: Path, name: str = "row-batches", *, reads: bool = False) -> None:
         self._paths = (folder / f"{name}.rows", folder / f"{name}.ends")
+        self._reads = reads
         self._files: tuple[BinaryIO, ...] = ()
         self._num_batches = 0
         self._num_rows = 0
         self._num_flushed = 0
 
     def __enter__(self) -> Self:
-        rows = self._paths[0].open("x+b")
+        mode = "rb" if self._reads else "x+b"
+        rows: Any = self._paths[0].open(mode)
         try:
-            self._files = (rows, self._paths[1].open("x+b"))
+            ends: Any = self._paths[1].open(mode)
         except BaseException:
             rows.close()
-            self._paths[0].unlink()
+            if not self._reads:
+                self._paths[0].unlink()
             raise
+        self._files = (rows, ends)
+        if self._reads:
+            self._num_batches = self._num_flushed = os.fstat(ends.fileno()).st_size // _END_BYTES
+            self._num_rows = self._end(self._num_batches - 1) if self._num_batches else 0
         return self
 
     def __exit__(self, *_: object) -> None:
         for file, path in zip(self._files, self._paths, strict=True):
             with suppress(OSError):  # the disk can be full; the buffered data is not needed
                 file.close()
-            path.unlink(missing_ok=True)
+            if not self._reads:
+                path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -85,11 +98,8 @@ class RowBatchFile:
         """int32: batch `number`, from 0. IndexError if it does not exist."""
         if not 0 <= number < self._num_batches:
             raise IndexError(f"batch {number} of {self._num_batches}")
-        data, ends = self._files
-        if self._num_flushed < self._num_batches:
-            data.flush()
-            ends.flush()
-            self._num_flushed = self._num_batches
+        self.flush()
+        data = self._files[0]
         stop = self._end(number)
         start = self._end(number - 1) if number else 0
         rows = np.empty(stop - start, dtype="<i4")
@@ -103,6 +113,13 @@ class RowBatchFile:
                 )
             filled += got
         return rows.astype(np.int32, copy=False)
+
+    def flush(self) -> None:
+        """See `RowBatches`."""
+        if self._num_flushed < self._num_batches:
+            for file in self._files:
+                file.flush()
+            self._num_flushed = self._num_batches
 
     def _end(self, number: int) -> int:
         return int.from_bytes(os.pread(self._files[1].fileno(), _END_BYTES, number * _END_BYTES), "little")

@@ -18,7 +18,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.loader import open_loader
 from data.replay.log_tables import LogTables
-from data.replay.row_batch_file import RowBatchFile
+from data.replay.row_batch_file import RowBatches, RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.source import Source
 
@@ -56,7 +56,7 @@ class ScannedLog:
     table_of_row: NDArray[np.int16]
     largest: int
     largest_at: int
-    row_batches: RowBatchFile | None
+    row_batches: RowBatches | None
 
     @property
     def batch_size(self) -> int:

@@ -1,4 +1,4 @@
-"""`replay`: replays every setting of a sweep, one after the other.
+"""`replay`: replays every setting of a sweep, one after the other or in several processes.
 
 ScannedLog ──once per oracle setting──────────────> Planner ──CachePlan──> PlanTotals ─┐
     └─row batches, once per baseline and cache size──────────────────────> Counts ─────┴─> ReplayRecord
@@ -11,10 +11,8 @@ row that enters a cache is written, at eviction or at the end. Memory: window, c
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError, JobError
-from bagpipe.oracle.planner import make_planner, plans_of
 from bagpipe.util.machine import machine_facts
+from bagpipe.util.process_pool import ProcessPool
 from bagpipe.util.temporary_folder import temporary_folder
 from data.formats import open_source
-from data.replay.baselines import BASELINES, run_baseline
-from data.replay.log_tables import LogTables, at_setting
+from data.replay.baselines import BASELINES
+from data.replay.log_tables import LogTables
 from data.replay.options import Sweep, policy_problem
-from data.replay.plan_counts import PlanTotals
+from data.replay.passes import Found, SharedLog, keeping, run_pass
 from data.replay.records import Replay, ReplayRecord, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
@@ -37,29 +35,26 @@ from data.replay.scanned_log import ScannedLog, Watch, scan
 
 __all__ = ["replay", "settings_of"]
 
+#: Shows the progress over passes: takes what they find, in order, and their number.
+WatchPasses = Callable[[Iterable[Found | Exception], int], Iterable[Found | Exception]]
+
 #: Default windows.
 DEFAULT_LOOKAHEADS = (2, 8, 16, 32, 64, 128, 256)
 #: Default caches of all ranks together, as shares of the distinct rows.
 DEFAULT_CACHE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Found:
-    """Costs of a setting; names as in `ReplayRecord`. `misses` is int64 by table."""
-
-    rows_unique: int
-    misses: NDArray[np.int64]
-    peak_rows: int
-    evictions_waiting: int | None = None
-    batches_waiting: int | None = None
-    exchange_rows: int | None = None
-    exchange_rows_now: int | None = None
-    exchange_bytes_now: int | None = None
-    seconds: float
+def _unwatched(outcomes: Iterable[Found | Exception], total: int) -> Iterable[Found | Exception]:
+    return outcomes
 
 
-def replay(sweep: Sweep, watch: Watch) -> Replay:
+def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -> Replay:
     """Replay every combination; failed ones have their error in their record.
+
+    Args:
+        sweep: the options.
+        watch: shows the progress of a pass of this process.
+        watch_passes: shows the progress over the passes of other processes.
 
     Raises:
         InputError: the log is unreadable or empty.
@@ -75,11 +70,11 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
     for config in sweep.configs:
         with (
             temporary_folder("replay") as folder,
-            _keeping(folder),
+            keeping(folder),
             RowBatchFile(folder) as row_batches,
         ):
             try:
-                with _keeping(folder):
+                with keeping(folder):
                     log = scan(
                         config, source, tables, counter, row_batches if has_baselines else None, watch, counts=not logs
                     )
@@ -92,7 +87,7 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
                 records.extend(_record(setting, unread, None, error) for setting in settings_of(unread, sweep))
             else:
                 logs.append(log)
-                records.extend(_replay_log(log, sweep, Path(folder), watch))
+                records.extend(_replay_log(log, sweep, Path(folder), watch, watch_passes))
     return Replay(
         link=sweep.link,
         path=first.data.path,
@@ -106,17 +101,6 @@ def replay(sweep: Sweep, watch: Watch) -> Replay:
         records=tuple(dataclasses.replace(record, link_s=sweep.link.seconds(record)) for record in records),
         skew=counter.skew(tuple(table.name for table in tables.rows.tables)),
     )
-
-
-@contextmanager
-def _keeping(folder: Path) -> Iterator[None]:
-    """Raise JobError if the row batches do not fit on disk. Readers raise InputError, never OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise JobError(
-            f"cannot keep the rows of the log in {folder}: {error.strerror or error}; set TMPDIR to another folder"
-        ) from error
 
 
 def settings_of(log: ScannedLog, sweep: Sweep) -> tuple[Setting, ...]:
@@ -146,23 +130,56 @@ def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[i
     return tuple(size for size in sizes if size >= least) or (least,)
 
 
-def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch) -> Iterator[ReplayRecord]:
+def _replay_log(
+    log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch, watch_passes: WatchPasses
+) -> Iterator[ReplayRecord]:
     """The records of one batch size. A baseline does not look ahead, so it runs once for all windows."""
     settings = settings_of(log, sweep)
-    known: dict[tuple[str, int], _Found] = {}
-    for number, setting in enumerate(settings, start=1):
-        key = (setting.policy, setting.cache_rows)
-        label = f"{number}/{len(settings)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
+    found: dict[Setting, Found | Exception] = {}
+    passes: dict[tuple[object, ...], Setting] = {}
+    for setting in settings:
         try:
             _check(setting, log)
-            if setting.policy not in BASELINES:
-                found = _run_oracle(setting, log, watch, label)
-            else:
-                found = known[key] = known.get(key) or _run_baseline(setting, log, folder)
         except (InputError, JobError) as error:
-            yield _record(setting, log, None, error)
+            found[setting] = error
         else:
-            yield _record(setting, log, found)
+            passes.setdefault(_pass_of(setting), setting)
+    outcomes = _outcomes(tuple(passes.values()), log, sweep, folder, watch, watch_passes)
+    found_by_pass = dict(zip(passes, outcomes, strict=True))
+    for setting in settings:
+        outcome = found.get(setting) or found_by_pass[_pass_of(setting)]
+        if isinstance(outcome, Exception):
+            yield _record(setting, log, None, outcome)
+        else:
+            yield _record(setting, log, outcome)
+
+
+def _pass_of(setting: Setting) -> tuple[object, ...]:
+    """The same for settings that one pass serves."""
+    window = 0 if setting.policy in BASELINES else setting.lookahead
+    return setting.policy, window, setting.cache_rows
+
+
+def _outcomes(
+    passes: tuple[Setting, ...], log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch, watch_passes: WatchPasses
+) -> Iterator[Found | Exception]:
+    """What the passes find, in order; their errors, if they fail."""
+    if sweep.jobs == 1 or len(passes) < 2:
+        for number, setting in enumerate(passes, start=1):
+            label = f"{number}/{len(passes)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
+            yield _outcome(partial(run_pass, setting, log, folder, watch, label))
+        return
+    shared = SharedLog.of(log, folder)
+    with ProcessPool(min(sweep.jobs, len(passes))) as pool:
+        works = [partial(shared.run, setting, number) for number, setting in enumerate(passes)]
+        yield from watch_passes(pool.map(_outcome, works), len(passes))
+
+
+def _outcome(run: Callable[[], Found]) -> Found | Exception:
+    try:
+        return run()
+    except (InputError, JobError) as error:
+        return error
 
 
 def _check(setting: Setting, log: ScannedLog) -> None:
@@ -189,60 +206,7 @@ def _check(setting: Setting, log: ScannedLog) -> None:
         )
 
 
-def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> _Found:
-    """One pass through the oracle."""
-    start_s = time.perf_counter()
-    config = at_setting(
-        log.config,
-        policy=setting.policy,
-        lookahead=setting.lookahead,
-        # More slots than rows change nothing, and the oracle's arrays are as long as the cache.
-        cache_rows=max(1, min(setting.cache_rows, log.num_rows)),
-    )
-    planner = make_planner(log.tables.spec(config, setting.world_size))
-    totals = PlanTotals(log.tables.weight_bytes, log.tables.gradient_bytes)
-    with closing(log.read(watch, label)) as batches:
-        for plan in plans_of(planner, batches):
-            totals.add(plan)
-    return _Found(
-        rows_unique=totals.rows_unique,
-        misses=totals.misses,
-        peak_rows=totals.peak_rows,
-        evictions_waiting=totals.evictions_waiting,
-        batches_waiting=totals.batches_waiting,
-        exchange_rows=totals.exchange_rows,
-        exchange_rows_now=totals.exchange_rows_now,
-        exchange_bytes_now=totals.exchange_bytes_now,
-        seconds=time.perf_counter() - start_s,
-    )
-
-
-def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> _Found:
-    """One pass of a baseline over the row batches. Baselines have no owners, so they count no exchange."""
-    assert log.row_batches is not None, "a sweep with a baseline keeps the row batches"
-    start_s = time.perf_counter()
-    with _keeping(folder):
-        counts = run_baseline(
-            setting.policy,
-            log.row_batches,
-            num_rows=log.num_rows,
-            # As for the oracle: the queue of resident rows is compacted at a few times the length of the cache.
-            num_slots=min(setting.cache_rows * setting.world_size, max(1, log.num_rows)),
-            folder=folder,
-            world_size=setting.world_size,
-            group_of_row=log.table_of_row,
-        )
-    misses = np.zeros_like(log.first_touches)  # tables without rows at the end have no group
-    misses[: len(counts.misses_by_group)] = counts.misses_by_group
-    return _Found(
-        rows_unique=counts.rows_unique,
-        misses=misses,
-        peak_rows=counts.peak_rows,
-        seconds=time.perf_counter() - start_s,
-    )
-
-
-def _record(setting: Setting, log: ScannedLog, found: _Found | None, error: Exception | None = None) -> ReplayRecord:
+def _record(setting: Setting, log: ScannedLog, found: Found | None, error: Exception | None = None) -> ReplayRecord:
     named = dataclasses.asdict(setting)
     if found is None:
         return ReplayRecord(**named, error=" ".join(str(error).split()))

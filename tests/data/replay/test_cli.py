@@ -10,15 +10,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.replay.cli import _unwinding
 from data.replay.options import Sweep
 from data.replay.records import Replay, ReplayRecord, Setting
-from data.replay.scanned_log import Watch
 from data.replay.sweep import replay
 from tests.data.replay.logs import run_replay, write_log
+
+ROOT = Path(__file__).parents[3]
 
 FLAGS = ("--data.format", "parquet", "--data.batch_size", "60", "--policy", "belady-window,lru", "--lookahead", "1,4")
 
@@ -107,9 +109,9 @@ def test_the_table_is_printed_if_files_cannot_be_written(
     out = tmp_path / "gone" / "out.json"
     out.parent.mkdir()
 
-    def found_and_gone(sweep: Sweep, watch: Watch) -> Replay:
+    def found_and_gone(sweep: Sweep, *watches: Any) -> Replay:
         out.parent.rmdir()
-        return replay(sweep, watch)
+        return replay(sweep, *watches)
 
     monkeypatch.setattr("data.replay.cli.replay", found_and_gone)
     code, text = run_replay("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "600", "--json", out)
@@ -127,6 +129,39 @@ def test_a_missing_chart_library_is_reported_first(
     code, text = run_replay("--data.path", tmp_path / "none", *FLAGS, "--report", tmp_path / "out.html")
     assert (code, text) == (2, "")
     assert "--report needs the Python package plotly" in capsys.readouterr().err
+
+
+#: Runs the command with two processes, and interrupts it when the first pass is finished.
+INTERRUPTED = """
+import os, signal, sys
+from data.cli import main
+from data.replay import cli
+
+def interrupting(outcomes, total):
+    for outcome in outcomes:
+        os.kill(os.getpid(), int(sys.argv[1]))
+        yield outcome
+
+cli._watch_passes = interrupting
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_replay_of_several_processes_leaves_nothing(tmp_path: Path, number: int) -> None:
+    script, temporary, out = tmp_path / "script.py", tmp_path / "temporary", tmp_path / "out.json"
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{INTERRUPTED}", encoding="utf-8")
+    temporary.mkdir()
+    words = ["replay", "--data.path", str(write_log(tmp_path)), *FLAGS, "--cache_rows", "450,500,550,600"]
+    command = [sys.executable, str(script), str(int(number)), *words, "--jobs", "2", "--json", str(out)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ("interrupted\n" if number == signal.SIGINT else "")
+    assert not out.exists()
+    assert not [path for path in temporary.rglob("*") if path.is_file()]
 
 
 def test_a_stopped_replay_unwinds() -> None:

@@ -50,6 +50,7 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
         (["--cache_rows", "-5"], "--cache_rows must be numbers of at least 1"),
         (["--bandwidth", "fast"], "--bandwidth: expected bytes such as 16e9, 16GB or 16GiB, got 'fast'"),
         (["--world_size", "0"], "--world_size must be a number from 1 to 65535, got '0'"),
+        (["--jobs", "0"], "--jobs must be a number of at least 1, got '0'"),
         (["--world_size", "2,4"], "--world_size must be a number from 1 to 65535, got '2,4'"),
         (["--cache.rows", "5"], "--cache.rows: replay tries several, expected --cache_rows"),
         (["--oracle.lookahead=5"], "--oracle.lookahead: replay tries several, expected --lookahead"),

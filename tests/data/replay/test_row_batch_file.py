@@ -22,6 +22,16 @@ def test_batches_come_back_by_number_in_any_order_and_while_others_are_appended(
                 file[number]
 
 
+def test_others_read_the_files_and_leave_them(tmp_path: Path) -> None:
+    with RowBatchFile(tmp_path) as file:
+        for count in (3, 0, 5):
+            file.append(np.arange(count, dtype=np.int32))
+        file.flush()
+        with RowBatchFile(tmp_path, reads=True) as reader:
+            assert (len(reader), reader.num_rows, reader[2].tolist()) == (3, 8, [0, 1, 2, 3, 4])
+        assert file[0].tolist() == [0, 1, 2]
+
+
 def test_its_files_are_in_the_folder_and_are_removed_after_an_error_too(tmp_path: Path) -> None:
     file = RowBatchFile(tmp_path, "one")
     with contextlib.suppress(RuntimeError), file:

@@ -54,6 +54,18 @@ def test_one_record_per_combination_in_the_order_of_the_flags(found: Replay) -> 
     ]
 
 
+@pytest.mark.multiproc
+def test_any_number_of_processes_finds_the_same(log: Path, found: Replay) -> None:
+    flags = ("--data.batch_size", "60,100", "--lookahead", "1,4,10", "--cache_rows", "250,450,100000")
+    parallel = replay(sweep_of(log, *flags, "--policy", ALL, "--jobs", "2"), plain)
+
+    def untimed(records: Iterable[ReplayRecord]) -> list[ReplayRecord]:
+        return [dataclasses.replace(record, seconds=None, ids_per_s=None) for record in records]
+
+    assert untimed(parallel.records) == untimed(found.records)
+    assert (parallel.rows, parallel.skew, parallel.largest) == (found.rows, found.skew, found.largest)
+
+
 def test_counts_fit_together(found: Replay) -> None:
     for record in good(found):
         unique, first = number(record.rows_unique), number(record.rows_first_touch)
@@ -203,7 +215,7 @@ def test_a_cache_larger_than_the_log_takes_no_more_memory(log: Path, monkeypatch
         slots.append(num_slots)
         return run_baseline(*args, num_slots=num_slots, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("data.replay.sweep.run_baseline", note)
+    monkeypatch.setattr("data.replay.passes.run_baseline", note)
     found = replay(sweep_of(log, "--lookahead", "1", "--cache_rows", str(10**30), "--policy", "lru"), plain)
     assert slots == [found.rows]
     assert found.records[0].rows_fetched == 0

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagpipe.types.batch import Batch
+from data.formats import open_source
+from data.replay.log_tables import LogTables
+from data.replay.options import parse_sweep
+from data.replay.passes import Found, SharedLog, run_pass
+from data.replay.records import Setting
+from data.replay.row_batch_file import RowBatchFile
+from data.replay.row_counter import RowCounter
+from data.replay.scanned_log import ScannedLog, scan
+from tests.data.replay.logs import write_log
+
+
+def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
+    return batches
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ScannedLog]:
+    (config,) = parse_sweep(["--data.path", str(write_log(tmp_path)), "--data.format", "parquet"]).configs
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=60))
+    source = open_source(config.data)
+    tables = LogTables.of(source.schema, config)
+    with RowBatchFile(tmp_path) as row_batches:
+        yield scan(config, source, tables, RowCounter(tables.spec(config)), row_batches, plain)
+
+
+def untimed(found: Found) -> dict[str, object]:
+    values = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    return {**values, "misses": found.misses.tolist(), "seconds": None}
+
+
+@pytest.mark.parametrize("policy", ["belady-window", "lru", "offline-belady", "static-hot"])
+def test_a_pass_elsewhere_finds_the_same(log: ScannedLog, tmp_path: Path, policy: str) -> None:
+    setting = Setting(policy=policy, lookahead=4, cache_rows=300, batch_size=60, world_size=1)
+    here = run_pass(setting, log, tmp_path, plain, "")
+    shared = pickle.loads(pickle.dumps(SharedLog.of(log, tmp_path)))  # noqa: S301 (our own bytes)
+    assert shared.log.table_of_row.size == 0
+    assert untimed(shared.run(setting, 1)) == untimed(here)
+    assert np.array_equal(shared.run(setting, 2).misses, here.misses)
