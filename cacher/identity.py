@@ -21,7 +21,8 @@ import xxhash
 import bagpipe
 import data
 from bagpipe.errors import InputError
-from bagpipe.types.batch_identity import BatchIdentity, FileIdentity, sampled_blocks, sections
+from bagpipe.files.access import file_version, is_remote
+from bagpipe.types.batch_identity import TAG, BatchIdentity, FileIdentity, sampled_blocks, sections
 
 __all__ = ["identity_of"]
 
@@ -57,6 +58,8 @@ def identity_of(files: Sequence[str], layout: str, *, full: bool = False) -> Bat
 
 
 def _identity_of_file(path: str, num_files: int, *, full: bool) -> FileIdentity:
+    if is_remote(path):
+        return _identity_of_object(path)
     try:
         with open(path, "rb", buffering=0) as file:
             num_bytes = os.fstat(file.fileno()).st_size
@@ -70,6 +73,15 @@ def _identity_of_file(path: str, num_files: int, *, full: bool) -> FileIdentity:
             )
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+
+
+def _identity_of_object(path: str) -> FileIdentity:
+    """Of a remote file: its size and its ETag, or what the store has in its place, without reading it."""
+    try:
+        version = file_version(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    return FileIdentity(name=path, num_bytes=version.num_bytes, sampled=(f"{TAG}{version.tag.replace(' ', '_')}",))
 
 
 def _digests(file: FileIO, blocks: Iterable[range]) -> tuple[str, ...]:

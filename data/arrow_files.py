@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_remote, open_file
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import parse_json
 from data.schema_file import SchemaFile
@@ -35,7 +36,11 @@ class ArrowFile(Protocol):
     """An open columnar file. `schema` is Arrow's."""
 
     schema: pa.Schema
-    group_rows: tuple[int, ...]
+
+    @property
+    def group_rows(self) -> tuple[int, ...]:
+        """Rows of each group."""
+        ...
 
     def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
         """The rows of a group in order, `block_rows` at a time; the last block may have fewer."""
@@ -49,7 +54,9 @@ class ParquetFile:
     """
 
     def __init__(self, path: str) -> None:
-        self._file = pq.ParquetFile(path, page_checksum_verification=True)
+        # pre_buffer: the pages of a remote row group in few requests.
+        source = open_file(path) if is_remote(path) else path
+        self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=is_remote(path))
         self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.group_rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
@@ -62,17 +69,43 @@ class ParquetFile:
 
 
 class IpcFile:
-    """An Arrow IPC file, memory-mapped; a group is a record batch. The format has no checksums."""
+    """An Arrow IPC file, memory-mapped if it is local; a group is a record batch. The format has no checksums."""
 
     def __init__(self, path: str) -> None:
-        self._reader = pa.ipc.open_file(pa.memory_map(path))
+        self._path = path
+        self._reader = _open_ipc(path)
         self.schema: pa.Schema = self._reader.schema
-        groups = range(self._reader.num_record_batches)
-        self.group_rows = tuple(self._reader.get_batch(group).num_rows for group in groups)
+
+    @property
+    def group_rows(self) -> tuple[int, ...]:
+        """See `ArrowFile`."""
+        if is_remote(self._path):
+            return _remote_group_rows(self._path, file_version(self._path))
+        return _group_rows(self._reader)
 
     def blocks(self, group: int, columns: list[str], block_rows: int) -> Iterator[pa.Table]:
         """See `ArrowFile.blocks`."""
-        return _slices(pa.Table.from_batches([self._reader.get_batch(group)]).select(columns), block_rows)
+        reader = self._reader
+        if is_remote(self._path):
+            places = sorted(self.schema.get_field_index(name) for name in columns)
+            reader = _open_ipc(self._path, pa.ipc.IpcReadOptions(included_fields=places))
+        return _slices(pa.Table.from_batches([reader.get_batch(group)]).select(columns), block_rows)
+
+
+def _open_ipc(path: str, options: pa.ipc.IpcReadOptions | None = None) -> pa.ipc.RecordBatchFileReader:
+    source = pa.PythonFile(open_file(path), "r") if is_remote(path) else pa.memory_map(path)
+    return pa.ipc.open_file(source, options=options)
+
+
+def _group_rows(reader: pa.ipc.RecordBatchFileReader) -> tuple[int, ...]:
+    return tuple(reader.get_batch(group).num_rows for group in range(reader.num_record_batches))
+
+
+@lru_cache(maxsize=4096)
+def _remote_group_rows(path: str, version: FileVersion) -> tuple[int, ...]:
+    """The format has no index of rows: reads one column of each record batch."""
+    del version  # part of the cache key only
+    return _group_rows(_open_ipc(path, pa.ipc.IpcReadOptions(included_fields=[0])))
 
 
 class StreamFile:
@@ -82,6 +115,8 @@ class StreamFile:
     """
 
     def __init__(self, path: str) -> None:
+        if is_remote(path):
+            raise InputError(f"{path}: files of Arrow's stream format have no index: copy it, or convert it to parquet")
         with open(path, "rb") as stream:
             stream.seek(-min(len(_STREAM_END), os.path.getsize(path)), os.SEEK_END)
             if stream.read() != _STREAM_END:
@@ -134,7 +169,7 @@ def open_arrow(path: str) -> ArrowFile:
         InputError: missing, empty, truncated, or neither parquet nor Arrow IPC.
     """
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             magic = stream.read(4)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

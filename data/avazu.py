@@ -24,7 +24,7 @@ from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
 from data.number_parsing import Positions
 from data.source import Block, Segment
-from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
+from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, segments_of_files
 
 __all__ = ["COLUMNS", "AvazuSource", "avazu_schema"]
 
@@ -123,7 +123,7 @@ class AvazuSource(TextSource):
         return f"avazu-csv/{self.block_bytes}"
 
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for path in self.files for segment in text_segments(path, self.block_bytes, header=True))
+        return segments_of_files(self.files, self.block_bytes, header=True)
 
     def read(self, block: Block) -> Columns:
         file = next(part for part in self.parts if part.path == block.file)

@@ -20,6 +20,7 @@ from typing import Any
 import bagpipe
 from bagpipe.client.agreement import first_difference
 from bagpipe.errors import InputError
+from bagpipe.files.access import forget
 from bagpipe.util.process_pool import ProcessPool
 from data.columnar_writer import write_columnar
 from data.conversion_manifest import ConversionManifest, PartRecord, record_of
@@ -147,11 +148,12 @@ def _versions(sources: Sequence[Source]) -> dict[str, str]:
     """Input file -> its version, in order."""
     found = {}
     for path in (path for source in sources for path in source.files):
+        forget(path)
         try:
             version = file_version(path)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        found[path] = f"{version.num_bytes} bytes of {version.modified_ns} ns"
+        found[path] = str(version)
     return found
 
 

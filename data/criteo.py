@@ -30,7 +30,7 @@ from data.text_files import (
     list_files,
     locate_line,
     read_text,
-    text_segments,
+    segments_of_files,
 )
 
 __all__ = ["NUM_COLUMNS", "CriteoSource", "explain_line", "transform_dense"]
@@ -69,7 +69,7 @@ class CriteoSource(TextSource):
         return f"criteo-tsv/{self.block_bytes}"
 
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for file in self.files for segment in text_segments(file, self.block_bytes))
+        return segments_of_files(self.files, self.block_bytes)
 
     def read(self, block: Block) -> Columns:
         text = read_text(block)

@@ -29,7 +29,7 @@ from data.text_files import (
     list_files,
     locate_line,
     read_text,
-    text_segments,
+    segments_of_files,
 )
 
 __all__ = ["CsvFile", "CsvSource"]
@@ -102,11 +102,7 @@ class CsvSource(ArrowSource, TextSource):
         return f"csv/{self.block_bytes}"
 
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(
-            segment
-            for part in self.parts
-            for segment in text_segments(part.path, self.block_bytes, header=self.form.header)
-        )
+        return segments_of_files([part.path for part in self.parts], self.block_bytes, header=self.form.header)
 
     def locate(self, block: Block, row: int) -> str:
         return locate_line(block, row)

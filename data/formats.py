@@ -12,6 +12,7 @@ from bagpipe.client.agreement import first_difference
 from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.files.access import forget
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.programs import command_of
 from data.source import Source, check_bad_rows
@@ -145,6 +146,7 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
     if opener is None:
         raise InputError(f"data.format must be one of {', '.join(FORMATS)}, got {config.format!r}")
     check_bad_rows(config.bad_rows)
+    forget(config.path)
     if config.format == "synthetic" and config.path:
         config = with_format(config)
         if config.format == "synthetic":

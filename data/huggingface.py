@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_remote
 from bagpipe.util.documents import parse_json
 from data.parquet import ParquetSource
 
@@ -41,6 +42,10 @@ def dataset_files(path: str) -> tuple[str, ...]:
     """
     if not path:
         raise InputError("data.path is empty: name a folder that Dataset.save_to_disk wrote")
+    if is_remote(path):
+        raise InputError(
+            f"data.path {path}: datasets of Dataset.save_to_disk are read from local folders: copy the folder"
+        )
     root = Path(path)
     if not root.exists():
         raise InputError(f"data.path {path}: no such file or folder")

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_remote
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
@@ -56,6 +57,8 @@ def find_days(path: str) -> tuple[Day, ...]:
     """
     if not path:
         raise InputError("data.path is empty: name a folder, or a file such as day_0_dense.npy")
+    if is_remote(path):
+        raise InputError(f"data.path {path}: arrays are mapped into memory: copy them, or convert them to parquet")
     root = Path(path)
     if root.is_dir():
         stems = sorted(

@@ -17,11 +17,11 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_folder, is_remote, join, list_folder
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
@@ -82,6 +82,8 @@ def movielens_schema(with_genres: bool) -> DataSchema:
 
 def find_genres(path: str) -> FilmGenres | None:
     """The genres beside the ratings at `path` (a file or its folder), or None; InputError for a malformed file."""
+    if is_remote(path):
+        return None
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     for name in SIDE_FILES:
         if os.path.isfile(side := os.path.join(folder, name)):
@@ -187,11 +189,12 @@ def _rating(text: bytes) -> float | None:
 
 
 def _rating_file(path: str) -> str:
-    if not os.path.isdir(path):
+    if not is_folder(path):
         return list_files(path)[0]
     names = [name + ending for name in RATING_FILES for ending in ("", ".gz")]
-    found = [name for name in names if (Path(path) / name).is_file()]
+    there = set(list_folder(path))
+    found = [name for name in names if name in there]
     if len(found) != 1:
         known, got = ", ".join(RATING_FILES), " and ".join(found) or "none"
         raise InputError(f"{path}: expected one of {known} (or .gz) in the folder, got {got}")
-    return str(Path(path) / found[0])
+    return join(path, found[0])

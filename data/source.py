@@ -9,12 +9,13 @@ Sources are frozen records of paths and options, so they can be sent to worker p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import file_version
+from bagpipe.files.version import FileVersion
 from bagpipe.types.schema import DataSchema
 from data.columns import Columns
 
@@ -30,27 +31,6 @@ __all__ = [
 
 #: Treatment of a malformed row: stop the job with its file and line, or skip and count it.
 BAD_ROWS = ("stop", "skip")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileVersion:
-    """Identity of a file's content. The inode and size tell apart files written within one clock tick."""
-
-    inode: int
-    num_bytes: int
-    modified_ns: int
-    changed_ns: int
-
-
-def file_version(path: str) -> FileVersion:
-    """The current version of a file. Raises OSError if it does not exist."""
-    status = os.stat(path)
-    return FileVersion(
-        inode=status.st_ino,
-        num_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        changed_ns=status.st_ctime_ns,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

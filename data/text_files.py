@@ -8,14 +8,14 @@ Header lines are neither rows nor part of a segment. Folders are read in natural
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
-from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_file, is_folder, is_remote, join, list_folder, open_file
 from data.source import Block, FileVersion, Segment, file_version
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "list_files",
     "locate_line",
     "read_text",
+    "segments_of_files",
     "text_blocks",
     "text_segments",
 ]
@@ -84,17 +85,16 @@ def list_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
     """
     if not path:
         raise InputError("data.path is empty: name a file or a folder")
-    root = Path(path)
-    if root.is_dir():
-        names = [entry.name for entry in root.iterdir() if entry.is_file() and not entry.name.startswith((".", "_"))]
+    if is_folder(path):
+        names = [name for name in list_folder(path) if not name.startswith((".", "_"))]
         if suffixes:
             names = [name for name in names if name.endswith(suffixes)]
         if not names:
             raise InputError(
                 f"{path}: the folder holds no data file{' ending in ' + ', '.join(suffixes) if suffixes else ''}"
             )
-        return tuple(str(root / name) for name in sorted(names, key=natural_key))
-    if not root.is_file():
+        return tuple(join(path, name) for name in sorted(names, key=natural_key))
+    if not is_file(path):
         raise InputError(f"data.path {path}: no such file or folder")
     return (path,)
 
@@ -111,18 +111,35 @@ def first_line(file: str) -> bytes:
         InputError: as in `text_segments`.
     """
     try:
-        if os.stat(file).st_size == 0:
+        if file_version(file).num_bytes == 0:
             raise InputError(f"{file}: the file is empty, expected lines of text")
         if is_gzip(file):
             text = read_text(next(_gzip_blocks(file, _HEADER_BYTES)))
             return text[: (text.find(b"\n") + 1) or len(text)]
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             line = stream.readline(MAX_LINE_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     if len(line) > MAX_LINE_BYTES:
         raise _long_line(file, 1)
     return line
+
+
+#: Remote files whose line ends are looked for at the same time: each look waits for an answer.
+_NUM_LOOKS = 16
+
+
+def segments_of_files(files: Sequence[str], block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
+    """`text_segments` of several files, in order.
+
+    Raises:
+        InputError: as `text_segments`.
+    """
+    find = partial(text_segments, block_bytes=block_bytes, header=header)
+    if len(files) < 2 or not is_remote(files[0]):
+        return tuple(segment for file in files for segment in find(file))
+    with ThreadPoolExecutor(min(_NUM_LOOKS, len(files)), thread_name_prefix="line-ends") as pool:
+        return tuple(segment for found in pool.map(find, files) for segment in found)
 
 
 def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
@@ -134,7 +151,7 @@ def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple
             header.
     """
     try:
-        size = os.stat(file).st_size
+        size = file_version(file).num_bytes
         if size == 0:
             raise InputError(f"{file}: the file is empty, expected lines of text")
         if is_gzip(file):
@@ -148,7 +165,7 @@ def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple
 
 
 def _byte_ranges(file: str, start: int, size: int, block_bytes: int) -> Iterator[Segment]:
-    with open(file, "rb") as stream:
+    with open_file(file) as stream:
         while start < size:
             stop = start + block_bytes
             if stop < size:
@@ -212,7 +229,7 @@ def _inflate(file: str, step_bytes: int) -> Iterator[bytes]:
     `gzip.GzipFile` inflates 8 KiB at a time, and between two steps another thread can hold the interpreter lock for its
     5 ms. Large steps keep this thread at zlib's speed however busy the other threads are.
     """
-    with open(file, "rb") as stream:
+    with open_file(file) as stream:
         packed = stream.read(_INFLATE_BYTES)
         while packed:
             member = zlib.decompressobj(wbits=31)  # 31: a gzip header and checksum
@@ -238,7 +255,7 @@ def read_text(block: Block) -> bytes:
         text = block.payload
     else:
         try:
-            with open(block.file, "rb") as stream:
+            with open_file(block.file) as stream:
                 stream.seek(block.start)
                 text = stream.read(block.stop - block.start)
         except OSError as error:
@@ -280,7 +297,7 @@ def _count_cached(file: str, start: int, stop: int, at_most: int | None, version
 
 def _count_lines(file: str, start: int, stop: int, at_most: int | None) -> int:
     lines, last, left = 0, b"\n", stop - start
-    with open(file, "rb") as stream:
+    with open_file(file) as stream:
         stream.seek(start)
         while left and (at_most is None or lines < at_most) and (chunk := stream.read(min(_SCAN_BYTES, left))):
             lines += chunk.count(b"\n")

@@ -13,6 +13,7 @@ import gzip
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import open_file
 from data.arrow_columns import ArrowBlock, ArrowSource
 from data.column_rules import ColumnRules, target_columns
 from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
@@ -164,7 +166,7 @@ def _records(path: str) -> Iterator[bytes]:
     """The records of a file with the checksum that follows each. Lengths are verified, contents are not yet."""
     number = 0
     try:
-        with gzip.open(path) if is_gzip(path) else open(path, "rb") as stream:
+        with open_file(path) as file, gzip.open(file) if is_gzip(path) else nullcontext(file) as stream:
             while (record := _next_record(stream, f"{path}: record {number} (from 0)")) is not None:
                 yield record
                 number += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.files.access import pin, pins
+from bagpipe.files.version import FileVersion
 from bagpipe.util.parent_process import end_with_parent
 from data.checked_read import read_checked
 from data.columns import Columns, take_rows
@@ -76,9 +78,10 @@ def read_task(source: Source, task: ReadTask) -> Columns:
 _source: Source | None = None
 
 
-def _start_worker(source: Source) -> None:
+def _start_worker(source: Source, versions: Mapping[str, FileVersion]) -> None:
     global _source
     _source = source
+    pin(versions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
@@ -108,7 +111,7 @@ class BlockReaders:
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
-                initargs=(self._source,),
+                initargs=(self._source, pins(self._source.files)),
             )
         return self
 

@@ -14,11 +14,13 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_file, is_folder, join, list_folder, open_file
 from bagpipe.util.documents import parse_toml
 
 __all__ = ["with_format"]
@@ -50,26 +52,25 @@ def with_format(data: DataConfig) -> DataConfig:
     Raises:
         InputError: the format cannot be told from the path's content.
     """
-    if data.format != "synthetic" or not data.path or not Path(data.path).exists():
+    if data.format != "synthetic" or not data.path or not (is_folder(data.path) or is_file(data.path)):
         return data
-    return dataclasses.replace(data, format=_format_of(Path(data.path), data.schema))
+    return dataclasses.replace(data, format=_format_of(data.path, data.schema))
 
 
-def _format_of(path: Path, schema: str) -> DataFormat:
+def _format_of(path: str, schema: str) -> DataFormat:
+    own = path.rpartition("/")[2]
     try:
-        if path.is_dir():
-            names = {
-                entry.name for entry in path.iterdir() if entry.is_file() and not entry.name.startswith((".", "_"))
-            }
+        if is_folder(path):
+            names = {name for name in list_folder(path) if not name.startswith((".", "_"))}
             for has, found in _FOLDERS:
                 if has(names):
                     return found
             if not names:
                 raise InputError(f"data.path {path}: the folder holds no data file")
-            first = path / min(names)
-        elif path.name.endswith(_MLPERF):
+            first = join(path, min(names))
+        elif own.endswith(_MLPERF):
             return "mlperf-npz"
-        elif _has_records({path.name}):
+        elif _has_records({own}):
             return "tfrecord"
         else:
             first = path
@@ -108,9 +109,10 @@ _FOLDERS: Sequence[tuple[Callable[[set[str]], bool], DataFormat]] = (
 )
 
 
-def _format_of_file(path: Path, file: Path, schema: str) -> DataFormat:
+def _format_of_file(path: str, file: str, schema: str) -> DataFormat:
     """The format by the content of a file of `path`."""
-    with open(file, "rb") as stream:
+    name = file.rpartition("/")[2]
+    with open_file(file) as stream:
         start = stream.read(8)
     for magic, found in _FIRST_BYTES.items():
         if start.startswith(magic):
@@ -124,19 +126,19 @@ def _format_of_file(path: Path, file: Path, schema: str) -> DataFormat:
                 return found
         if _is_header(line):
             raise InputError(
-                f"data.path {path}: {file.name} looks like separated text with a header, which needs data.format csv "
+                f"data.path {path}: {name} looks like separated text with a header, which needs data.format csv "
                 f"and data.schema, a TOML file that names label, dense and sparse columns"
             )
     raise InputError(
-        f"data.path {path}: the format of {file.name} cannot be told from its content: expected data.format, one of "
+        f"data.path {path}: the format of {name} cannot be told from its content: expected data.format, one of "
         f"{', '.join(name for name in get_args(DataFormat) if name != 'synthetic')}"
     )
 
 
-def _first_line(file: Path) -> bytes:
+def _first_line(file: str) -> bytes:
     """The first line of a text, without its end, or its beginning."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+        with open_file(file) as content, gzip.open(content) if file.endswith(".gz") else nullcontext(content) as stream:
             line: bytes = stream.readline(_LINE_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         return b"\0"

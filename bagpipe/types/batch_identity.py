@@ -16,7 +16,10 @@ from typing import Any, Self
 
 from bagpipe.errors import InputError
 
-__all__ = ["BatchIdentity", "FileIdentity", "sampled_blocks", "sections"]
+__all__ = ["TAG", "BatchIdentity", "FileIdentity", "sampled_blocks", "sections"]
+
+#: Begins the only `sampled` digest of a remote file, which is its ETag.
+TAG = "etag:"
 
 #: Blocks, and sections, of a file. All these numbers are part of a checkpoint's meaning: another value needs a new
 #: format version of the manifest.
@@ -56,7 +59,7 @@ class FileIdentity:
     Attributes:
         name: its path, for messages only.
         num_bytes: its size.
-        sampled: digests of `sampled_blocks`.
+        sampled: digests of `sampled_blocks`; of a remote file, `TAG` and its ETag.
         sections: digests of `sections`; empty if they were not asked for, or the sampled blocks are the whole file.
     """
 
@@ -131,6 +134,9 @@ class BatchIdentity:
             return f"{after.name}{was} has the content that {moved} had"
         if before.num_bytes != after.num_bytes:
             return f"{after.name}{was} has {after.num_bytes} bytes, not {before.num_bytes}"
+        tags = [" ".join(each.sampled).removeprefix(TAG) for each in (before, after)]
+        if any(each.sampled[:1] and each.sampled[0].startswith(TAG) for each in (before, after)):
+            return f"{after.name}{was} has another etag, {tags[1][:80]}, not {tags[0][:80]}"
         block = _first_changed(before.sampled, after.sampled, sampled_blocks(after.num_bytes, len(self.files)))
         block = block or _first_changed(before.sections, after.sections, sections(after.num_bytes))
         where = f"the block at byte {block.start}, of {len(block)} bytes," if block is not None else "a block"

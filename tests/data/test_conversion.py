@@ -146,7 +146,7 @@ def test_a_changed_input_is_refused_by_name(tmp_path: Path) -> None:
     text.write_bytes(criteo_lines(20))
     converted(text, out)
     text.write_bytes(criteo_lines(21))
-    with pytest.raises(InputError, match=r"holds another conversion: \S+a\.tsv was \d+ bytes .*, and is \d+ bytes"):
+    with pytest.raises(InputError, match=r"holds another conversion: \S+a\.tsv was \d+ bytes, .*, and is \d+ bytes"):
         converted(text, out)
 
 

@@ -1,0 +1,11 @@
+"""Files to read by path or URL: local ones as the system gives them, others through fsspec, range by range.
+
+"days/day_0.tsv"    ──────────────────────────────> open, os.stat, os.scandir
+"s3://b/day_0.tsv"  ──fsspec──> RemoteObject: ranges of one version, retried ──> RemoteFile: read-ahead
+                                                                          └────> copies to and from local files
+
+version     FileVersion: what tells two contents of a file apart
+access      open_file, file_version, is_file, is_folder, list_folder: of paths and URLs alike
+remote      RemoteObject, RemoteFile; the errors of clients as one line
+transfer    copies between local files and URLs, for mirrors of checkpoints
+"""

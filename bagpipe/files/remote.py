@@ -1,0 +1,390 @@
+"""`RemoteObject` and `RemoteFile`: one version of an object behind a URL, read range by range through fsspec.
+
+    object_at(url) ──HEAD, once a process──> RemoteObject ──read_range──> bytes of that version, or an error
+    RemoteFile: a stream over it; a fetch that goes on where the last one ended is twice as long, up to AHEAD_BYTES,
+                and the next one is on its way meanwhile
+
+A failed range is asked for again, ATTEMPTS times in all, with pauses from FIRST_PAUSE_S, doubled up to LAST_PAUSE_S.
+The first look at an object decides its version for the process (`forget` ends that): another version later is refused
+with both. S3 checks that in the request of each range, other stores are asked again behind it.
+
+Credentials, endpoints and profiles are those of the clients (s3fs, gcsfs, aiohttp) by their own rules: environment
+variables, their files, the machine's role.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from bagpipe.errors import InputError
+from bagpipe.files.version import FileVersion
+
+__all__ = [
+    "RemoteFile",
+    "RemoteObject",
+    "file_system",
+    "forget",
+    "kind_of",
+    "names_in",
+    "object_at",
+    "pin",
+    "pins",
+    "retried",
+]
+
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 5.0
+
+#: Bytes of the first fetch of a stream, and of the longest.
+FIRST_BYTES = 64 << 10
+AHEAD_BYTES = 8 << 20
+
+#: Errors of clients without credentials, by name: their packages are not imported here.
+_NO_ACCESS = frozenset(
+    {
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "TokenRetrievalError",
+        "NoAuthTokenError",
+        "DefaultCredentialsError",
+        "RefreshError",
+        "ProfileNotFound",
+    }
+)
+
+_Result = TypeVar("_Result")
+
+#: What stores name a version of an object's content, best first.
+_TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+
+_lock = threading.Lock()
+_objects: dict[str, RemoteObject] = {}
+_owner = os.getpid()
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Raises:
+        InputError: the scheme is unknown, or its package is not installed.
+    """
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        found, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        raise InputError(
+            f"{url}: {scheme}:// needs a Python package that is not installed: {_one_line(error)}"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{url}: {_one_line(error)}") from None
+    except Exception as error:
+        raise _explained(url, error) from None
+    return found, path
+
+
+def retried(url: str, call: Callable[[], _Result]) -> _Result:
+    """The result of a call that reads or writes behind a URL, tried ATTEMPTS times.
+
+    Raises:
+        InputError: there are no credentials, or no access.
+        OSError: it fails each time; FileNotFoundError at once.
+    """
+    pause_s = FIRST_PAUSE_S
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return call()
+        except (FileNotFoundError, InputError):
+            raise
+        except Exception as error:
+            if _lacks_access(error):
+                raise _explained(url, error) from None
+            if attempt == ATTEMPTS:
+                raise OSError(f"{_one_line(error)} ({ATTEMPTS} attempts)") from None
+        threading.Event().wait(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+def _lacks_access(error: BaseException) -> bool:
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, PermissionError) or type(chain).__name__ in _NO_ACCESS:
+            return True
+        if getattr(chain, "status", None) in (401, 403):  # of aiohttp
+            return True
+        chain = chain.__cause__
+    return False
+
+
+def _explained(url: str, error: BaseException) -> InputError | OSError:
+    if _lacks_access(error):
+        return InputError(
+            f"{url}: no access: {_one_line(error)}; credentials come by the rules of the client of "
+            f"{url.partition('://')[0]}:// (environment variables, its files, the machine's role)"
+        )
+    return error if isinstance(error, OSError) else OSError(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def kind_of(url: str) -> str:
+    """file, directory, or an empty text if there is neither."""
+    system, path = file_system(url)
+    try:
+        return str(retried(url, lambda: system.info(path))["type"])
+    except FileNotFoundError:
+        return ""
+
+
+def names_in(url: str) -> list[str]:
+    """Names of the files directly in a folder."""
+    system, path = file_system(url)
+    entries: list[Mapping[str, Any]] = retried(url, lambda: system.ls(path, detail=True))
+    own = path.rstrip("/")
+    return [
+        str(entry["name"]).rstrip("/").rpartition("/")[2]
+        for entry in entries
+        if entry["type"] == "file" and str(entry["name"]).rstrip("/") != own
+    ]
+
+
+class RemoteObject:
+    """One version of an object.
+
+    Args:
+        url: of the object.
+        version: the one to read; None: the present one.
+
+    Raises:
+        InputError: no access; or the object has another version.
+        OSError: it does not exist, or the store does not answer.
+    """
+
+    def __init__(self, url: str, version: FileVersion | None = None) -> None:
+        self.url = url
+        self._system, self._path = file_system(url)
+        self.version = self._look()
+        if version is not None:
+            self._check(version, self.version)
+        protocols = self._system.protocol
+        self._checks_itself = "s3" in ((protocols,) if isinstance(protocols, str) else protocols)
+        self._file: Any = None
+        if self._checks_itself:
+            # Its ranges carry If-Match with the ETag of a further look.
+            self._file = retried(url, lambda: self._system.open(self._path, "rb", cache_type="none"))
+            self._check(self.version, _version_of(self._file.details))
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`, at most to the end of the object.
+
+        Raises:
+            InputError: no access; or the object has changed.
+            OSError: the store does not give them.
+        """
+        stop = min(stop, self.version.num_bytes)
+        if start >= stop:
+            return b""
+        found = retried(self.url, lambda: self._ask(start, stop))
+        if not self._checks_itself:
+            self._check(self.version, self._look())
+        return found
+
+    def _ask(self, start: int, stop: int) -> bytes:
+        if self._file is not None:
+            try:
+                found: bytes = self._file._fetch_range(start, stop)
+            except OSError as error:
+                if type(error).__name__ == "FileExpired":
+                    self._check(self.version, self._look())
+                raise
+        else:
+            found = self._system.cat_file(self._path, start=start, end=stop)
+        if len(found) > stop - start:
+            raise InputError(f"{self.url}: the server does not serve ranges of bytes: copy the file")
+        if len(found) < stop - start:
+            raise OSError(f"expected {stop - start} bytes from {start} on, got {len(found)}")
+        return found
+
+    def _look(self) -> FileVersion:
+        """The present version."""
+        found = retried(self.url, lambda: self._system.info(self._path))
+        if found.get("type") == "directory":
+            raise IsADirectoryError(f"{self.url} is a folder")
+        if found.get("size") is None:
+            raise InputError(f"{self.url}: the server does not tell the size of the file: copy the file")
+        return _version_of(found)
+
+    def _check(self, expected: FileVersion, found: FileVersion) -> None:
+        if expected != found:
+            raise InputError(f"{self.url} changed while it was read: it had {expected}, and has {found}")
+
+
+def _version_of(details: Mapping[str, Any]) -> FileVersion:
+    tag = next((str(details[name]) for name in _TAGS if details.get(name)), "")
+    return FileVersion(num_bytes=int(details["size"]), tag=tag.strip('"'))
+
+
+def object_at(url: str) -> RemoteObject:
+    """The object that this process reads behind a URL.
+
+    Raises:
+        InputError, OSError: as `RemoteObject`.
+    """
+    with _lock:
+        _begin()
+        found = _objects.get(url)
+        pinned = _pinned.get(url)
+    if found is None:
+        made = RemoteObject(url, pinned)
+        with _lock:
+            found = _objects.setdefault(url, made)
+    return found
+
+
+#: Versions that another process has seen.
+_pinned: dict[str, FileVersion] = {}
+
+
+def pins() -> dict[str, FileVersion]:
+    """URL -> version of all objects that this process has looked at: for `pin` in another process."""
+    with _lock:
+        _begin()
+        return {**_pinned, **{url: found.version for url, found in _objects.items()}}
+
+
+def pin(versions: Mapping[str, FileVersion]) -> None:
+    """Read these versions, and refuse others."""
+    with _lock:
+        _begin()
+        _pinned.update(versions)
+
+
+def forget(url: str) -> None:
+    """Let the next look at the objects whose URLs begin with `url` decide their versions."""
+    with _lock:
+        _begin()
+        for name in [name for name in {*_objects, *_pinned} if name.startswith(url)]:
+            _objects.pop(name, None)
+            _pinned.pop(name, None)
+
+
+def _begin() -> None:
+    """A forked process makes connections of its own."""
+    global _owner
+    if _owner != os.getpid():
+        _owner = os.getpid()
+        _objects.clear()
+
+
+class RemoteFile(io.RawIOBase):
+    """A stream over an object, with read-ahead where reads follow one another. One thread's.
+
+    Args:
+        source: the object.
+    """
+
+    def __init__(self, source: RemoteObject) -> None:
+        super().__init__()
+        self._source = source
+        self._size = source.version.num_bytes
+        self._place = 0
+        self._held, self._held_at = b"", 0
+        self._step = FIRST_BYTES
+        self._ahead: _Fetch | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Exactly `size` bytes, less only at the end; -1: the rest."""
+        stop = self._size if size is None or size < 0 else min(self._size, self._place + size)
+        parts: list[bytes] = []
+        while self._place < stop:
+            part = self._some(stop)
+            parts.append(part)
+            self._place += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        found = self.read(len(view))
+        view[: len(found)] = found
+        return len(found)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """The bytes up to a line end, at most `size`."""
+        most = self._size if size is None or size < 0 else min(self._size, self._place + size)
+        parts: list[bytes] = []
+        while self._place < most:
+            part = self._some(most)
+            end = part.find(b"\n") + 1
+            part = part[:end] if end else part
+            parts.append(part)
+            self._place += len(part)
+            if end:
+                break
+        return b"".join(parts)
+
+    def _some(self, stop: int) -> bytes:
+        """Bytes from the place on, at least one, none behind `stop`."""
+        offset = self._place - self._held_at
+        if not 0 <= offset < len(self._held):
+            self._fetch(stop)
+            offset = 0
+        return self._held[offset : offset + stop - self._place]
+
+    def _fetch(self, stop: int) -> None:
+        goes_on = bool(self._held) and self._place == self._held_at + len(self._held)
+        self._step = min(2 * self._step, AHEAD_BYTES) if goes_on else FIRST_BYTES
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.start == self._place:
+            self._held = ahead.result()
+        else:
+            self._held = self._source.read_range(self._place, max(stop, self._place + self._step))
+        self._held_at = self._place
+        end = self._held_at + len(self._held)
+        if goes_on and end < self._size:
+            self._ahead = _Fetch(self._source, end, end + min(2 * self._step, AHEAD_BYTES))
+
+
+class _Fetch:
+    """A range on its way."""
+
+    def __init__(self, source: RemoteObject, start: int, stop: int) -> None:
+        self.start = start
+        self._found: bytes | BaseException = b""
+        self._thread = threading.Thread(target=self._run, args=(source, stop), name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self, source: RemoteObject, stop: int) -> None:
+        try:
+            self._found = source.read_range(self.start, stop)
+        except BaseException as error:
+            self._found = error
+
+    def result(self) -> bytes:
+        self._thread.join()
+        if isinstance(self._found, BaseException):
+            raise self._found
+        return self._found

@@ -1,0 +1,1 @@
+"""Conversion and replay in several processes. See README.md."""

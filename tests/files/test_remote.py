@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagpipe.errors import InputError
+from bagpipe.files import remote
+from bagpipe.files.access import file_version, open_file
+from bagpipe.files.remote import RemoteFile, RemoteObject, object_at, retried
+from tests.files.s3_server import Proxy
+
+CONTENT = random.Random(0).randbytes(1_500_000)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of a millisecond."""
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def url(bucket: str) -> str:
+    fsspec.filesystem("s3").pipe_file("bucket/a.bin", CONTENT)
+    return f"{bucket}/a.bin"
+
+
+def memory(name: str, content: bytes) -> str:
+    fsspec.filesystem("memory").pipe_file(f"/{name}", content)
+    remote.forget("memory://")
+    return f"memory://{name}"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["read", "seek", "line"]), st.integers(0, 300)), max_size=12))
+def test_reads_as_a_local_file_does(steps: list[tuple[str, int]]) -> None:
+    content = bytes(range(256)) * 1 + b"a\nbb\n\nccc"
+    ours, theirs = RemoteFile(object_at(memory("steps", content))), io.BytesIO(content)
+    for name, number in steps:
+        if name == "seek":
+            assert ours.seek(number) == theirs.seek(number)
+        elif name == "line":
+            assert ours.readline(number) == theirs.readline(number)
+        else:
+            assert ours.read(number) == theirs.read(number)
+        assert ours.tell() == theirs.tell()
+
+
+def test_ranges_and_streams(url: str) -> None:
+    with open_file(url) as stream:
+        assert stream.read(10) == CONTENT[:10]
+        stream.seek(-5, io.SEEK_END)
+        assert (stream.read(), stream.read(3)) == (CONTENT[-5:], b"")
+        stream.seek(0)
+        parts = []
+        while part := stream.read(70_000):
+            parts.append(part)
+        assert b"".join(parts) == CONTENT
+    assert object_at(url).read_range(999_990, 1_000_000) == CONTENT[999_990:1_000_000]
+
+
+def test_sequential_reads_ask_for_longer_ranges(url: str, proxy: Proxy) -> None:
+    with open_file(url) as stream:
+        while stream.read(1000):
+            pass
+    assert sum(method == "GET" for method, _ in proxy.requests) <= 8
+
+
+def test_faults_cost_time_alone(url: str, proxy: Proxy, quick: None) -> None:
+    faults = ["500", "cut", "slow", ""]
+    proxy.faults = lambda number, method, path: faults[number % 4] if method == "GET" else ""
+    with open_file(url) as stream:
+        assert stream.read() == CONTENT
+    for start in range(0, 1_500_000, 300_000):
+        assert object_at(url).read_range(start, start + 10) == CONTENT[start : start + 10]
+    assert {"500", "cut", "slow"} <= set(proxy.injected)
+
+
+def test_a_store_that_never_answers_well_is_an_error(url: str, proxy: Proxy, quick: None) -> None:
+    found = object_at(url)
+    proxy.faults = lambda number, method, path: "cut"
+    with pytest.raises(OSError, match=r"\(8 attempts\)"):
+        found.read_range(0, 100)
+
+
+def test_a_changed_object_is_refused_with_both_etags(url: str) -> None:
+    with open_file(url) as stream:
+        before = file_version(url)
+        stream.read(10)
+        fsspec.filesystem("s3").pipe_file("bucket/a.bin", CONTENT[::-1])
+        stream.seek(1_000_000)
+        with pytest.raises(InputError) as caught:
+            stream.read(10)
+    remote.forget(url)
+    after = file_version(url)
+    assert before.tag != after.tag
+    assert str(caught.value) == f"{url} changed while it was read: it had {before}, and has {after}"
+
+
+def test_a_version_of_another_process_is_kept(url: str) -> None:
+    seen = file_version(url)
+    fsspec.filesystem("s3").pipe_file("bucket/a.bin", b"new")
+    remote.forget(url)
+    remote.pin({url: seen})
+    with pytest.raises(InputError, match="changed while it was read"):
+        open_file(url)
+
+
+def test_a_changed_object_of_a_store_without_conditions_is_refused() -> None:
+    source = RemoteObject(memory("changing", b"before"))
+    memory("changing", b"later!")
+    with pytest.raises(InputError, match="changed while it was read: it had 6 bytes, etag"):
+        source.read_range(0, 3)
+
+
+def test_no_object_no_package_no_scheme(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_file(f"{bucket}/none")
+    with pytest.raises(InputError, match=r"^nonsense://a: .*nonsense"):
+        open_file("nonsense://a")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(InputError, match=r"^gs://a/b: gs:// needs a Python package that is not installed: .*gcsfs"):
+        open_file("gs://a/b")
+
+
+def test_without_credentials_there_is_one_line(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    code = ["-m", "data", "convert", url, str(tmp_path / "out.parquet")]
+    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(
+        f"error: {url}: no access: Unable to locate credentials; credentials come by the rules"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_refused_call_is_not_tried_again() -> None:
+    calls = []
+
+    def refused() -> None:
+        calls.append(1)
+        raise PermissionError("403")
+
+    with pytest.raises(InputError, match=r"s3://b/c: no access: 403; credentials come by"):
+        retried("s3://b/c", refused)
+    assert len(calls) == 1
+
+
+def test_libraries_read_through_it() -> None:
+    text = memory("a.gz", gzip.compress(b"line\n" * 1000))
+    with open_file(text) as file, gzip.open(file) as stream:
+        assert stream.read() == b"line\n" * 1000
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"a": range(1000)}), sink)
+    assert pq.ParquetFile(open_file(memory("a.parquet", sink.getvalue()))).read().num_rows == 1000
