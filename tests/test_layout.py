@@ -25,7 +25,6 @@ MAX_LINES = 400
 NO_MIRROR: dict[str, str] = {
     "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
     **{f"bagpipe/checkpoint/{each}.py": "tests/system/test_recorder.py" for each in ("recorded", "recorder")},
-    "bagpipe/files/version.py": "tests/files/test_access.py",
     "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
     "bagpipe/client/receiver.py": "tests/client/test_remote.py",
     "bagpipe/oracle/rank_batch.py": "tests/client/rank_batches.py",
@@ -307,7 +306,6 @@ def rooms_purity(path: str) -> bool:
 TORCH_FREE = (
     "bagpipe/errors.py",
     "bagpipe/util",
-    "bagpipe/files",
     "bagpipe/types",
     "bagpipe/schedule",
     "bagpipe/oracle",

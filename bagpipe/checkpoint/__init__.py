@@ -16,6 +16,7 @@
 
 The manifest lists every file with its length and XXH3-128 checksum. No file is a pickle.
 
+    mirror                copies of checkpoints behind a URL
     recorder, recorded    copies of a rank's state            writer, publisher    files of one rank, one checkpoint
     journal, row_file     changed rows, sorted on disk        merge                row files, newest record of each row
     folder, files         generations, links, checksums       manifest, codec      records, as JSON

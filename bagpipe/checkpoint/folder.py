@@ -100,7 +100,7 @@ class CheckpointFolder:
             folder.mkdir()
             self._lock = FolderLock(folder)
             while True:
-                number = 1 + max((generation for generation, _ in self._generations()), default=0)
+                number = 1 + self.last_generation()
                 try:
                     folder.rename(self.generation_folder(number))
                 except OSError as error:
@@ -292,21 +292,20 @@ class CheckpointFolder:
         manifest = decode_manifest(read_small(folder / _MANIFEST), str(folder / _MANIFEST))
         return Checkpoint(folder=folder, manifest=manifest)
 
-    def prune(self, keep: int, newest: Checkpoint) -> None:
+    def prune(self, keep: int, newest: Checkpoint, held: Iterable[tuple[int, int]] = ()) -> None:
         """Remove all but the `keep` newest checkpoints, and leftovers of interrupted saves in earlier generations.
 
         Args:
             keep: at least 1. Broken checkpoints do not count.
-            newest: a valid checkpoint. It, newer ones, origins of later starts and the best one are kept.
+            newest: a valid checkpoint. It, newer ones, origins of later starts, the best one and `held` are kept.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         older = [position for position in self.positions() if position < newest.position]
         whole = [position for position in older if position not in self._broken]
         last = whole[keep - 2] if 1 < keep <= len(whole) + 1 else newest.position if keep == 1 else (0, 0)
-        kept = self._origins_after(newest.manifest.generation)
-        best = read_best(self.path)
-        if best is not None:
+        kept = self._origins_after(newest.manifest.generation) | set(held)
+        if (best := read_best(self.path)) is not None:
             kept.add(best.position)
         for position in older:
             if position < last and position not in kept:
@@ -360,6 +359,10 @@ class CheckpointFolder:
             warn(f"the checkpoint of step {position[1]} is broken and skipped: {error}")
             return None
         return Checkpoint(folder=folder, manifest=manifest)
+
+    def last_generation(self) -> int:
+        """Number of the newest start on this path; 0 if there is none."""
+        return max((generation for generation, _ in self._generations()), default=0)
 
     def _generations(self) -> list[tuple[int, Path]]:
         return _numbered(self.path, _GENERATION)

@@ -1,7 +1,8 @@
 """`Publisher`: combines all ranks' parts into one checkpoint and commits it to the store.
 
     every rank: Part ──write_part──> folder          rank 0: ──read_parts──> replicas equal? ──> Manifest ──publish──>
-                                                             ──commit──> new ids in the store, logs removed ──> prune
+                                                             ──commit──> new ids in the store, logs removed ──>
+                                                             mirror, prune
 
 Each rank's publisher thread calls it for one checkpoint after the other. When the call returns on rank 0, a restart
 finds the checkpoint; on another rank, its part is durable.
@@ -18,6 +19,7 @@ from pathlib import Path
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
+from bagpipe.checkpoint.mirror import MirrorThread
 from bagpipe.errors import JobError
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.row_sums import RowSums
@@ -42,6 +44,7 @@ class Publisher:
         ledger: the owner's entered ledger; rank 0 only.
         keep, full_every: see `CheckpointConfig`.
         timeout_s: deadline for other ranks' parts.
+        mirror: takes each published checkpoint; rank 0 only.
 
     Attributes:
         num_published: number of checkpoints published so far.
@@ -61,6 +64,7 @@ class Publisher:
         keep: int = 2,
         full_every: int = 16,
         timeout_s: float = 120.0,
+        mirror: MirrorThread | None = None,
     ) -> None:
         if rank == 0 and ledger is None:
             raise ValueError("expected a ledger for rank 0, got None")
@@ -75,6 +79,7 @@ class Publisher:
         self._keep = keep
         self._full_every = full_every
         self._timeout_s = timeout_s
+        self._mirror = mirror
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -114,7 +119,9 @@ class Publisher:
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
         self._ledger.commit(manifest.checkpoint_id, manifest.epoch, [part.num_groups for part in parts])
         hit("after-commit")
-        self._folder.prune(self._keep, self.newest)
+        if self._mirror is not None:
+            self._mirror.offer(self.newest)
+        self._folder.prune(self._keep, self.newest, () if self._mirror is None else self._mirror.held())
 
     def _row_sums(self, parts: Sequence[Part]) -> tuple[int, ...]:
         if self.first_sums is None:

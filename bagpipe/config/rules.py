@@ -112,6 +112,15 @@ def _resume_problem(config: Config) -> str | None:
     return f"{config.checkpoint.resume} needs checkpoint.dir, a folder, got none"
 
 
+def _mirror_problem(config: Config) -> str | None:
+    mirror = config.checkpoint.mirror
+    if not mirror:
+        return None
+    if "://" not in mirror:
+        return f"{mirror} is no URL such as s3://bucket/jobs/a"
+    return None if config.checkpoint.dir else f"{mirror} needs checkpoint.dir, a folder, got none"
+
+
 def _change_problem(config: Config) -> str | None:
     names = config.checkpoint.change
     unknown = [name for name in names if name not in CHANGEABLE]
@@ -225,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     Rule("store.durability", _durability_problem),
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
+    Rule("checkpoint.mirror", _mirror_problem),
     Rule("checkpoint.change", _change_problem),
     Rule("checkpoint.start_from", _start_from_problem),
     Rule("checkpoint.start_without", _start_without_problem),

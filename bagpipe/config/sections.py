@@ -230,6 +230,8 @@ class CheckpointConfig:
         resume: resume from the newest complete checkpoint (auto), from the one of a step, from that of the best
             evaluation (best), or start anew (never).
         keep: complete checkpoints to keep; older ones are removed.
+        mirror: URL such as s3://bucket/jobs/a under which whole checkpoints are copied, as many as are kept. A job
+            whose dir has no checkpoint resumes from there. Empty: none.
         full_every: checkpoints between those that hold all rows; the others hold the rows that changed.
         take_over: start although a job still runs on the folder; that job ends at its next checkpoint or write.
         change: keys whose values may differ from those of the checkpoint that is resumed, such as optim.dense_lr.
@@ -243,6 +245,7 @@ class CheckpointConfig:
     every: Annotated[int, at_least(0)] = 1000
     resume: Annotated[str, matching(r"auto|best|never|\d+", "auto, best, never or a step number")] = "auto"
     keep: Annotated[int, at_least(1)] = 2
+    mirror: str = ""
     full_every: Annotated[int, at_least(1)] = 16
     take_over: bool = False
     change: tuple[str, ...] = ()  # its range is a rule

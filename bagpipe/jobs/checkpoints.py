@@ -23,6 +23,7 @@ from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.dense_state import capture, check_model, load_of_rank, restore_random_state
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
+from bagpipe.checkpoint.mirror import CheckpointMirror, MirrorThread
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.writer import CheckpointPaths
@@ -114,6 +115,7 @@ class Checkpoints:
             clears_refused=clears_refused,
         )
         self._publisher: Publisher | None = None
+        self._mirror: MirrorThread | None = None
         self._dense = dense
         self._device = cache.device
         self.recorder = self._make_recorder(cache)
@@ -124,6 +126,10 @@ class Checkpoints:
             self._stack.callback(self.resume_point.folder.release)
         self._stack.enter_context(self.claim)
         self._stack.push(self._check_folder)
+        if self._mirror is not None:
+            self._stack.enter_context(self._mirror)
+            if self.resume_point.checkpoint is not None and self.resume_point.is_trained:
+                self._mirror.offer(self.resume_point.checkpoint)
         self._stack.enter_context(self.recorder)
         return self
 
@@ -299,6 +305,9 @@ class Checkpoints:
             changes=(*checkpoint.manifest.changes, *changes(checkpoint.manifest, facts)),
             origin=checkpoint.manifest.origin,
         )
+        if self._settings.mirror and self._ranks.is_first:
+            mirror = CheckpointMirror(self._settings.mirror)
+            self._mirror = MirrorThread(mirror, keep=self._settings.keep, folder=folder.path)
         return Publisher(
             folder,
             checkpoint,
@@ -309,6 +318,7 @@ class Checkpoints:
             keep=self._settings.keep,
             full_every=self._settings.full_every,
             timeout_s=self._timeout_s,
+            mirror=self._mirror,
         )
 
     def _build_on(self, checkpoint: Checkpoint) -> None:

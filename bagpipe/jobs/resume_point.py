@@ -1,5 +1,6 @@
 """`ResumePoint`: the newest complete checkpoint of a job's folder, or initial values. Rank 0 decides.
 
+    checkpoint.mirror ──restore──> checkpoint.dir, if that has none
     checkpoint.dir ──choose──> checkpoint ──compare──> settings, row schema, data, world size     read-only
     store ──ledger.state──> decide: rows of another job are refused, or the user chose what to do    so far
     checkpoint.dir ──new generation──> token, lineage ──(fresh start: checkpoint 0)──> ResumePoint, on every rank
@@ -23,6 +24,7 @@ from typing import Any
 from bagpipe.checkpoint.existing_rows import Existing, decide
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.mirror import CheckpointMirror
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.jobs.job_facts import JobFacts, compare
@@ -114,9 +116,16 @@ def start_generation(
         # A job restarted by its launcher resumes its own checkpoints, whatever checkpoint.resume says.
         _check_holder(checkpoint, folder.holder())
         resume = checkpoint.resume if not _restart_count() else "auto"
+        mirror = CheckpointMirror(checkpoint.mirror) if checkpoint.mirror else None
+        if mirror is not None and resume != "never" and not folder.positions():
+            with _mirror_errors_as_input_errors(mirror):
+                mirror.restore(folder, resume, note)
         found = _choose(folder, resume, facts)
         lineage = found.manifest.lineage if found is not None else secrets.token_hex(16)
         is_trained = origin is not None if found is None else bool(found.manifest.parts)
+        if mirror is not None:
+            with _mirror_errors_as_input_errors(mirror):
+                mirror.check_lineage(lineage, folder.last_generation())
         _check_existing(namespace, store, lineage, is_trained=is_trained)
         if origin is not None and found is None:
             origin.compare()
@@ -205,6 +214,15 @@ def _file_errors_as_input_errors(folder: CheckpointFolder) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def _mirror_errors_as_input_errors(mirror: CheckpointMirror) -> Iterator[None]:
+    """Convert OSError to InputError: training has not started."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"checkpoint.mirror {mirror.url} cannot be read: {error.strerror or error}") from None
 
 
 def _to_message(resume_point: ResumePoint) -> dict[str, Any]:

@@ -31,6 +31,7 @@ ARGUMENTS: Mapping[str, str] = {
     "cacher.tls_key": "tls_key of the cacher",
     "cacher.url": "planner",
     "checkpoint.dir": "checkpoint_dir",
+    "checkpoint.mirror": "the mirror of checkpoints",
     "checkpoint.resume": "resume",
     "checkpoint.start_from": "start_from",
     "checkpoint.start_without": "start_without",

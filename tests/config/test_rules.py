@@ -142,6 +142,8 @@ def test_every_number_has_a_range():
         ("checkpoint.every", 10, "checkpoint.every 10 needs checkpoint.dir, a folder, got none"),
         ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
         ("checkpoint.full_every", 0, "checkpoint.full_every must be at least 1, got 0"),
+        ("checkpoint.mirror", "s3://b/a", "checkpoint.mirror s3://b/a needs checkpoint.dir, a folder, got none"),
+        ("checkpoint.mirror", "b/a", "checkpoint.mirror b/a is no URL such as s3://bucket/jobs/a"),
         ("checkpoint.resume", "1200", "checkpoint.resume 1200 needs checkpoint.dir, a folder, got none"),
         (
             "eval.metric",

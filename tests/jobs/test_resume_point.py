@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.mirror import CheckpointMirror
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.jobs.job_facts import JobFacts
@@ -76,6 +77,20 @@ def test_a_job_resumed_from_an_earlier_checkpoint(tmp_path: Path, monkeypatch: p
             assert again.checkpoint_id == back.checkpoint_id
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
         assert start(tmp_path, Rank(), store, resume="8").first_batch == later.manifest.step
+
+
+def test_a_job_without_checkpoints_resumes_from_its_mirror(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mirror = f"memory://{tmp_path.name}"
+    with MemoryStore(ROWS) as store:
+        first = start(tmp_path / "here", Rank(), store, mirror=mirror)
+        assert first.checkpoint is not None
+        CheckpointMirror(mirror).upload(first.checkpoint)
+        later = start(tmp_path / "there", Rank(), store, mirror=mirror)
+        assert (later.generation, later.lineage) == (2, first.lineage)
+        assert f"took the one at step 0 from {mirror}" in capsys.readouterr().err
+        with pytest.raises(InputError, match="holds checkpoints of another job"):
+            start(tmp_path / "other", Rank(), store, mirror=mirror, resume="never")
+        assert not (tmp_path / "other").exists()
 
 
 class Busy(MemoryStore):

@@ -223,6 +223,7 @@ SET = frozenset(
 
 LEFT: Mapping[str, str] = {
     "checkpoint.change": "all starts of a draw have the same settings",
+    "checkpoint.mirror": "needs an object store",
     "checkpoint.start_from": "names the checkpoints of another job, and a draw is one job",
     "checkpoint.start_without": "needs checkpoint.start_from",
     "cacher.secret_file": "of cachers on a network",

@@ -1,0 +1,87 @@
+"""Checkpoints in a bucket: uploads that are killed, and whole jobs that resume from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.mirror import CheckpointMirror
+from tests.checkpoint.samples import three_checkpoints
+from tests.files.s3_server import Proxy
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.multiproc
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.mirror import CheckpointMirror
+
+checkpoint = CheckpointFolder(Path(sys.argv[1])).newest(print)
+print(flush=True)
+CheckpointMirror(sys.argv[2]).upload(checkpoint)
+"""
+
+
+@pytest.mark.parametrize("last", [1, 4, 0])
+def test_a_killed_upload_leaves_no_manifest(tmp_path: Path, bucket: str, proxy: Proxy, last: int) -> None:
+    folder, checkpoints, _ = three_checkpoints(tmp_path / "jobs")
+    num_files = len(list(checkpoints[-1].manifest.files))
+    killed_at = last or num_files  # 0: at the last file before the manifest
+    put: list[str] = []
+
+    def kill(number: int, method: str, path: str) -> str:
+        if method == "PUT":
+            put.append(path)
+            if len(put) == killed_at:
+                os.kill(child.pid, signal.SIGKILL)
+        return ""
+
+    proxy.faults = kill
+    command = [sys.executable, "-c", UPLOAD, str(folder.path), f"{bucket}/a"]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert child.communicate(timeout=60)[0] is not None
+    assert child.returncode == -signal.SIGKILL
+    proxy.faults = lambda number, method, path: ""
+    mirror = CheckpointMirror(f"{bucket}/a")
+    assert mirror.positions() == ()
+    mirror.upload(checkpoints[-1])
+    assert mirror.positions() == (checkpoints[-1].position,)
+
+
+def train(folder: Path, *flags: str) -> dict[str, Any]:
+    result = folder / "result.json"
+    command = [
+        sys.executable, "-m", "trainer", "--config", "trainer/configs/synthetic.toml", "--data.limit", "4000",
+        "--data.batch_size", "100", "--run.dir", str(folder / "run"), "--checkpoint.dir", str(folder / "checkpoints"),
+        "--checkpoint.every", "10", "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,1",
+        "--result", str(result), *flags,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def test_a_job_goes_on_from_the_mirror_of_another_machine(tmp_path: Path, bucket: str) -> None:
+    for name in ("whole", "here", "there"):
+        (tmp_path / name).mkdir()
+    whole = train(tmp_path / "whole")
+    mirror = ("--checkpoint.mirror", f"{bucket}/jobs/a")
+    train(tmp_path / "here", *mirror, "--run.steps", "17")
+    assert [step for _, step in CheckpointMirror(f"{bucket}/jobs/a").positions()] == [17, 10]
+    later = train(tmp_path / "there", *mirror)
+    assert [later[name] for name in ("dense_digest", "embedding_digest", "auc")] == [
+        whole[name] for name in ("dense_digest", "embedding_digest", "auc")
+    ]
+    local = CheckpointFolder(tmp_path / "there" / "checkpoints").positions()
+    assert CheckpointMirror(f"{bucket}/jobs/a").positions()[0] == local[0]
