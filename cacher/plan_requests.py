@@ -19,8 +19,8 @@ from bagpipe.lookahead.protocol import Intake
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.oracle.planner import check_spec
 from bagpipe.oracle.sizing import BYTES_PER_SLOT
+from bagpipe.oracle.spec_check import check_spec
 from bagpipe.oracle.window import RankCounts
 from bagpipe.types.batch import Batch
 from cacher.counters import Counters

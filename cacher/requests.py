@@ -17,9 +17,9 @@ from bagpipe.client.agreement import MAX_CREDITS, PROTOCOL_VERSION, first_differ
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import check_shares
 from bagpipe.oracle.plan import FeatureRef, OracleSpec, slots_of
-from bagpipe.oracle.planner import MAX_SLOTS
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES
+from bagpipe.oracle.spec_check import MAX_SLOTS
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import parse_json
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.planner import check_spec
+from bagpipe.oracle.spec_check import check_spec
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.types.batch import Batch
 

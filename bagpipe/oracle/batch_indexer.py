@@ -7,14 +7,16 @@ Batch ─> Indexer ──one rank───────────────�
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.index import BatchIndex, Indexer
+from bagpipe.oracle.links import RowLinks
 from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.rank_index import RankIndex, split_index
 from bagpipe.types.batch import Batch
 
-__all__ = ["BatchIndexer", "IndexedBatch"]
+__all__ = ["BatchIndexer", "IndexedBatch", "Indexes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,12 +28,25 @@ class IndexedBatch:
         unique: distinct rows of the global batch.
         whole: the index of the batch for a single rank; else None.
         rank_indexes: by rank; empty for a single rank.
+        links: of its unique rows to their previous uses, if they are known (`bagpipe.oracle.shard`).
     """
 
     batch_index: int
     unique: RowList
     whole: BatchIndex | None
     rank_indexes: tuple[RankIndex, ...]
+    links: RowLinks | None = None
+
+
+class Indexes(Protocol):
+    """What a planner takes the index of its batches from: a `BatchIndexer`, or shards."""
+
+    @property
+    def learns(self) -> bool: ...
+
+    def num_unique(self, batch: Batch) -> int: ...
+
+    def index(self, batch: Batch) -> IndexedBatch: ...
 
 
 class BatchIndexer:

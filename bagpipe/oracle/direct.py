@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
-from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import busiest_ranks
@@ -28,11 +28,11 @@ __all__ = ["DirectPlanner"]
 
 
 class DirectPlanner:
-    """Plans without a cache. Same methods as `Planner`."""
+    """Plans without a cache. Same arguments and methods as `Planner`."""
 
-    def __init__(self, spec: OracleSpec) -> None:
+    def __init__(self, spec: OracleSpec, indexer: Indexes | None = None) -> None:
         self.spec = spec
-        self._indexer = BatchIndexer(spec)
+        self._indexer = BatchIndexer(spec) if indexer is None else indexer
         self._window: deque[IndexedBatch] = deque()
         nothing = RowList(
             table_offsets=np.zeros(len(spec.table_rows) + 1, dtype=np.int64), ids=np.empty(0, dtype=np.int64)

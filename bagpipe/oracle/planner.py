@@ -17,28 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.errors import CapacityError, InputError
+from bagpipe.errors import CapacityError
 from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
-from bagpipe.oracle.assign import ASSIGNERS, check_shares
-from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
 from bagpipe.oracle.direct import DirectPlanner
-from bagpipe.oracle.eviction import NEVER, POLICIES
+from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
+from bagpipe.oracle.links import LinkedHandles
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
-from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList, spare_slots
+from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.resident_set import ResidentSet, SlotState
+from bagpipe.oracle.spec_check import check_spec
 from bagpipe.oracle.window import NextUses, RankCounts
 from bagpipe.types.batch import Batch
 
-__all__ = ["Planner", "check_spec", "make_planner", "plan_batches", "plans_of"]
+__all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
 
-#: Slots of all ranks together: slot numbers are int32.
-MAX_SLOTS = (1 << 31) - 1
 #: A cache that grows has room for at least so many batches as large as the largest one so far.
 GROWN_BATCHES = 4
-#: Ranks: rank numbers are uint16 on the wire.
-MAX_RANKS = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +45,19 @@ class _WindowBatch:
 
 
 class Planner:
-    """Plans the caches of all ranks from a window of batches. `spec.num_slots` must be at least 1."""
+    """Plans the caches of all ranks from a window of batches. `spec.num_slots` must be at least 1.
 
-    def __init__(self, spec: OracleSpec) -> None:
+    Args:
+        spec: what to plan for.
+        indexer: of the batches; None: they are indexed here.
+    """
+
+    def __init__(self, spec: OracleSpec, indexer: Indexes | None = None) -> None:
         self.spec = spec
-        self._indexer = BatchIndexer(spec)
+        self._indexer = BatchIndexer(spec) if indexer is None else indexer
         self._window: deque[_WindowBatch] = deque()
         self._handles = _make_handles(spec)
+        self._linked: LinkedHandles | None = None  # made with the first links
         # By handle. Use counts by rank matter only with several ranks.
         num_handles = self._handles.num_handles
         many = spec.world_size > 1
@@ -104,7 +107,7 @@ class Planner:
         if num_unique + num_held > num_slots:
             raise self._no_room(batch, num_unique, num_held)
         self._largest = max(self._largest, num_unique)
-        handles = self._handles.lookup_or_add(indexed.unique)
+        handles = self._handles_of(indexed)
         self._latest_rows = indexed.unique
         if self._handles.num_handles > self._slot_of_handle.shape[0]:
             self._grow(self._handles.num_handles)
@@ -112,6 +115,15 @@ class Planner:
         slots = self._slot_of_handle.take(self._next_uses.enter(handles, batch.index, counts))
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
         self._window.append(_WindowBatch(indexed, handles))
+
+    def _handles_of(self, indexed: IndexedBatch) -> NDArray[np.int64]:
+        """Handles of the unique rows, int64 ``[len(unique)]``; allocated where missing."""
+        if indexed.links is None or isinstance(self._handles, DenseHandles):
+            return self._handles.lookup_or_add(indexed.unique)
+        if self._linked is None:
+            spec = self.spec
+            self._linked = LinkedHandles(self._handles, num_tables=len(spec.table_rows), lookahead=spec.lookahead)
+        return self._linked.lookup_or_add(indexed.unique, indexed.links, indexed.batch_index)
 
     def num_held(self, batch: Batch) -> int:
         """Rows of the batch pushed last that a batch which is not added does not use, if they are held; else 0.
@@ -321,45 +333,18 @@ class Planner:
         self._evicted_at = _grown(self._evicted_at, num_handles, NO_BATCH)
 
 
-def check_spec(spec: OracleSpec) -> None:
-    """Check a spec without the memory of a planner.
-
-    Raises:
-        InputError: the spec cannot be planned for.
-    """
-    if spec.policy not in POLICIES:
-        raise InputError(f"oracle.policy must be one of {', '.join(sorted(POLICIES))}, got {spec.policy!r}")
-    if spec.assign not in ASSIGNERS:
-        raise InputError(f"cacher.assign must be one of {', '.join(sorted(ASSIGNERS))}, got {spec.assign!r}")
-    if spec.lookahead < 1:
-        raise InputError(f"oracle.lookahead must be at least 1, got {spec.lookahead}")
-    if not 1 <= spec.world_size <= MAX_RANKS:
-        raise InputError(f"the world size must be from 1 to {MAX_RANKS}, got {spec.world_size}")
-    check_shares(spec)
-    if spec.grows and not spec.num_slots:
-        raise InputError("cache.rows auto must be able to hold at least 1 row, got 0")
-    if spec.num_slots < 0:
-        raise InputError(f"cache.rows must be at least 0, got {spec.num_slots}")
-    if spec.rows_delay not in (0, 1):
-        raise InputError(f"pipeline.rows_delay must be 0 or 1, got {spec.rows_delay}")
-    if spec.slots_per_rank * spec.world_size > MAX_SLOTS:
-        raise InputError(
-            f"cache.rows of all {spec.world_size} ranks, with spare slots, must be at most {MAX_SLOTS}, got "
-            f"{spec.num_slots} and {spare_slots(spec.num_slots)} spare ones each"
-        )
-    tables = [ref.table for ref in spec.features]
-    if tables != sorted(tables):
-        raise InputError(f"features must be sorted by table number, got {tables}")
-
-
-def make_planner(spec: OracleSpec) -> Planner | DirectPlanner:
+def make_planner(spec: OracleSpec, indexer: Indexes | None = None) -> Planner | DirectPlanner:
     """The planner for a spec: direct mode if it has no slots.
+
+    Args:
+        spec: what to plan for.
+        indexer: of the batches; None: the planner indexes them.
 
     Raises:
         InputError: see `check_spec`.
     """
     check_spec(spec)
-    return Planner(spec) if spec.num_slots else DirectPlanner(spec)
+    return Planner(spec, indexer) if spec.num_slots else DirectPlanner(spec, indexer)
 
 
 def plan_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[tuple[Batch, CachePlan]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import cache_rows_in
-from bagpipe.oracle.planner import MAX_SLOTS
+from bagpipe.oracle.spec_check import MAX_SLOTS
 
 __all__ = ["BYTES_PER_SLOT", "MAX_SLOT_BYTES", "Memory", "most_rows"]
 

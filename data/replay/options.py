@@ -19,7 +19,7 @@ from bagpipe.config.load import Option, parse_config
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from bagpipe.oracle.eviction import POLICIES
-from bagpipe.oracle.planner import MAX_RANKS
+from bagpipe.oracle.spec_check import MAX_RANKS
 from bagpipe.util.outputs import check_writable
 from bagpipe.util.programs import command_of
 from bagpipe.util.sizes import bytes_of

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from bagpipe.errors import CapacityError, InputError
-from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, CachePlan, FeatureRef, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, FeatureRef, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import make_batch, traces
+from tests.oracle.plan_bytes import as_bytes
 
 
 def spec_of(num_slots: int, lookahead: int, policy: str = "belady-window") -> OracleSpec:
@@ -84,16 +85,6 @@ def test_a_growing_cache_has_room_for_four_batches_then_for_the_window() -> None
     assert plans_of("abcdefabcdef", dataclasses.replace(spec, num_slots=3)) == plans_of(
         "abcdefabcdef", dataclasses.replace(spec, num_slots=3, grows=False)
     )
-
-
-def as_bytes(plan: CachePlan) -> bytes:
-    parts = [examples.tobytes() for examples in plan.examples]
-    for record in (*plan.consumers, *plan.owners, *plan.exchanges):
-        for field in dataclasses.fields(record):
-            value = getattr(record, field.name)
-            rows = [value.table_offsets, value.ids] if hasattr(value, "ids") else [np.asarray(value)]
-            parts.extend(array.tobytes() for array in rows)
-    return b"|".join(parts)
 
 
 @settings(max_examples=100, deadline=None)
@@ -211,25 +202,6 @@ def test_an_id_outside_its_table_is_refused() -> None:
     for bad in (10, -1):
         with pytest.raises(InputError, match=rf"ids in \[0, 10\), got {bad}"):
             make_planner(spec).push(make_batch(0, [[[3, bad]]]))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"policy": "best"}, "oracle.policy must be one of belady-window, drop-unused, got 'best'"),
-        ({"lookahead": 0}, "oracle.lookahead must be at least 1, got 0"),
-        ({"num_slots": -1}, "cache.rows must be at least 0, got -1"),
-        ({"world_size": 0}, "the world size must be from 1 to 65535, got 0"),
-        (
-            {"world_size": 2, "num_slots": 2**30},
-            r"cache.rows of all 2 ranks, with spare slots, must be at most 2147483647, got 1073741824",
-        ),
-        ({"assign": "random"}, "cacher.assign must be one of contiguous, locality, own, got 'random'"),
-    ],
-)
-def test_a_spec_that_cannot_be_planned_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make_planner(dataclasses.replace(spec_of(num_slots=4, lookahead=1), **change))  # type: ignore[arg-type]
 
 
 def homes(ranks: int, batches: list[list[list[int]]], lookahead: int, num_slots: int = 99) -> list[dict[int, int]]:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import slots_of
-from bagpipe.oracle.planner import MAX_SLOTS
 from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES, Memory, most_rows
+from bagpipe.oracle.spec_check import MAX_SLOTS
 
 GIB = 1 << 30
 MEMORIES = st.builds(

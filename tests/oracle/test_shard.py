@@ -1,0 +1,103 @@
+"""Plans of shards equal those of one process, whatever the number of shards and the assignment of tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagpipe.errors import InputError
+from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
+from bagpipe.oracle.planner import make_planner, plan_batches, plans_of
+from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked
+from bagpipe.types.batch import Batch
+from tests.oracle.batches import make_batch, traces
+from tests.oracle.plan_bytes import as_bytes
+
+
+def sharded_plans(spec: OracleSpec, batches: Sequence[Batch], shard_of_table: Sequence[int]) -> list[CachePlan]:
+    """Plans from the results of shards in this process; each sees its own features alone."""
+    shards = []
+    for shard in range(max(shard_of_table, default=0) + 1):
+        tables = {table for table, its in enumerate(shard_of_table) if its == shard}
+        features = sorted({ref.feature for ref in spec.features if ref.table in tables})
+        shards.append((ShardIndexer(spec, tables, features), features))
+
+    def results(number: int) -> list[IndexedBatch]:
+        return [shard.index(narrowed(batches[number], features)) for shard, features in shards]
+
+    planner = make_planner(spec, MergedIndexer(spec, shard_of_table, results))
+    return list(plans_of(planner, batches))
+
+
+def narrowed(batch: Batch, features: list[int]) -> Batch:
+    """The batch with some of its features."""
+    starts = batch.feature_offsets()
+    parts = [batch.values[starts[feature] : starts[feature + 1]] for feature in features]
+    return dataclasses.replace(
+        batch,
+        values=np.concatenate([batch.values[:0], *parts]),
+        lengths=batch.lengths[features].reshape(-1, batch.num_examples),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(), st.data())
+def test_plans_of_shards_are_those_of_one_process(trace: tuple[OracleSpec, list[Batch]], data: st.DataObject) -> None:
+    spec, batches = trace
+    expected = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
+    num_tables = len(spec.table_rows)
+    shards = data.draw(st.lists(st.integers(0, 7), min_size=num_tables, max_size=num_tables))
+    assert [as_bytes(plan) for plan in sharded_plans(spec, batches, shards)] == expected
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4, 8])
+@pytest.mark.parametrize("table_rows", [None, 5_000])
+@pytest.mark.parametrize("assign", ["contiguous", "locality"])
+def test_a_long_trace_that_evicts(num_shards: int, table_rows: int | None, assign: str) -> None:
+    """Rows leave the window and the caches, and come back; the ring of linked handles grows and goes round."""
+    num_tables, lookahead = 9, 6
+    rng = np.random.default_rng(3)
+    batches = [
+        make_batch(number, (rng.zipf(1.2, (num_tables, 60, 2)) % 4_999).tolist()) for number in range(5 * lookahead)
+    ]
+    spec = OracleSpec(
+        table_rows=(table_rows,) * num_tables,
+        features=tuple(FeatureRef(feature=table, table=table) for table in range(num_tables)),
+        num_slots=700,
+        lookahead=lookahead,
+        world_size=3,
+        assign=assign,
+    )
+    assert is_linked(spec) == (table_rows is None)
+    shards = assign_tables([1.0] * num_tables, num_shards)
+    expected = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
+    assert [as_bytes(plan) for plan in sharded_plans(spec, batches, shards)] == expected
+
+
+def test_an_id_outside_its_table_has_the_tables_number() -> None:
+    spec = OracleSpec(
+        table_rows=(9, 9), features=tuple(FeatureRef(feature=n, table=n) for n in (0, 1)), num_slots=9, lookahead=1
+    )
+    with pytest.raises(InputError, match=r"batch 0, table number 1: expected ids in \[0, 9\), got 12"):
+        sharded_plans(spec, [make_batch(0, [[[1]], [[12]]])], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_shards", "expected"),
+    [
+        ([5, 1, 1, 1, 1, 1], 2, (0, 1, 1, 1, 1, 1)),
+        ([1, 1, 1, 1], 2, (0, 1, 0, 1)),
+        ([0, 0, 0], 3, (0, 1, 2)),
+        ([3, 2, 2], 1, (0, 0, 0)),
+    ],
+)
+def test_the_largest_table_goes_first_to_the_emptiest_shard(
+    sizes: list[float], num_shards: int, expected: tuple[int, ...]
+) -> None:
+    assert assign_tables(sizes, num_shards) == expected
