@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.spec_check import check_spec
 from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.oracle.spec_check import check_spec
 from bagpipe.types.batch import Batch
 
 __all__ = ["BatchPlanner", "GlobalPlan", "WindowPlanner"]

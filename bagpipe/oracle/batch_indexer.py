@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.index import BatchIndex, Indexer
 from bagpipe.oracle.links import RowLinks
@@ -29,6 +32,7 @@ class IndexedBatch:
         whole: the index of the batch for a single rank; else None.
         rank_indexes: by rank; empty for a single rank.
         links: of its unique rows to their previous uses, if they are known (`bagpipe.oracle.shard`).
+        next_use: with the horizon `log`: int32 ``[len(unique)]``, as `Indexer.next_use`; else None.
     """
 
     batch_index: int
@@ -36,6 +40,7 @@ class IndexedBatch:
     whole: BatchIndex | None
     rank_indexes: tuple[RankIndex, ...]
     links: RowLinks | None = None
+    next_use: NDArray[np.int32] | None = None
 
 
 class Indexes(Protocol):
@@ -74,11 +79,16 @@ class BatchIndexer:
         """Index and split a batch.
 
         Raises:
-            InputError: an id outside its table.
+            InputError: an id outside its table; or the horizon is `log` and the batch has no next uses.
         """
         index = self._indexer.index(batch)
+        next_use = self._indexer.next_use(batch, index) if self._spec.horizon == "log" else None
         if self._assigner is None:
-            return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=index, rank_indexes=())
+            return IndexedBatch(
+                batch_index=batch.index, unique=index.unique, whole=index, rank_indexes=(), next_use=next_use
+            )
         rank_indexes = split_index(batch, self._spec, index, self._assigner.assign(batch, index))
         self._assigner.learn(index, rank_indexes)
-        return IndexedBatch(batch_index=batch.index, unique=index.unique, whole=None, rank_indexes=rank_indexes)
+        return IndexedBatch(
+            batch_index=batch.index, unique=index.unique, whole=None, rank_indexes=rank_indexes, next_use=next_use
+        )

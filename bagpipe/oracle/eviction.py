@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.lrfu import TICKS
+from bagpipe.types.batch import NO_USE
 
 __all__ = ["NEVER", "NEVER_PRIORITY", "POLICIES", "EvictionQueue", "Policy", "idle_priority"]
 
 #: Next use of an idle row: no use in the window.
-NEVER = np.iinfo(np.int32).max
+NEVER = NO_USE
 #: Priorities at or above this belong to idle rows. Batch indices stay below it.
 NEVER_PRIORITY = 1 << 30
 _OLDEST_PRIORITY = (1 << 31) - 1

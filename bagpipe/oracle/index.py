@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.types.batch import Batch
 
 __all__ = ["BatchIndex", "Indexer"]
+
+_Integer = TypeVar("_Integer", np.int32, np.int64)
 
 _NARROW_BITS = 32
 #: Ids per table, on average, below which a call for all tables is cheaper than a call for each.
@@ -71,6 +74,7 @@ class Indexer:
         self._last_ids = np.array([_ANY_ID if rows is None else rows - 1 for rows in spec.table_rows], dtype=np.uint64)
         self._features = np.array([ref.feature for ref in spec.features], dtype=np.int64)
         tables = [ref.table for ref in spec.features]
+        self._shares_tables = len(set(tables)) < len(tables)
         # Where each table's segments start: those of a table follow each other.
         self._first_segments = np.searchsorted(tables, np.arange(len(spec.table_rows) + 1))
         self._words = np.empty(0, dtype=np.uint64)
@@ -127,20 +131,40 @@ class Indexer:
             order=order.astype(np.int32),
         )
 
+    def next_use(self, batch: Batch, index: BatchIndex) -> NDArray[np.int32]:
+        """int32 ``[len(unique)]``: the next batch of the log that uses each row, as `Batch.next_use` tells.
+
+        Raises:
+            InputError: the batch does not tell.
+        """
+        if batch.next_use is None:
+            raise InputError(f"batch {batch.index} does not tell the next uses that the horizon log needs")
+        of_occurrences, _ = self._in_segments(batch, batch.next_use)
+        if not self._shares_tables:  # the last occurrence of a row is in its last example
+            return of_occurrences.take(index.order.take(index.offsets[1:] - 1))
+        if not len(index.unique):
+            return np.empty(0, dtype=np.int32)
+        latest: NDArray[np.int32] = np.maximum.reduceat(of_occurrences.take(index.order), index.offsets[:-1])
+        return latest
+
     def _occurrences(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids in segment order, and where each table's occurrences start: int64 ``[num_tables + 1]``."""
+        return self._in_segments(batch, batch.values)
+
+    def _in_segments(self, batch: Batch, array: NDArray[_Integer]) -> tuple[NDArray[_Integer], NDArray[np.int64]]:
+        """As `_occurrences`, of one number per occurrence."""
         feature_offsets = batch.feature_offsets()
         ends = np.zeros(self._features.shape[0] + 1, dtype=np.int64)
         np.cumsum(np.diff(feature_offsets).take(self._features), out=ends[1:])
         if self._features.tolist() == list(range(batch.num_features)):
-            values = batch.values
+            values = array
         elif self._features.shape[0]:
             starts, stops = feature_offsets.take(self._features), feature_offsets.take(self._features + 1)
             values = np.concatenate(
-                [batch.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+                [array[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
             )
         else:
-            values = batch.values[:0]
+            values = array[:0]
         return values, ends.take(self._first_segments)
 
     def _largest_ids(

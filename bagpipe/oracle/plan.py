@@ -33,6 +33,8 @@ __all__ = [
 NO_BATCH = -1
 #: A sixth of the cache. In benchmarks/overlap, with caches of 2.0 batches, 13 % of it leaves right after a use.
 SPARE_PART = 6
+#: Choices of `OracleSpec.horizon`.
+HORIZONS = ("window", "log")
 
 
 def spare_slots(cache_rows: int) -> int:
@@ -75,6 +77,8 @@ class OracleSpec:
             `bagpipe.oracle.assign.share_bounds`.
         rows_delay: batches between the lookup of a batch and the latest update that it sees, 0 or 1. A row stays in its
             slot from a lookup until the update that follows, so with 1 the rows of two batches are held at a time.
+        horizon: what orders rows without a use in the window: window: their past uses; log: their next use in the
+            whole log, which the batches tell (`Batch.next_use`).
     """
 
     table_rows: tuple[int | None, ...]
@@ -87,6 +91,7 @@ class OracleSpec:
     assign: str = "contiguous"
     example_shares: tuple[int, ...] = ()
     rows_delay: int = 0
+    horizon: str = "window"
 
     @property
     def slots_per_rank(self) -> int:

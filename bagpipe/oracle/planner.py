@@ -139,10 +139,9 @@ class Planner:
         return len(self._latest_rows) - int(np.count_nonzero(places_among(self._latest_rows, indexed.unique) >= 0))
 
     def _no_room(self, batch: Batch, num_unique: int, num_held: int) -> CapacityError:
-        spec, world_size = self.spec, self.spec.world_size
-        size, grows = spec.num_slots * world_size, spec.grows
+        size, of = self.spec.num_slots * self.spec.world_size, self.spec
         return CapacityError.of_batch(
-            batch.index, num_unique, num_slots=size, world_size=world_size, num_held=num_held, grows=grows
+            batch.index, num_unique, num_slots=size, world_size=of.world_size, num_held=num_held, grows=of.grows
         )
 
     def pass_over(self, batch: Batch) -> None:
@@ -177,8 +176,11 @@ class Planner:
 
         owners = self._fill(batch, slots, used, misses_of_ranks, fetch_new)
         self._slot_state.next_use[slots] = next_use
-        self._slot_state.lrfu_score[slots[missing]] = scores
-        self._slot_state.lrfu_score[slots] = self._clock.use(self._slot_state.lrfu_score.take(slots))
+        if indexed.next_use is None:
+            self._slot_state.idle_key[slots[missing]] = scores
+            self._slot_state.idle_key[slots] = self._clock.use(self._slot_state.idle_key.take(slots))
+        else:
+            self._slot_state.idle_key[slots] = indexed.next_use
         return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
 
     def _reserve(self) -> None:
@@ -281,7 +283,8 @@ class Planner:
         self._slot_of_handle[handles] = -1
         remembered = self._slot_state.next_use.take(slots) != NEVER
         self._evicted_at[handles[remembered]] = now
-        self._handles.remember(handles, self._slot_state.lrfu_score.take(slots), counts)
+        if self.spec.horizon == "window":
+            self._handles.remember(handles, self._slot_state.idle_key.take(slots), counts)
         self._handles.release(handles[~remembered])
         slots %= self.spec.slots_per_rank
         ends = np.cumsum(counts).tolist()
@@ -306,8 +309,7 @@ class Planner:
         self, now: int, slots: NDArray[np.int64], missing: NDArray[np.int64], next_use: NDArray[np.int32]
     ) -> GlobalRows:
         """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
-        # With a window of one batch the next batch is unknown, so any row can be in it.
-        blind = self.spec.lookahead == 1
+        blind = self.spec.lookahead == 1  # the next batch is unknown, so any row can be in it
         push_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._resident_sets[0].use(slots, next_use)
@@ -374,9 +376,7 @@ def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iter
 
 
 def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:
-    new = np.full(size, fill, dtype=np.int32)
-    new[: array.shape[0]] = array
-    return new
+    return np.pad(array, (0, size - array.shape[0]), constant_values=fill)
 
 
 def _make_handles(spec: OracleSpec) -> DenseHandles | HashHandles:

@@ -18,6 +18,8 @@ there are spare slots: after that, victims are idle rows that wait for nothing. 
 
 Most rows of a batch are needed again soon and are never evicted, so only rows whose next use lies beyond a *horizon*
 are queued. If those do not suffice, all slots are queued once and the horizon halves. The victims are the same.
+
+Idle rows leave by their scores, or with `OracleSpec.horizon` log by their next use in the whole log, farthest first.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER, NEVER_PRIORITY, POLICIES, EvictionQueue, idle_priority
+from bagpipe.oracle.far_queue import FarQueue, far_priority
 from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec, slots_of, spare_slots
 
@@ -42,12 +45,13 @@ class SlotState:
     Attributes:
         handle: int64, the row in the slot, -1 if it is free.
         next_use: int32, the next batch that uses the row, `NEVER` if the row is idle.
-        lrfu_score: int32, the row's score, see `bagpipe.oracle.lrfu`.
+        idle_key: int32, the row's score, see `bagpipe.oracle.lrfu`. With the horizon `log`: the next batch of the log
+            that uses the row, `NEVER` if there is none.
     """
 
     handle: NDArray[np.int64]
     next_use: NDArray[np.int32]
-    lrfu_score: NDArray[np.int32]
+    idle_key: NDArray[np.int32]
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotState:
@@ -58,11 +62,11 @@ class SlotState:
         """Make slots `start` to `stop` free ones."""
         self.handle[start:stop] = -1
         self.next_use[start:stop] = NEVER
-        self.lrfu_score[start:stop] = NO_SCORE
+        self.idle_key[start:stop] = NO_SCORE
 
     def part(self, start: int, stop: int) -> SlotState:
         """A view of slots `start` to `stop`."""
-        return SlotState(self.handle[start:stop], self.next_use[start:stop], self.lrfu_score[start:stop])
+        return SlotState(self.handle[start:stop], self.next_use[start:stop], self.idle_key[start:stop])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +95,7 @@ class ResidentSet:
     """The rows resident at one rank. Slots are numbered from 0 on every rank.
 
     Args:
-        state: the rank's slots. The planner updates `next_use` and `lrfu_score`.
+        state: the rank's slots. The planner updates `next_use` and `idle_key`.
 
     Attributes:
         num_rows: cache rows that have slots. At most `OracleSpec.num_slots`, and less only while the cache grows.
@@ -101,7 +105,8 @@ class ResidentSet:
     def __init__(self, spec: OracleSpec, state: SlotState) -> None:
         self._state = state
         self._policy = POLICIES[spec.policy]
-        self._queue = EvictionQueue(0)
+        self._sees_log = spec.horizon == "log"
+        self._queue = FarQueue(0) if self._sees_log else EvictionQueue(0)
         self._horizon = spec.lookahead * 7 // 8
         self._most_rows = spec.num_slots
         self._num_slots = self._num_free = self._spare_slots = 0
@@ -249,9 +254,14 @@ class ResidentSet:
         next_use = self._state.next_use.take(slots)
         is_idle = next_use == NEVER
         idle = slots[is_idle]
-        self._queue.push(idle, idle_priority(self._state.lrfu_score.take(idle)))
+        self._queue.push(idle, self._idle_priority(idle))
         later = ~is_idle & (next_use != now)
         self._queue.push(slots[later], next_use[later])
+
+    def _idle_priority(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32: the priorities of rows, as far as they are idle."""
+        scores = self._state.idle_key.take(slots)
+        return far_priority(scores) if self._sees_log else idle_priority(scores)
 
     def _take_earlier(self, count: int, spared: NDArray[np.int64]) -> NDArray[np.int64]:
         """The `count` slots, but for the spared ones, whose rows are needed last; none if there are fewer."""
@@ -259,7 +269,7 @@ class ResidentSet:
         if count <= 0 or slots.shape[0] < count:
             return slots[:0]
         next_use = self._state.next_use.take(slots)
-        priority = np.where(next_use == NEVER, idle_priority(self._state.lrfu_score.take(slots)), next_use)
+        priority = np.where(next_use == NEVER, self._idle_priority(slots), next_use)
         slots = slots.take(np.argsort(-priority, kind="stable")[:count])
         self._queue.remove(slots)
         return slots

@@ -172,6 +172,7 @@ class ShardMerger:
             whole=whole,
             rank_indexes=rank_indexes,
             links=self._joined_links([part.links for part in parts if part.links is not None], spans),
+            next_use=self._joined_next_use([part.next_use for part in parts if part.next_use is not None], spans),
         )
 
     def _each(self, spans: Sequence[tuple[int, int]]) -> zip[tuple[_Run, tuple[int, int]]]:
@@ -179,8 +180,13 @@ class ShardMerger:
 
     def _joined(self, arrays: Sequence[NDArray[_Number]], spans: Sequence[tuple[int, int]]) -> NDArray[_Number]:
         """A value for each row."""
-        parts = [arrays[run.shard][first:stop] for run, (first, stop) in self._each(spans)]
-        return np.concatenate([arrays[0][:0], *parts])
+        slices: list[NDArray[_Number]] = [arrays[run.shard][first:stop] for run, (first, stop) in self._each(spans)]
+        return np.concatenate([arrays[0][:0], *slices])
+
+    def _joined_next_use(
+        self, next_use: Sequence[NDArray[np.int32]], spans: Sequence[tuple[int, int]]
+    ) -> NDArray[np.int32] | None:
+        return self._joined(next_use, spans) if next_use else None
 
     def _joined_links(self, links: Sequence[RowLinks], spans: Sequence[tuple[int, int]]) -> RowLinks | None:
         if not links:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bagpipe.errors import InputError
 from bagpipe.oracle.assign import ASSIGNERS, check_shares
 from bagpipe.oracle.eviction import POLICIES
-from bagpipe.oracle.plan import OracleSpec, spare_slots
+from bagpipe.oracle.plan import HORIZONS, OracleSpec, spare_slots
 
 __all__ = ["MAX_RANKS", "MAX_SLOTS", "check_spec"]
 
@@ -30,6 +30,10 @@ def check_spec(spec: OracleSpec) -> None:
     if not 1 <= spec.world_size <= MAX_RANKS:
         raise InputError(f"the world size must be from 1 to {MAX_RANKS}, got {spec.world_size}")
     check_shares(spec)
+    if spec.horizon not in HORIZONS:
+        raise InputError(f"oracle.horizon must be one of {', '.join(HORIZONS)}, got {spec.horizon!r}")
+    if spec.horizon == "log" and spec.policy == "drop-unused":
+        raise InputError("oracle.horizon log orders idle rows, but oracle.policy drop-unused keeps none")
     if spec.grows and not spec.num_slots:
         raise InputError("cache.rows auto must be able to hold at least 1 row, got 0")
     if spec.num_slots < 0:

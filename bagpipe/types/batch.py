@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batch"]
+__all__ = ["NO_USE", "Batch"]
+
+#: In `Batch.next_use`: no batch uses the row again.
+NO_USE = np.iinfo(np.int32).max
 
 _Number = TypeVar("_Number", np.int64, np.float32)
 
@@ -28,6 +31,9 @@ class Batch:
         labels: float32 ``[num_examples]``; of data with several labels ``[num_examples, num_labels]``.
         example_weights: float32 ``[num_examples]`` weights of the examples in loss and metrics, or None when they have
             none.
+        next_use: int32 ``[num_occurrences]``, number of the batch that uses the row of each occurrence next, after this
+            occurrence; this batch itself where it does so again, and `NO_USE` if none does. None: not known. It is a
+            hint for the order of evictions and stays with the planner.
         reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
             batch. None: unknown. Its ``share``, if it has one, is that of the phase's batches up to this one.
         rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
@@ -43,6 +49,7 @@ class Batch:
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
     example_weights: NDArray[np.float32] | None = None
+    next_use: NDArray[np.int32] | None = None
     reader_state: Mapping[str, Any] | None = None
     rank_examples: tuple[int, ...] = ()
     parts: tuple[Batch, ...] = ()

@@ -23,7 +23,7 @@ from bagpipe.errors import InputError
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.harness.click_logs import SAMPLE_VARIABLE
 from benchmarks.policy.logs import EXPERIMENTS, Experiment, Log
-from benchmarks.policy.replay import HINDSIGHT, Cell, replay
+from benchmarks.policy.replay import HINDSIGHT, LOG_ORACLE, Cell, replay
 from benchmarks.policy.report import draw, tables
 
 OPTIMUM = "offline-belady"
@@ -37,6 +37,7 @@ def cells(experiment: Experiment, batch_size: int, distinct: int) -> Iterator[Ce
     for share, cache_rows in [*sizes, *((None, rows) for rows in experiment.cache_rows)]:
         todo: list[tuple[str, int | None]] = [(OPTIMUM, None)]
         last = experiment.lookaheads[-1]
+        todo += [(LOG_ORACLE, n) for n in reversed(experiment.lookaheads)]
         todo += [(policy, last) for policy in (POLICIES[0], HINDSIGHT)]
         todo += [(policy, None) for policy in BASELINES]
         todo += [(policy, n) for n in experiment.lookaheads for policy in POLICIES if (policy, n) not in todo]

@@ -6,7 +6,8 @@ The planner gets the unique rows of each batch in one table; nothing else influe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,15 @@ from bagpipe.oracle.planner import Planner, plans_of
 from bagpipe.types.batch import Batch
 from benchmarks.policy.logs import Log
 from data.replay.baselines import BASELINES, run_baseline
+from data.replay.next_use_file import NextUseFile
 
-__all__ = ["HINDSIGHT", "Cell", "replay"]
+__all__ = ["HINDSIGHT", "LOG_ORACLE", "Cell", "replay"]
 
 #: The planner with the number of uses of each row in the whole log, which no online policy knows. It bounds every
 #: policy that ranks rows by rate of use.
 HINDSIGHT = "hindsight"
+#: The planner with each row's next use in the whole log (`OracleSpec.horizon` log), whatever its window.
+LOG_ORACLE = "belady-log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class Cell:
     """Settings and outcome of one policy.
 
     Attributes:
-        policy: of the oracle, a baseline, or `HINDSIGHT`.
+        policy: of the oracle, a baseline, `HINDSIGHT` or `LOG_ORACLE`.
         lookahead: None for baselines.
         share: cache size as a share of the distinct rows; None: given in rows.
         rows_unique: unique rows, summed over batches.
@@ -71,27 +75,33 @@ def replay(log: Log, policy: str, lookahead: int | None, cache_rows: int, folder
         if policy in BASELINES:
             counts = run_baseline(policy, log.batches, num_rows=log.num_rows, num_slots=cache_rows, folder=folder)
             return Outcome(rows_unique=counts.rows_unique, rows_fetched=counts.misses - log.distinct)
-        return _by_planner(log, policy, lookahead or 1, cache_rows)
+        return _by_planner(log, policy, lookahead or 1, cache_rows, folder)
     except CapacityError as error:
         return Outcome(error=str(error))
 
 
-def _by_planner(log: Log, policy: str, lookahead: int, cache_rows: int) -> Outcome:
+def _by_planner(log: Log, policy: str, lookahead: int, cache_rows: int, folder: Path) -> Outcome:
     spec = OracleSpec(
         table_rows=(log.num_rows,),
         features=(FeatureRef(feature=0, table=0),),
         num_slots=cache_rows,
         lookahead=lookahead,
-        policy="belady-window" if policy == HINDSIGHT else policy,
+        policy="belady-window" if policy in (HINDSIGHT, LOG_ORACLE) else policy,
+        horizon="log" if policy == LOG_ORACLE else "window",
     )
     planner = Planner(spec)
     if policy == HINDSIGHT:
         _reveal(planner, log)
     misses = waiting = 0
-    for plan in plans_of(planner, _batches(log)):
-        owner = plan.owners[0]
-        misses += len(owner.fetch)
-        waiting += owner.evict_waiting > 0
+    with ExitStack() as stack:
+        batches = _batches(log)
+        if policy == LOG_ORACLE:
+            next_uses = stack.enter_context(NextUseFile(log.batches, log.num_rows, folder))
+            batches = (replace(batch, next_use=next_uses[batch.index]) for batch in batches)
+        for plan in plans_of(planner, batches):
+            owner = plan.owners[0]
+            misses += len(owner.fetch)
+            waiting += owner.evict_waiting > 0
     return Outcome(
         rows_unique=log.batches.num_rows, rows_fetched=misses - log.distinct, waiting=waiting / len(log.batches)
     )

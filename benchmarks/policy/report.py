@@ -16,6 +16,7 @@ _ORDER = ("sample", "kaggle", "zipf")
 _BASELINES = ("static-hot", "lfu", "lru")
 _LABELS: Mapping[str, str] = {
     "offline-belady": "offline-belady: rows fetched again, of unique rows",
+    "belady-log": "belady-log: true next use in the whole log",
     "hindsight": "belady-window told each row's uses in the whole log",
 }
 
@@ -59,7 +60,7 @@ def _rows(cells: Sequence[_Cell]) -> list[tuple[str, int | None]]:
     """Policies and lookaheads in the order of the table: ours from the longest lookahead, then the baselines."""
     known = {(cell["policy"], cell["lookahead"]) for cell in cells}
     looking = sorted({lookahead for _, lookahead in known if lookahead}, reverse=True)
-    order = [(policy, n) for policy in ("belady-window", "drop-unused", "hindsight") for n in looking]
+    order = [(policy, n) for policy in ("belady-log", "belady-window", "drop-unused", "hindsight") for n in looking]
     order += [(policy, None) for policy in (*_BASELINES, "offline-belady")]
     return [row for row in order if row in known]
 
@@ -77,7 +78,8 @@ def _entry(cell: _Cell | None) -> str:
         return f"{cell['rows_fetched'] / cell['rows_unique']:.2%}"
     if cell["ratio"] is None:
         return "-"
-    waits = f" (w {cell['waiting']:.0%})" if cell["waiting"] and cell["policy"] == "belady-window" else ""
+    is_ours = cell["policy"] in ("belady-log", "belady-window")
+    waits = f" (w {cell['waiting']:.0%})" if cell["waiting"] and is_ours else ""
     return f"{cell['ratio']:.2f}{waits}"
 
 

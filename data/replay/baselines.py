@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError, InputError
-from data.replay.row_batch_file import RowBatches, RowBatchFile
+from data.replay.next_use_file import NextUseFile
+from data.replay.row_batch_file import RowBatches
 
 __all__ = ["BASELINES", "Counts", "run_baseline"]
 
-_NEVER = np.iinfo(np.int32).max
 #: Keys of rows outside the cache, and of rows that the current batch uses. Keys in the queue are all others.
 _ABSENT = np.iinfo(np.int64).min
 _PINNED = _ABSENT + 1
@@ -232,17 +231,8 @@ def _lfu(log: _Log) -> Counts:
 
 
 def _offline_belady(log: _Log) -> Counts:
-    last = len(log.batches) - 1
-    with ExitStack() as stack:
-        # Written from the end of the log: the last batch comes first.
-        next_uses = stack.enter_context(RowBatchFile(log.folder, "next-uses"))
-        upcoming = np.full(log.num_rows, _NEVER, dtype=np.int32)
-        for number in range(last, -1, -1):
-            rows = log.batches[number]
-            next_uses.append(upcoming[rows])
-            upcoming[rows] = number
-        del upcoming
-        return _replay(log, lambda number, rows, entered: -next_uses[last - number].astype(np.int64))
+    with NextUseFile(log.batches, log.num_rows, log.folder) as next_uses:
+        return _replay(log, lambda number, rows, entered: -next_uses[number].astype(np.int64))
 
 
 def _static_hot(log: _Log) -> Counts:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
-from bagpipe.types.batch import Batch
+from bagpipe.types.batch import NO_USE, Batch
 
 #: Ids with edge-case bit patterns of 64-bit integers.
 WIDE_IDS = [0, 1, 2, -1, -2, 2**63 - 1, -(2**63), 2**45, 2**50 + 3, 2**50 + 4]
@@ -77,6 +77,34 @@ def traces(draw: st.DrawFn, *, max_batches: int = 14, max_ranks: int = 5) -> tup
         rows_delay=rows_delay,
     )
     return spec, batches
+
+
+@st.composite
+def far_traces(draw: st.DrawFn) -> tuple[OracleSpec, list[Batch]]:
+    """As `traces`, with the horizon `log`; batches tell next uses, true ones or any numbers."""
+    spec, batches = draw(traces())
+    spec = dataclasses.replace(spec, horizon="log", policy="belady-window")
+    if draw(st.booleans()):
+        return spec, with_next_uses(spec, batches)
+    wrong = st.integers(-1, 20) | st.sampled_from([NO_USE, NO_USE - 1, 5_000, 300_000])
+    return spec, [
+        dataclasses.replace(batch, next_use=np.array([draw(wrong) for _ in batch.values], dtype=np.int32))
+        for batch in batches
+    ]
+
+
+def with_next_uses(spec: OracleSpec, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches, each telling the true next uses of its rows."""
+    tables = {ref.feature: ref.table for ref in spec.features}
+    upcoming: dict[tuple[int, int], int] = {}
+    found = []
+    for batch in reversed(batches):
+        features = np.repeat(np.arange(batch.num_features), np.diff(batch.feature_offsets()))
+        rows = [(tables[feature], i) for feature, i in zip(features.tolist(), batch.values.tolist(), strict=True)]
+        next_use = np.array([upcoming.get(row, NO_USE) for row in rows], dtype=np.int32)
+        found.append(dataclasses.replace(batch, next_use=next_use))
+        upcoming.update(dict.fromkeys(rows, batch.index))
+    return found[::-1]
 
 
 def with_rank_examples(draw: st.DrawFn, batch: Batch, world_size: int) -> Batch:

@@ -7,13 +7,14 @@ import weakref
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, FeatureRef, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
-from tests.oracle.batches import make_batch, traces
+from tests.oracle.batches import far_traces, make_batch, traces, with_next_uses
 from tests.oracle.plan_bytes import as_bytes
 
 
@@ -45,6 +46,62 @@ def plans_of(ids: str, spec: OracleSpec) -> list[str]:
 def test_every_plan_of_every_trace_is_valid(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     assert verify(plan_batches(batches, spec), spec).num_batches == len(batches)
+
+
+@given(far_traces())
+def test_every_plan_is_valid_whatever_the_batches_tell_of_next_uses(trace: tuple[OracleSpec, list[Batch]]) -> None:
+    spec, batches = trace
+    assert verify(plan_batches(batches, spec), spec).num_batches == len(batches)
+
+
+@given(st.lists(st.integers(0, 30), max_size=90), st.integers(1, 4), st.integers(SPARE_PART, 12))
+def test_with_the_whole_log_no_more_rows_are_read_than_by_offline_belady(
+    ids: list[int], lookahead: int, num_slots: int
+) -> None:
+    # A batch has one row and there is a spare slot, so no eviction waits.
+    batches = [make_batch(index, [[[row]]]) for index, row in enumerate(ids)]
+    spec = dataclasses.replace(spec_of(num_slots, lookahead), horizon="log")
+    fetched = sum(len(plan.owners[0].fetch) for _, plan in plan_batches(with_next_uses(spec, batches), spec))
+    assert fetched <= misses_of_belady(ids, num_slots)
+
+
+def misses_of_belady(ids: list[int], num_slots: int) -> int:
+    """Misses of the offline optimum for single rows."""
+    resident: set[int] = set()
+    misses = 0
+    for now, row in enumerate(ids):
+        if row not in resident:
+            misses += 1
+            if len(resident) == num_slots:
+                rest = ids[now:]
+                resident.remove(max(resident, key=lambda one: rest.index(one) if one in rest else len(ids)))
+            resident.add(row)
+    return misses
+
+
+def test_rows_are_evicted_by_next_use_beyond_the_window() -> None:
+    letters = "abcdefghabcdefgh"
+    near, far = spec_of(6, 2), dataclasses.replace(spec_of(6, 2), horizon="log")
+    batches = with_next_uses(far, one_id_a_batch(letters))
+    fetched = [
+        "".join(chr(i) for _, plan in plan_batches(batches, spec) for i in plan.owners[0].fetch.ids)
+        for spec in (near, far)
+    ]
+    assert fetched == ["abcdefghabcdefgh", "abcdefghfg"]
+
+
+def test_the_horizon_log_needs_batches_that_tell_next_uses() -> None:
+    with pytest.raises(InputError, match="batch 0 does not tell the next uses"):
+        list(plan_batches(one_id_a_batch("a"), dataclasses.replace(spec_of(3, 2), horizon="log")))
+
+
+@pytest.mark.parametrize(
+    ("horizon", "policy", "problem"),
+    [("day", "belady-window", "oracle.horizon must be one of"), ("log", "drop-unused", "oracle.horizon log orders")],
+)
+def test_an_impossible_horizon_is_refused(horizon: str, policy: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        make_planner(dataclasses.replace(spec_of(3, 2, policy), horizon=horizon))
 
 
 @given(traces())

@@ -16,7 +16,7 @@ from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import make_planner, plan_batches, plans_of
 from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked
 from bagpipe.types.batch import Batch
-from tests.oracle.batches import make_batch, traces
+from tests.oracle.batches import far_traces, make_batch, traces
 from tests.oracle.plan_bytes import as_bytes
 
 
@@ -38,16 +38,19 @@ def sharded_plans(spec: OracleSpec, batches: Sequence[Batch], shard_of_table: Se
 def narrowed(batch: Batch, features: list[int]) -> Batch:
     """The batch with some of its features."""
     starts = batch.feature_offsets()
-    parts = [batch.values[starts[feature] : starts[feature + 1]] for feature in features]
+    chosen = np.concatenate(
+        [np.empty(0, dtype=np.int64), *(np.arange(starts[feature], starts[feature + 1]) for feature in features)]
+    )
     return dataclasses.replace(
         batch,
-        values=np.concatenate([batch.values[:0], *parts]),
+        values=batch.values[chosen],
         lengths=batch.lengths[features].reshape(-1, batch.num_examples),
+        next_use=None if batch.next_use is None else batch.next_use[chosen],
     )
 
 
 @settings(max_examples=100, deadline=None)
-@given(traces(), st.data())
+@given(traces() | far_traces(), st.data())
 def test_plans_of_shards_are_those_of_one_process(trace: tuple[OracleSpec, list[Batch]], data: st.DataObject) -> None:
     spec, batches = trace
     expected = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
