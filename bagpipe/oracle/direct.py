@@ -68,8 +68,9 @@ class DirectPlanner:
         """See `Planner.pass_over`."""
         self._indexer.index(batch)
 
-    def plan(self) -> CachePlan:
-        """Plan the oldest batch. IndexError if there is none."""
+    def plan(self, *, more_follow: bool = False) -> CachePlan:
+        """Plan the oldest batch, whatever follows. IndexError if there is none."""
+        del more_follow  # nothing is known of the next batch
         batch = self._window.popleft()
         unique, num_unique = batch.unique, len(batch.unique)
         leaving = self._resident.popleft()

@@ -29,7 +29,7 @@ from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.resident_set import ResidentSet, SlotState
 from bagpipe.oracle.spec_check import check_spec
-from bagpipe.oracle.window import NextUses, RankCounts
+from bagpipe.oracle.window import NextUses, RankCounts, UnseenUses
 from bagpipe.types.batch import Batch
 
 __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
@@ -71,6 +71,7 @@ class Planner:
         self._clock = LrfuClock(0 if spec.grows else spec.num_slots * spec.world_size)
         self._largest = 0  # unique rows of a batch pushed so far
         self._latest_rows: RowList | None = None  # of the batch pushed last
+        self._unseen = UnseenUses(spec.lookahead)
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
@@ -160,10 +161,15 @@ class Planner:
         """
         return self._indexer.num_unique(batch)
 
-    def plan(self) -> CachePlan:
-        """Remove the oldest batch from the window and plan it. IndexError if the window is empty."""
+    def plan(self, *, more_follow: bool = False) -> CachePlan:
+        """Remove the oldest batch from the window and plan it. IndexError if the window is empty.
+
+        Args:
+            more_follow: batches can follow those in a window that is not full: they have not arrived.
+        """
         batch = self._window.popleft()
         indexed, handles, now = batch.indexed, batch.handles, batch.indexed.batch_index
+        self._unseen.plan(now, self._window[-1].indexed.batch_index if self._window else now)
         slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
@@ -181,7 +187,9 @@ class Planner:
             self._slot_state.idle_key[slots] = self._clock.use(self._slot_state.idle_key.take(slots))
         else:
             self._slot_state.idle_key[slots] = indexed.next_use
-        return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
+        # With a window of one batch the next batch is unknown, so any row can be in it.
+        blind = self.spec.lookahead == 1 or (more_follow and not self._window)
+        return assemble(indexed, self._describe(now, slots, missing, next_use, blind=blind), owners)
 
     def _reserve(self) -> None:
         """Let the caches grow to the rows of a few batches."""
@@ -258,7 +266,7 @@ class Planner:
                     evict_slots=emptied.astype(np.int32),
                     evict_after=victims[rank].after,
                     evict_waiting=victims[rank].num_waiting,
-                    fetch_after=self._fetch_after(handles[~is_new], now),
+                    fetch_after=self._fetch_after(handles[~is_new]),
                     num_slots=resident_set.num_slots_used,
                 )
             )
@@ -293,23 +301,24 @@ class Planner:
             for offsets, start, stop in zip(table_offsets, [0, *ends[:-1]], ends, strict=True)
         ]
 
-    def _fetch_after(self, handles: NDArray[np.int64], now: int) -> int:
-        """The latest eviction, by any rank, of any of these known rows.
-
-        The eviction of an idle row is not recorded. Its next use was beyond the window, so it was evicted at
-        ``now - lookahead`` at the latest.
-        """
+    def _fetch_after(self, handles: NDArray[np.int64]) -> int:
+        """The latest eviction, by any rank, of any of these known rows. That of an idle row is in no record."""
         if not handles.shape[0]:
             return NO_BATCH
         known = int(self._evicted_at[handles].max())
         self._evicted_at[handles] = NO_BATCH
-        return max(known, now - self.spec.lookahead, NO_BATCH)
+        return max(known, self._unseen.latest)
 
     def _describe(
-        self, now: int, slots: NDArray[np.int64], missing: NDArray[np.int64], next_use: NDArray[np.int32]
+        self,
+        now: int,
+        slots: NDArray[np.int64],
+        missing: NDArray[np.int64],
+        next_use: NDArray[np.int32],
+        *,
+        blind: bool,
     ) -> GlobalRows:
         """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
-        blind = self.spec.lookahead == 1  # the next batch is unknown, so any row can be in it
         push_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._resident_sets[0].use(slots, next_use)

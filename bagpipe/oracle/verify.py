@@ -69,8 +69,11 @@ class Verifier:
         self.spec = spec
         self.evictions_waiting = 0
         self._shares = spec.example_shares or (1,) * spec.world_size
-        # Without a cache, or with a window of one batch, every row counts as needed next.
-        self._is_blind = spec.num_slots == 0 or spec.lookahead == 1
+        # Without a cache, or with a window of one batch, every row counts as needed next: at all batches, and at the
+        # previous one.
+        self._is_blind = self._was_blind = spec.num_slots == 0 or spec.lookahead == 1
+        # Batches whose windows were short, each with the last batch in it.
+        self._short_windows: list[tuple[int, int]] = []
         self._batch_index = NO_BATCH
         self._home: dict[Row, Home] = {}
         self._row_at: dict[Home, Row] = {}
@@ -83,8 +86,12 @@ class Verifier:
         # Of the previous batch: which of its rows each record marks as needed by the next batch.
         self._previous_marks: list[dict[Row, bool]] = []
 
-    def check(self, batch: Batch, plan: CachePlan) -> None:
+    def check(self, batch: Batch, plan: CachePlan, *, last_seen: int | None = None) -> None:
         """Replay one batch.
+
+        Args:
+            last_seen: the last batch in the window when this one was planned, if that was not full and others have
+                followed; None: it was full, or the data has ended.
 
         Raises:
             PlanError: the plan breaks an invariant.
@@ -114,12 +121,15 @@ class Verifier:
             self._check_served(rank, exchange, rows_of_ranks)
             self._check_pulls(rank, exchange, rows_of_ranks[rank])
             self._check_ready(rank, exchange, plan.owners)
+        self._was_blind = self._is_blind or last_seen == batch.index
+        if last_seen is not None:
+            self._short_windows.append((batch.index, last_seen))
         self._check_marks_now(plan, rows_of_ranks)
         self._update(rows)
 
     def finish(self) -> None:
         """End of the run: no row is needed by a next batch."""
-        if not self._is_blind and any(any(marks.values()) for marks in self._previous_marks):
+        if not self._was_blind and any(any(marks.values()) for marks in self._previous_marks):
             self._fail("rows are marked as needed by the next batch, but there is none")
 
     def _check_examples(self, batch: Batch, plan: CachePlan) -> list[list[int]]:
@@ -168,14 +178,14 @@ class Verifier:
             for row, is_marked in marks.items():
                 if row in rows and not is_marked:
                     self._fail(f"row {row} of the previous batch is needed now but not marked sync now")
-                if row not in rows and is_marked and not self._is_blind:
+                if row not in rows and is_marked and not self._was_blind:
                     self._fail(f"row {row} of the previous batch is marked sync now but not needed")
 
     def _check_marks_now(self, plan: CachePlan, rows_of_ranks: Sequence[Sequence[Row]]) -> None:
         marks = [(rows, consumer.push_now) for rows, consumer in zip(rows_of_ranks, plan.consumers, strict=True)]
         marks += [(_rows_of(exchange.owned), exchange.owned_push_now) for exchange in plan.exchanges]
         self._previous_marks = [dict(zip(rows, flags.tolist(), strict=True)) for rows, flags in marks]
-        if self._is_blind and not all(all(marks.values()) for marks in self._previous_marks):
+        if self._was_blind and not all(all(marks.values()) for marks in self._previous_marks):
             self._fail("a row is not marked sync now, but the next batch is unknown")
 
     def _check_evict(self, rank: int, owner: OwnerPlan, used: set[Row], fetched: set[Row]) -> None:
@@ -213,6 +223,9 @@ class Verifier:
         if not set(fetched) <= used:
             self._fail("fetches a row that the batch does not use")
         needed_wait = NO_BATCH
+        # The latest batch whose window ended before this one: until then the row could leave unseen.
+        short = (number for number, last_seen in self._short_windows if last_seen < self._batch_index)
+        unseen = max([self._batch_index - self.spec.lookahead, *short])
         for row, slot, is_new in zip(fetched, owner.fetch_slots.tolist(), owner.fetch_new.tolist(), strict=True):
             if row in self._home:
                 self._fail(f"fetches {row}, which is resident")
@@ -227,9 +240,7 @@ class Verifier:
                 f"fetches {row} after batch {owner.fetch_after}, evicted at {self._last_eviction.get(row)}",
             )
             if not is_new:
-                needed_wait = max(
-                    needed_wait, self._last_eviction.get(row, NO_BATCH), self._batch_index - self.spec.lookahead
-                )
+                needed_wait = max(needed_wait, self._last_eviction.get(row, NO_BATCH), unseen)
             self._home[row] = (rank, slot)
             self._row_at[rank, slot] = row
             self._num_slots_used[rank] = max(self._num_slots_used[rank], slot + 1)

@@ -12,14 +12,16 @@ difference between the latest entry and the oldest is the number of uses in betw
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER
+from bagpipe.oracle.plan import NO_BATCH
 
-__all__ = ["NextUses", "RankCounts"]
+__all__ = ["NextUses", "RankCounts", "UnseenUses"]
 
 _NOT_IN_WINDOW = -1
 
@@ -148,3 +150,27 @@ class NextUses:
         used = np.flatnonzero(self._entry_of_handle >= 0)
         self._entry_of_handle[used] = (self._entry_of_handle[used] - self._head) & mask
         self._head = 0
+
+
+class UnseenUses:
+    """The latest batch whose window did not show the batch that is planned: until then a row of it could leave as idle.
+
+    A full window shows the batch from ``lookahead - 1`` batches before on. A window is short at the end of the data,
+    where nothing follows, and where the batches that follow have not arrived.
+
+    Attributes:
+        latest: that batch, of the batch planned last; `NO_BATCH`: none.
+    """
+
+    def __init__(self, lookahead: int) -> None:
+        self.latest = NO_BATCH
+        self._lookahead = lookahead
+        self._short: deque[tuple[int, int]] = deque()  # batches with short windows, each with the last batch in it
+
+    def plan(self, batch_index: int, last_index: int) -> None:
+        """A batch is planned; the last batch in its window is `last_index`. Batches come in order."""
+        if last_index < batch_index + self._lookahead - 1:
+            self._short.append((batch_index, last_index))
+        while self._short and self._short[0][1] < batch_index:
+            self.latest = max(self.latest, self._short.popleft()[0])
+        self.latest = max(self.latest, batch_index - self._lookahead)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.plan import NO_BATCH, SPARE_PART, FeatureRef, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches
-from bagpipe.oracle.verify import verify
+from bagpipe.oracle.verify import Verifier, verify
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces, with_next_uses
 from tests.oracle.plan_bytes import as_bytes
@@ -126,6 +127,39 @@ def test_a_cache_grows_before_rows_leave_that_the_window_uses(trace: tuple[Oracl
             for table, i in rows_of(owner.fetch):
                 assert left.get((table, i), number - spec.lookahead) + spec.lookahead <= number
             left |= dict.fromkeys(rows_of(owner.evict), number)
+
+
+@given(traces(), st.lists(st.integers(1, 4), max_size=14), st.booleans())
+def test_plans_of_batches_that_arrive_late_are_valid(
+    trace: tuple[OracleSpec, list[Batch]], arrivals: list[int], ends: bool
+) -> None:
+    """Whatever number of batches arrives between two plans: the window is planned with what there is."""
+    spec, batches = trace
+    planner, verifier, waiting = make_planner(spec), Verifier(spec), iter(batches)
+    window: list[Batch] = []
+    left = len(batches)
+    for number in [*arrivals, *[len(batches)] * ends]:
+        for batch in itertools.islice(waiting, number):
+            planner.push(batch)
+            window.append(batch)
+            left -= 1
+            if planner.is_ready:
+                verifier.check(window.pop(0), planner.plan())
+        while window:
+            last_seen = window[-1].index if left or not ends else None
+            verifier.check(window.pop(0), planner.plan(more_follow=last_seen is not None), last_seen=last_seen)
+    if ends:
+        verifier.finish()
+
+
+def test_a_row_that_left_unseen_waits_for_its_write_back() -> None:
+    """Batch 2 evicts row a, and its window does not show batch 3, which reads a again."""
+    planner = make_planner(spec_of(1, lookahead=8))
+    waits = []
+    for batch in one_id_a_batch("abca"):
+        planner.push(batch)
+        waits.append(planner.plan(more_follow=True).owners[0].fetch_after)
+    assert waits == [NO_BATCH, NO_BATCH, NO_BATCH, 2]
 
 
 def rows_of(rows: RowList) -> list[tuple[int, int]]:
