@@ -88,6 +88,7 @@ class Receiver:
         self._peak = 0
         self._reconnects = 0
         self._final: Exception | None = None
+        self._waited_for: Item | None = None  # what `take` returns next, if `wait` has seen it
         # What both threads use.
         self._lock = threading.Lock()
         self._attempt: Link | None = None
@@ -139,16 +140,24 @@ class Receiver:
         Raises:
             InputError, CapacityError, JobError: the cacher's error, or its loss. Every later call raises it again.
         """
-        if self._final is not None and self._received.empty():
+        item, self._waited_for = self._waited_for, None
+        if item is None and self._final is not None and self._received.empty():
             raise self._final
         try:
-            item = self._received.get(timeout=timeout_s)
+            item = item or self._received.get(timeout=timeout_s)
         except queue.Empty:
             raise JobError(f"the cacher at {self._address} did not answer within {timeout_s:g} s") from None
         if isinstance(item.content, Exception):
             self._final = item.content  # later calls raise it again
             raise item.content
         return item
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `take` does not wait, at most so long; of the thread that takes. False: it would."""
+        if self._waited_for is None and (self._final is None or not self._received.empty()):
+            with suppress(queue.Empty):
+                self._waited_for = self._received.get(timeout=timeout_s)
+        return self._waited_for is not None or self._final is not None
 
     def interrupt(self) -> None:
         """Make a waiting `take` raise a JobError. From any thread; no `take` can follow."""

@@ -142,6 +142,10 @@ class RemoteBatches:
         """Make a waiting iterator raise a JobError, because the job has failed. From any thread."""
         self._receiver.interrupt()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the running iterator can go on without waiting, at most so long. False: it cannot yet."""
+        return self._receiver.wait(timeout_s)
+
     @property
     def identity(self) -> BatchIdentity:
         """Data files and code that the cacher's batches are made from. Available once entered."""

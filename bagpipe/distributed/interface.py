@@ -18,8 +18,9 @@ class StepVote(enum.IntEnum):
     """A rank's vote on the next batch. The maximum over all ranks wins."""
 
     GO = 0
-    END = 1  # the rank has no further batch
-    STOP = 2  # the rank was asked to stop
+    WAIT = 1  # the rank's next batch has not come: all vote again
+    END = 2  # the rank has no further batch
+    STOP = 3  # the rank was asked to stop
 
 
 class Peers(Protocol):
@@ -59,7 +60,7 @@ class Peers(Protocol):
         ...
 
     def agree(self, vote: StepVote) -> StepVote:
-        """The maximum of all ranks' votes. The data lane calls it once before each batch.
+        """The maximum of all ranks' votes. The data lane calls it before each batch, until no rank waits.
 
         Raises:
             PeerError: as `exchange`.

@@ -87,6 +87,7 @@ class Job:
         clears_refused: see `bagpipe.jobs.claim.Claim`.
         trace: records every action.
         wake: called when a run has failed, see `Engine`.
+        await_batch: of a stream, see `Engine`.
     """
 
     model: nn.Module
@@ -112,6 +113,7 @@ class Job:
     clears_refused: bool = True
     trace: Trace | None = None
     wake: Callable[[], object] | None = None
+    await_batch: Callable[[float], bool] | None = None
 
     def new_cache(self) -> RowCache:
         """An empty cache for the rows."""

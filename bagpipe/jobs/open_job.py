@@ -137,6 +137,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
         recorder=checkpoints.recorder,
         known=checkpoints.known,
         wake=job.wake,
+        await_batch=job.await_batch,
         earlier=checkpoints.earlier,
         parts=parts,
     )

@@ -59,8 +59,7 @@ class Planner:
         self._handles = _make_handles(spec)
         self._linked: LinkedHandles | None = None  # made with the first links
         # By handle. Use counts by rank matter only with several ranks.
-        num_handles = self._handles.num_handles
-        many = spec.world_size > 1
+        num_handles, many = self._handles.num_handles, spec.world_size > 1
         self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead)
         self._next_uses = NextUses(num_handles, num_count_words=self._rank_counts.num_words if many else 0)
         self._slot_of_handle = np.full(num_handles, -1, dtype=np.int32)

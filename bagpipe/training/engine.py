@@ -94,6 +94,7 @@ class Engine:
         known: rows that a checkpoint holds, which the store must therefore have: a missing one is a `LostRowError`.
             Rows that this process wrote are known without.
         wake: called when a run has failed: ends the wait for a batch that never comes (`RemoteBatches.interrupt`).
+        await_batch: in training on a stream, see `Reading`.
         earlier: steps of earlier jobs that this one goes on counting.
         parts: further parts of the training loop, such as `WeightAverage`.
         reader: reads the rows of evaluations; None: the store.
@@ -115,6 +116,7 @@ class Engine:
         recorder: Recorder | None = None,
         known: IsWritten | None = None,
         wake: Callable[[], object] | None = None,
+        await_batch: Callable[[float], bool] | None = None,
         earlier: EarlierSteps | None = None,
         parts: Sequence[LoopPart] = (),
         reader: RowReader | None = None,
@@ -129,7 +131,7 @@ class Engine:
         self.layout = layout
         self.prepare = prepare
         self.peers = peers
-        self._wake = wake
+        self._wake, self._await_batch = wake, await_batch
         self.recorder = recorder
         self.parts = with_decay(parts, cache, layout)
         self._reader: RowReader = store if reader is None else reader
@@ -163,11 +165,9 @@ class Engine:
 
         Args:
             batches: what to train on.
-            first_batch: number of the first of them; the batches before are trained already. Model, optimizers, random
-                state and store are as they were then.
-            carried: this rank's `Part.progress` of the checkpoint that is resumed from: samples, losses and skipped
-                batches go on from there, so that `RunResult.progress` counts the whole job (rows and times: this
-                process).
+            first_batch: number of the first of them; model, optimizers, random state and store are as before it.
+            carried: this rank's `Part.progress` of the checkpoint that is resumed from: `RunResult.progress` counts
+                samples, losses and skipped batches of the whole job (rows and times: this process).
             on_batch: called after every batch.
 
         Raises:
@@ -246,10 +246,8 @@ class Engine:
     ) -> Iterator[SteppedRun]:
         """A run of evaluation, not started."""
         cache, peers = self.cache, self.peers
-        reading = self._reading()
-        rows = EvaluationRows(
-            cache=cache, store=self._reader, prefetch_depth=self.settings.prefetch_depth, known=self._known
-        )
+        reading, depth = self._reading(), self.settings.prefetch_depth
+        rows = EvaluationRows(cache=cache, store=self._reader, prefetch_depth=depth, known=self._known)
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
         totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
@@ -270,7 +268,7 @@ class Engine:
     ) -> Iterator[SteppedRun]:
         """A run of training, not started."""
         settings, cache, peers, delay = self.settings, self.cache, self.peers, self.settings.rows_delay
-        reading = self._reading()
+        reading = self._reading(self._await_batch)
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
         known, clips, givers = list(self._known), self.dense.clip.limits_rows, self.dense.row_givers
         update: LoopPart
@@ -318,7 +316,7 @@ class Engine:
                 begun_ahead=delay,
             )
 
-    def _reading(self) -> Reading:
+    def _reading(self, await_batch: Callable[[float], bool] | None = None) -> Reading:
         return Reading(
             layout=self.layout,
             cache=self.cache,
@@ -326,6 +324,7 @@ class Engine:
             read_ahead=self.settings.read_ahead,
             peers=self.peers,
             trace=self.trace,
+            await_batch=await_batch,
         )
 
     @contextmanager

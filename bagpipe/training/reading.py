@@ -2,7 +2,8 @@
 
     batches ──next──> RankBatch ──prepare_batch, prepare──> InFlightBatch         lane data
 
-With several ranks all of them vote before each batch: none reads a batch that another one does not read.
+With several ranks all of them vote before each batch: none reads a batch that another one does not read. Where batches
+are waited for without a bound (a stream), the lane looks up now and then: a stop request ends the wait.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from bagpipe.types.batch import Batch
 
 __all__ = ["PrepareInputs", "Reading"]
 
+#: Longest wait for a batch before the lane looks whether it is to stop.
+_LOOK_UP_S = 0.5
+
 #: Makes the inputs of the dense part (`DenseExecutor.forward`) of a batch with examples, and of what it uploads.
 PrepareInputs: TypeAlias = Callable[[Batch, Uploader], Any]
 
@@ -44,6 +48,8 @@ class Reading(LoopPart):
         read_ahead: batches read and not yet trained, at most.
         peers: the other ranks; None: there are none.
         trace: records when the cacher planned each batch.
+        await_batch: waits at most so many seconds until the next batch can be taken, or the end of the data; False: it
+            cannot yet. None: batches come soon.
 
     Attributes:
         input_error: the data went bad after the batches read; it is raised when these are done.
@@ -58,6 +64,7 @@ class Reading(LoopPart):
         read_ahead: int,
         peers: Peers | None,
         trace: Trace | None,
+        await_batch: Callable[[float], bool] | None = None,
     ) -> None:
         self.input_error: InputError | None = None
         self._layout = layout
@@ -66,6 +73,7 @@ class Reading(LoopPart):
         self._read_ahead = read_ahead
         self._peers = peers
         self._trace = trace
+        self._await_batch = await_batch
         self._run: LoopRun
         self._next: RankBatch | None = None
         self._gave_up = False
@@ -86,7 +94,9 @@ class Reading(LoopPart):
 
     def read(self, b: int) -> None:
         if self._peers is None:
-            self._take()
+            while not self._take():
+                if self._run.runner is not None and self._run.runner.stop_requested:
+                    raise EndOfBatches
         found, self._next = self._next, None
         if found is None:
             raise EndOfBatches
@@ -114,13 +124,19 @@ class Reading(LoopPart):
             Whether all ranks stop.
         """
         assert self._peers is not None, "only ranks with peers vote"
-        self._take()
-        vote = StepVote.STOP if stop else StepVote.GO if self._next is not None else StepVote.END
-        strongest = self._peers.agree(vote)
+        while (strongest := self._peers.agree(self._vote(stop))) is StepVote.WAIT:
+            stop = self._run.runner is not None and self._run.runner.stop_requested
         if strongest is not StepVote.GO:
             self._gave_up = self._next is not None
             self._next = None
         return strongest is StepVote.STOP
+
+    def _vote(self, stop: bool) -> StepVote:
+        """This rank's vote, after it has taken the next batch, unless that takes long."""
+        has_taken = self._next is not None or self._take()
+        if stop:
+            return StepVote.STOP
+        return StepVote.GO if self._next is not None else StepVote.END if has_taken else StepVote.WAIT
 
     def agree_on_end(self, report: Report, num_batches: int) -> Report:
         """Every rank has written its rows: what one rank knows of the end of the data, all ranks know.
@@ -141,11 +157,14 @@ class Reading(LoopPart):
             raise JobError(f"the data ended at batch {num_batches}, but ranks {having_more} have more")
         return dataclasses.replace(report, stopped=stopped)
 
-    def _take(self) -> None:
-        """The next batch, if there is one."""
+    def _take(self) -> bool:
+        """Take the next batch, if there is one. False: it has not come."""
+        if self._await_batch is not None and not self._await_batch(_LOOK_UP_S):
+            return False
         try:
             self._next = next(self._run.batches, None)
         except InputError as error:
             # Not raised here: the batches before are good, so they are trained and written back first.
             self.input_error = error
             self._next = None
+        return True
