@@ -203,6 +203,8 @@ class Jobs:
         member.run = start.run
         self._leave_runs(member, below=start.run)
         run = job.runs.get(start.run)
+        if run is None and start.next_batch > start.first_batch and self._known_data.is_stream:
+            raise JobError("the cacher was started again, and plans of a stream cannot be made twice: resume the job")
         if run is None:
             run = self._start_run(job, start.run, request, member.credits)
             if start.next_batch > start.first_batch:

@@ -3,7 +3,8 @@
     loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──for_rank──> RankBatch
 
 Bad data ends the stream after all batches before it, whatever the lookahead. A batch that cannot fit the cache ends it
-immediately, because the job cannot run as configured.
+immediately, because the job cannot run as configured. The window of a stream is planned with the batches there are, if
+none comes for a while.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class PlannedPhase:
         loader: begins at or before `first_batch`; at batch 0 if `planner` learns.
         planner: from `make_planner`.
         max_steps, first_batch: see `PlannedData.phase`.
+        patience_s: plan with a shorter window if no batch comes for so long; None: wait for a full one.
 
     Attributes:
         spec: of the plans.
@@ -78,6 +80,7 @@ class PlannedPhase:
         *,
         max_steps: int = 0,
         first_batch: int = 0,
+        patience_s: float | None = None,
     ) -> None:
         self.spec = planner.spec
         self.skipped_rows = 0
@@ -86,6 +89,7 @@ class PlannedPhase:
         self._next_batch = first_batch
         self._max_steps = max_steps
         self._planner = planner
+        self._patience_s = patience_s
         self._is_stopped = False
         self._data_end: int | None = None  # number of batches in the data
         self._window: deque[_WindowBatch] = deque()
@@ -116,6 +120,7 @@ class PlannedPhase:
     def stop(self) -> None:
         """Yield nothing more and end as soon as possible. From any thread."""
         self._is_stopped = True
+        self._loader.wake()
 
     def close(self) -> None:
         """Stop reading and planning. Idempotent."""
@@ -150,6 +155,10 @@ class PlannedPhase:
         number = int(self._loader.state()["batch"])  # of the batch that is read next
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
+            if self._patience_s is not None:
+                yield from self._plan_while_waiting(self._patience_s)
+                if self._is_done():
+                    return None
             try:
                 batch = next(self._loader, None)
                 if batch is None:
@@ -172,6 +181,12 @@ class PlannedPhase:
                 yield self._plan()
         return None
 
+    def _plan_while_waiting(self, patience_s: float) -> Generator[PlannedBatch, None, None]:
+        """Return when the next batch is there, or the phase is done. Plan those in the window if it takes long."""
+        while not self._loader.wait(patience_s) and not self._is_done():
+            while self._window and not self._is_done():
+                yield self._plan(more_follow=True)
+
     def _push(self, batch: Batch) -> bool:
         """Add a batch to the planner's window. False if it is too large but not wanted."""
         try:
@@ -189,7 +204,7 @@ class PlannedPhase:
 
     def _wanted(self) -> Iterator[Batch]:
         """The rest of the batches, up to the last that is wanted."""
-        while not self._is_stopped:
+        while not self._is_stopped and (self._patience_s is None or self._loader.wait(0)):
             batch = next(self._loader, None)
             if batch is None or (self._max_steps and batch.index >= self._max_steps):
                 return
@@ -201,9 +216,9 @@ class PlannedPhase:
     def _has_enough(self) -> bool:
         return bool(self._max_steps) and self._next_batch >= self._max_steps
 
-    def _plan(self) -> PlannedBatch:
+    def _plan(self, *, more_follow: bool = False) -> PlannedBatch:
         start_ns = time.monotonic_ns()
-        plan = self._planner.plan()
+        plan = self._planner.plan(more_follow=more_follow)
         waiting = self._window.popleft()
         self._next_batch = plan.batch_index + 1
         self.skipped_rows = waiting.skipped_rows
@@ -238,6 +253,11 @@ class PlannedData:
         self._skipped_rows: dict[Phase, int] = {}
         self.schema = source.schema
 
+    @property
+    def is_stream(self) -> bool:
+        """The training data can grow: plans depend on when batches came, so no other process can make them again."""
+        return self._config.is_stream
+
     def phase(
         self,
         phase: Phase,
@@ -246,6 +266,7 @@ class PlannedData:
         max_steps: int = 0,
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
+        fills_windows: bool = False,
     ) -> PlannedPhase:
         """The batches of a phase, planned for all ranks of `spec`. Any number of phases can run at a time.
 
@@ -254,18 +275,31 @@ class PlannedData:
             spec: what to plan for.
             max_steps: leave out the batches from this one on (planned as if all came); 0: none.
             first_batch: begin with this batch and empty caches.
-            reader_state: of a batch before `first_batch`. Ignored if it is of other data or after `first_batch`.
+            reader_state: of a batch before `first_batch`. Ignored if it is of other data or after `first_batch`, unless
+                the data is a stream.
+            fills_windows: plan as if all batches were there: the plans are a function of the data alone.
 
         Raises:
             InputError: `spec` cannot be planned for. Iterating: see `BatchSource`.
         """
         planner = make_planner(spec)
         loader = self._loader(phase, first_batch, None if planner.learns else reader_state)
-        return PlannedPhase(loader, planner, max_steps=max_steps, first_batch=first_batch)
+        waits = self.is_stream and phase == "train" and not fills_windows
+        patience_s = self._config.stream_wait_s if waits else None
+        return PlannedPhase(loader, planner, max_steps=max_steps, first_batch=first_batch, patience_s=patience_s)
 
     def _loader(self, phase: Phase, first_batch: int, state: Mapping[str, Any] | None) -> LookaheadLoader:
-        """A loader that begins at `state` if that leads to `first_batch`, else at the first batch."""
-        if state is not None and type(state.get("batch")) is int and state["batch"] <= first_batch:
+        """A loader that begins at `state` if that leads to `first_batch`, else at the first batch.
+
+        Raises:
+            InputError: the data is a stream, whose first batches can be gone, and `state` is of another one.
+        """
+        is_before = state is not None and type(state.get("batch")) is int and state["batch"] <= first_batch
+        if self.is_stream and phase == "train":
+            if first_batch and not is_before:
+                raise InputError(f"a stream goes on from a position at or before batch {first_batch}, got {state}")
+            return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase], state=state)
+        if is_before:
             with suppress(InputError):  # the state of other data, or no reader state
                 return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase], state=state)
         return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase])
@@ -281,7 +315,14 @@ class PlannedData:
         rank: int = 0,
     ) -> Generator[RankBatch, None, None]:
         """One rank's batches of a phase, see `BatchSource`. Closing the generator stops the loader."""
-        asked = self.phase(phase, spec, max_steps=max_steps, first_batch=first_batch, reader_state=reader_state)
+        asked = self.phase(
+            phase,
+            spec,
+            max_steps=max_steps,
+            first_batch=first_batch,
+            reader_state=reader_state,
+            fills_windows=spec.world_size > 1,  # each rank makes the plans for itself
+        )
         with closing(asked) as batches:
             try:
                 for batch in batches:

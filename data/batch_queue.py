@@ -32,6 +32,7 @@ class BatchQueue(Generic[Item]):
         self._error: BaseException | None = None
         self._finished = False
         self._closed = False
+        self._woken = False
 
     def __len__(self) -> int:
         return len(self._items)
@@ -69,6 +70,22 @@ class BatchQueue(Generic[Item]):
             if self._error is not None:
                 raise self._error
             return None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `get` does not wait, at most so long, or until `wake`. False: it would wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or self._is_decided(), timeout_s)
+            self._woken = False
+            return self._is_decided()
+
+    def wake(self) -> None:
+        """End a `wait`, or the next one. From any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def _is_decided(self) -> bool:
+        return bool(self._items) or self._finished or self._closed
 
     def finish(self) -> None:
         """Mark the end: no more items will be put."""

@@ -3,7 +3,8 @@
     BlockOrder.tasks ──ReadTask──> readers (bounded in flight) ──Columns in order──> parts ──batch_size rows──> Batch
                                                             (mixed with a shuffle buffer)   and the position after it
 
-A function of the order and the position alone: no thread, no clock. The loader runs it in a thread.
+A function of the order and the position alone: no thread, no clock. The loader runs it in a thread. The segments of a
+stream come from its feed; where none has arrived, the batcher waits once it has nothing to read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from data.columns import Columns, RowSlice, bag_starts, join
 from data.row_order import Position, RowIndex, RowRange, segment_order
 from data.shuffle_buffer import Part, mixed
 from data.source import Segment, Source
+from data.stream import Feed
 from data.worker import BlockReaders, ReadTask, Shuffle, good_range
 
 __all__ = ["Batcher", "BlockOrder"]
@@ -37,6 +39,7 @@ class BlockOrder:
         seed, shuffle: of the order.
         shuffle_buffer: mix the rows of consecutive blocks that hold at least so many; 0: only those of each block.
         epochs: passes.
+        feed: of a stream, in file order and without an index: the segments that arrive, in the place of `segments`.
     """
 
     source: Source
@@ -47,9 +50,41 @@ class BlockOrder:
     shuffle: bool
     epochs: int
     shuffle_buffer: int = 0
+    feed: Feed | None = None
 
-    def tasks(self, start: Position) -> Iterator[ReadTask]:
-        """The blocks of the epoch of `start`, from its block on, without those known to lie outside the row range."""
+    def tasks(self, start: Position) -> Iterator[ReadTask | None]:
+        """The blocks of the epoch of `start`, from its block on, without those known to lie outside the row range.
+
+        None: the next one has not arrived. Ask again later.
+        """
+        if self.feed is not None:
+            return self._arriving(self.feed, start)
+        return self._present(start)
+
+    @property
+    def name(self) -> str:
+        """Of the data, in messages: its first file, or the stream."""
+        return self.segments[0].file if self.feed is None else self.feed.name
+
+    def _arriving(self, feed: Feed, start: Position) -> Iterator[ReadTask | None]:
+        first_block = start.block
+        while True:
+            arrived = feed.poll()
+            if arrived is None and feed.is_over:
+                return
+            if arrived is None:
+                yield None
+                continue
+            ordinal, segment = arrived
+            number = -1
+            for number, block in enumerate(feed.blocks(segment)):
+                if number >= first_block:
+                    yield ReadTask(segment=ordinal, number=number, first_row=None, block=block, shuffle=None)
+            if number < first_block:
+                raise InputError(f"loader state: {segment.file} has no block {first_block}")
+            first_block = 0
+
+    def _present(self, start: Position) -> Iterator[ReadTask]:
         numbers = list(range(len(self.segments))) if self.index is None else self.index.overlapping(self.row_range)
         order = segment_order(numbers, self.seed, start.epoch, self.shuffle)
         if start.segment and start.segment >= len(order):
@@ -193,9 +228,7 @@ class Batcher:
         from_the_top = (start.segment, start.block, start.row) == (0, 0, 0)
         if from_the_top and end.batch == start.batch and end.skipped > start.skipped:
             bad = end.skipped - start.skipped
-            raise InputError(
-                f"{self._order.segments[0].file}: expected at least one good row, got {bad} malformed rows"
-            )
+            raise InputError(f"{self._order.name}: expected at least one good row, got {bad} malformed rows")
 
     def _columns(self, start: Position) -> Iterator[tuple[ReadTask, Columns]]:
         """The epoch's blocks in order, read ahead. An error is raised in the order of the blocks."""
@@ -205,17 +238,24 @@ class Batcher:
         while True:
             while not ended and len(waiting) < self._readers.max_in_flight:
                 try:
-                    task = next(tasks, None)
+                    task = next(tasks)
+                except StopIteration:
+                    ended = True
                 except InputError as error:  # raised after the blocks before it
                     waiting.append((None, _raiser(error)))
-                    task = None
-                ended = task is None
-                if task is not None:
+                    ended = True
+                else:
+                    if task is None:
+                        break  # it has not arrived
                     waiting.append((task, self._readers.submit(task)))
             self.in_flight = len(waiting)
             self.in_flight_peak = max(self.in_flight_peak, len(waiting))
-            if not waiting:
+            if not waiting and ended:
                 return
+            if not waiting:
+                assert self._order.feed is not None, "only the segments of a stream arrive"
+                self._order.feed.wait()
+                continue
             task, result = waiting.popleft()
             columns = result()
             assert task is not None, "the result of an entry without a task raises"

@@ -152,7 +152,7 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
         if config.format == "synthetic":
             raise InputError(f"data.path {config.path}: no such file or folder")
         opener = FORMATS[config.format]
-    source = opener(config, seed)
+    source = _open_stream(config, seed, opener) if config.is_stream else opener(config, seed)
     if needs_dictionaries:
         rules = getattr(source, "rules", None)  # of the formats with strings
         for path in () if rules is None else rules.dictionaries:
@@ -161,6 +161,14 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
                     f"{path}: no such dictionary: `{command_of('data')} convert … --dictionaries frequency` builds it"
                 )
     return source
+
+
+def _open_stream(config: DataConfig, seed: int, opener: Callable[[DataConfig, int], Source]) -> Source:
+    from data.followed_folder import FollowedFolder
+    from data.parquet import SUFFIXES
+
+    suffixes = SUFFIXES if config.format == "parquet" else ()
+    return FollowedFolder.at(config, seed, opener, suffixes)
 
 
 def open_eval_source(config: DataConfig, source: Source, seed: int = 0) -> Source | None:
@@ -192,7 +200,7 @@ def _open_beside(config: DataConfig, source: Source, key: str, seed: int) -> Sou
     if not path:
         return None
     form = with_format(config).format
-    found = open_source(dataclasses.replace(config, path=path, format=form), seed)
+    found = open_source(dataclasses.replace(config, path=path, format=form, follow="off"), seed)
     ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (source, found))
     change = first_difference(ours, theirs)
     if change is not None:

@@ -4,7 +4,8 @@
         ──slices of batch_size rows──> Batch ──> BatchQueue (bounded) ──> consumer
 
 Batches do not cross epochs; the last, smaller one of an epoch is served too. The error of a bad block is raised after
-all batches made only of earlier rows, and before any row of that block.
+all batches made only of earlier rows, and before any row of that block. At the end of what is there of a stream, the
+loader waits for more; only where the stream ends is a smaller batch served.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from data.batcher import Batcher, BlockOrder
 from data.formats import open_eval_source, open_source
 from data.row_order import Position, RowIndex, RowRange, split
 from data.source import Segment, Source
+from data.stream import Feed, Stream
 from data.worker import BlockReaders
 
 __all__ = ["LoaderStatistics", "LookaheadLoader", "open_loader"]
@@ -85,7 +87,8 @@ class LookaheadLoader:
         batches_ahead: bound of the batch queue.
 
     Raises:
-        InputError: a setting is out of range, or `state` does not fit. On entry: no data. On iteration: bad data.
+        InputError: a setting is out of range, or `state` does not fit. On entry: no data, or the place that `state`
+            names in a stream is gone. On iteration: bad data.
     """
 
     def __init__(
@@ -121,6 +124,9 @@ class LookaheadLoader:
             raise InputError(f"phase must be train or eval, got {phase!r}")
         if own_files and (phase != "eval" or limit or eval_fraction):
             raise InputError("own_files is of the phase eval, without limit and eval_fraction")
+        self._stream = source if isinstance(source, Stream) and phase == "train" else None
+        if self._stream is not None and (epochs > 1 or shuffle or eval_fraction):
+            raise InputError("a stream is read once, in its order, to its end: without epochs, shuffle, eval_fraction")
         self.source = source
         self._batch_size = batch_size
         self._seed = seed
@@ -142,18 +148,25 @@ class LookaheadLoader:
         }
         if self._shuffle_buffer:  # older states have no such key
             self._order["shuffle_buffer"] = self._shuffle_buffer
+        if self._stream is not None:
+            self._order["stream"] = True
         self._position = Position() if state is None else Position.from_state(state, self._order)
         self._readers = BlockReaders(source, workers if source.in_processes else 0)
         self._queue: BatchQueue[tuple[Batch, Position]] = BatchQueue(batches_ahead)
         self._thread: threading.Thread | None = None
+        self._place: Mapping[str, Any] | None = None if state is None else state.get("place")  # where a stream begins
+        self._start = self._position
+        self._feed: Feed | None = None
         self._batcher: Batcher | None = None
         self._first_share = None if state is None else state.get("share")
         self._num_batches: int | None = None  # of the phase, if its rows are counted
         self._num_segments: int | None = None  # of an epoch, if it reads all of many
 
     def __enter__(self) -> Self:
-        segments = self.source.segments()
+        segments = self.source.segments() if self._stream is None else ()
         index, row_range = self._index_and_range(segments)
+        if self._stream is not None:
+            self._feed = Feed(self._stream, _checked_place(self._place), self._position.segment)
         order = BlockOrder(
             source=self.source,
             segments=segments,
@@ -163,6 +176,7 @@ class LookaheadLoader:
             shuffle=self._shuffle,
             shuffle_buffer=self._shuffle_buffer,
             epochs=0 if row_range.high is not None and row_range.high <= row_range.low else self._epochs,
+            feed=self._feed,
         )
         self._batcher = Batcher(order, self._readers, self._batch_size)
         if index is not None and row_range.high is not None:
@@ -194,9 +208,21 @@ class LookaheadLoader:
     def close(self) -> None:
         """Stop the batcher and the workers and wait for their end. Idempotent."""
         self._queue.close()
+        if self._feed is not None:
+            self._feed.close()
         self._readers.__exit__()
         if self._thread is not None:
             self._thread.join()
+        if self._feed is not None:
+            self._feed.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the next batch, or the end, is there, at most so long, or until `wake`. False: it is not."""
+        return self._queue.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End a `wait`, or the next one. From any thread."""
+        self._queue.wake()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -214,9 +240,14 @@ class LookaheadLoader:
         """The position after the last batch served, JSON-able. A loader resumed from it serves the rest bit for bit.
 
         ``share`` is the share of the phase's batches that has been served, if it is known; else None. By counted rows
-        (malformed ones included), or by segments, which have similar sizes.
+        (malformed ones included), or by segments, which have similar sizes. Of a stream, ``place`` is that of the
+        position's segment (`data.stream.Arrived`).
         """
-        return {**self._position.to_state(self._order), "share": self._share()}
+        state = {**self._position.to_state(self._order), "share": self._share()}
+        if self._stream is not None:
+            is_moved = self._feed is not None and self._position is not self._start
+            state["place"] = self._feed.place(self._position.segment) if self._feed and is_moved else self._place
+        return state
 
     def _share(self) -> float | None:
         position = self._position
@@ -260,6 +291,13 @@ class LookaheadLoader:
         except BaseException as error:
             # After `close` the consumer reads no more; the error can be a result of the closed pool.
             self._queue.fail(error)
+
+
+def _checked_place(place: object) -> Mapping[str, Any] | None:
+    """The place in a state that can come from a stranger."""
+    if place is not None and not isinstance(place, Mapping):
+        raise InputError(f"loader state: expected a place in the stream, got {str(place)[:80]}")
+    return place
 
 
 def open_loader(

@@ -28,7 +28,7 @@ BLOCK_ROWS = 65_536
 #: The reader of each thread: `ParquetSource` is a frozen record, which workers and jobs share.
 _OF_THREAD = threading.local()
 
-_SUFFIXES = (".parquet", ".arrow", ".feather")
+SUFFIXES = (".parquet", ".arrow", ".feather")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class ParquetSource(ArrowSource):
     @classmethod
     def at(cls, path: str, **options: Any) -> ParquetSource:
         """The source of a file or folder; see `of`."""
-        return cls.of(list_files(path, _SUFFIXES), **options)
+        return cls.of(list_files(path, SUFFIXES), **options)
 
     @classmethod
     def of(

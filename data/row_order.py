@@ -184,6 +184,7 @@ class Position:
         if self.skipped_before > self.skipped:
             raise InputError(f"loader state: {self.skipped} rows skipped, and {self.skipped_before} before the block")
         is_counted = order.get("phase") == "train" and not order.get("shuffle") and not self.epoch
+        is_counted = is_counted and not order.get("stream")  # a stream that went on after an end has smaller batches
         if is_counted:  # raw rows are counted from 0 on, and each batch but the last is full
             served = self.first_row - self.skipped_before + self.row
             batch = -(-served // int(order["batch_size"]))

@@ -202,6 +202,7 @@ def job_of(
         identity=source.identity,
         trace=trace,
         wake=source.interrupt,
+        await_batch=source.wait if config.data.is_stream else None,
     )
 
 

@@ -170,7 +170,7 @@ def _score(
         The checkpoint's step, and whether all are scored.
     """
     checkpoint = _choose(config)
-    data = dataclasses.replace(config.data, shuffle=False, epochs=1)
+    data = dataclasses.replace(config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0)
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:
         cacher_url = open_cacher(config, stack)

@@ -57,6 +57,11 @@ _FREE = frozenset(
         "data.workers",
         "data.identity",
         "data.epochs",
+        "data.follow",
+        "data.follow_age_s",
+        "data.stream_wait_s",
+        "data.stream_idle_s",
+        "data.until",
         "optim.ema_evaluate",
         "optim.kfac_placement",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, NewType
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "ASCENDING",
     "BELOW_1",
     "FROM_0_TO_1",
+    "ISO_TIME",
     "POWER_OF_TWO",
     "WEIGHTS",
     "WIDTHS",
@@ -23,6 +26,7 @@ __all__ = [
     "each_of",
     "matching",
     "one_of",
+    "seconds_of",
 ]
 
 
@@ -67,11 +71,22 @@ def matching(pattern: str, words: str) -> Range:
     return Range(words, lambda value: re.fullmatch(pattern, value) is not None)
 
 
+def seconds_of(time: str) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time, in UTC unless it names a zone; None: it is none."""
+    with suppress(ValueError):
+        found = datetime.fromisoformat(time)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    return None
+
+
 ABOVE_0 = Range("more than 0", lambda value: value > 0)
 BELOW_1 = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 FROM_0_TO_1 = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 ASCENDING = Range(
     "ascending numbers of at least 1", lambda value: list(value) == sorted(value) and min(value, default=1) >= 1
+)
+ISO_TIME = Range(
+    "a time such as 2026-11-26T18:00:00+01:00, or empty", lambda value: not value or seconds_of(value) is not None
 )
 WIDTHS = Range("widths of at least 1", lambda value: all(width >= 1 for width in value))
 WEIGHTS = Range(

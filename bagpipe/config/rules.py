@@ -16,6 +16,7 @@ from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
 from bagpipe.config.pipeline_rules import PIPELINE_PROBLEMS, predicts_weights
 from bagpipe.config.sections import CheckpointConfig, Config
+from bagpipe.config.stream_rules import STREAM_PROBLEMS
 from bagpipe.errors import InputError
 from bagpipe.types.schema import ROW_TYPES
 from bagpipe.util.redaction import redact
@@ -229,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data.eval_path", _eval_path_problem),
     Rule("data.test_path", _test_path_problem),
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
+    *(Rule(path, problem) for path, problem in STREAM_PROBLEMS.items()),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.password_file", _password_problem),
     Rule("store.durability", _durability_problem),

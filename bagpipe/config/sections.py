@@ -13,7 +13,17 @@ from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.model_section import Model, ModelConfig
 from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
 from bagpipe.config.pipeline_section import PipelineConfig
-from bagpipe.config.ranges import ABOVE_0, POWER_OF_TWO, IntOrAuto, Range, at_least, at_least_or_auto, each_of, matching
+from bagpipe.config.ranges import (
+    ABOVE_0,
+    ISO_TIME,
+    POWER_OF_TWO,
+    IntOrAuto,
+    Range,
+    at_least,
+    at_least_or_auto,
+    each_of,
+    matching,
+)
 from bagpipe.types.schema import ROW_TYPES, Rounding, RowDtype
 from bagpipe.util.redaction import redacted_repr
 
@@ -47,6 +57,7 @@ DataFormat = Literal[
 ]
 BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
+Follow = Literal["off", "marker", "age"]
 Policy = Literal["belady-window", "drop-unused"]
 Durability = Literal["memory", "everysec", "always"]
 Metric = Literal["auc", "gauc", "ne", "logloss"]
@@ -87,6 +98,12 @@ class DataConfig:
             and evaluation need them.
         identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
             of sampled blocks of large ones (sampled), or of all bytes (full), which reads all data once more.
+        follow: path is a folder that grows: wait for further files, in the order of their names. A file is read once a
+            file _DONE.NAME stands beside it (marker), or once nothing has changed it for follow_age_s (age).
+        follow_age_s: seconds without a change after which a file counts as complete; 0: files come whole, by a rename.
+        stream_wait_s: if no batch of a stream comes for so long, the batches there are planned with a shorter window.
+        stream_idle_s: end if nothing new comes for so long; 0: go on waiting.
+        until: time (ISO 8601, UTC without a zone) at which a stream ends: nothing that arrives later is read.
     """
 
     path: str = ""
@@ -104,6 +121,16 @@ class DataConfig:
     workers: Annotated[int, at_least(0)] = 1
     unlabelled: bool = False
     identity: FileHashes = "sampled"
+    follow: Follow = "off"
+    follow_age_s: Annotated[float, at_least(0)] = 30.0
+    stream_wait_s: Annotated[float, ABOVE_0] = 1.0
+    stream_idle_s: Annotated[float, at_least(0)] = 0.0
+    until: Annotated[str, ISO_TIME] = ""
+
+    @property
+    def is_stream(self) -> bool:
+        """The data can grow while it is read."""
+        return self.follow != "off"
 
     @property
     def has_evaluation(self) -> bool:

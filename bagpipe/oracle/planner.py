@@ -70,7 +70,7 @@ class Planner:
         self._clock = LrfuClock(0 if spec.grows else spec.num_slots * spec.world_size)
         self._largest = 0  # unique rows of a batch pushed so far
         self._latest_rows: RowList | None = None  # of the batch pushed last
-        self._unseen = UnseenUses(spec.lookahead)
+        self._unseen, self._is_blind = UnseenUses(spec.lookahead), False
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
         # By rank.
@@ -169,6 +169,8 @@ class Planner:
         batch = self._window.popleft()
         indexed, handles, now = batch.indexed, batch.handles, batch.indexed.batch_index
         self._unseen.plan(now, self._window[-1].indexed.batch_index if self._window else now)
+        # With a window of one batch the next batch is unknown, so any row can be in it.
+        self._is_blind = self.spec.lookahead == 1 or (more_follow and not self._window)
         slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
@@ -186,9 +188,7 @@ class Planner:
             self._slot_state.idle_key[slots] = self._clock.use(self._slot_state.idle_key.take(slots))
         else:
             self._slot_state.idle_key[slots] = indexed.next_use
-        # With a window of one batch the next batch is unknown, so any row can be in it.
-        blind = self.spec.lookahead == 1 or (more_follow and not self._window)
-        return assemble(indexed, self._describe(now, slots, missing, next_use, blind=blind), owners)
+        return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
 
     def _reserve(self) -> None:
         """Let the caches grow to the rows of a few batches."""
@@ -309,16 +309,10 @@ class Planner:
         return max(known, self._unseen.latest)
 
     def _describe(
-        self,
-        now: int,
-        slots: NDArray[np.int64],
-        missing: NDArray[np.int64],
-        next_use: NDArray[np.int32],
-        *,
-        blind: bool,
+        self, now: int, slots: NDArray[np.int64], missing: NDArray[np.int64], next_use: NDArray[np.int32]
     ) -> GlobalRows:
         """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
-        push_now = np.ones(slots.shape[0], dtype=np.bool_) if blind else next_use == now + 1
+        push_now = np.ones(slots.shape[0], dtype=np.bool_) if self._is_blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._resident_sets[0].use(slots, next_use)
             owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)

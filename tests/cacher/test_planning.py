@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from bagpipe.client.codec import encode_rank_batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
 from bagpipe.oracle.rank_batch import PlanSpan
+from bagpipe.oracle.verify import Verifier
 from bagpipe.types.batch import Batch
 from cacher.planning import PlannedData
 from tests.cacher.daemons import assert_same_batches, config, planned_batches, spec_of
 from tests.client.rank_batches import assert_same
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
+#: A folder whose files come whole.
+FOLLOW: dict[str, Any] = {"follow": "age", "follow_age_s": 0.0, "stream_wait_s": 0.01, "eval_fraction": 0.0}
 
 
 def test_the_ranks_share_out_every_batch() -> None:
@@ -297,3 +302,72 @@ def test_skipped_rows_do_not_depend_on_where_a_limited_run_resumes(
     )
     assert [batch.batch.index for batch in batches] == list(range(first_batch, 2))
     assert resumed.skipped_rows() == 3
+
+
+def test_the_window_of_a_stream_is_planned_when_nothing_comes(tmp_path: Path) -> None:
+    """The batches are those of the whole folder; what has come is planned, so that it can be trained."""
+    for name, rows in (("a", 23), ("b", 20), ("c", 20)):
+        (tmp_path / f".{name}").write_text(GOOD_LINE * rows)
+    (tmp_path / ".a").rename(tmp_path / "a")
+    job = config(batch_size=5, limit=0, lookahead=30, format="criteo-tsv", path=str(tmp_path), **FOLLOW)
+    data = PlannedData(job.data, job.run.seed)
+    spec = spec_of(job, data.schema)
+    with closing(data.phase("train", spec)) as phase:
+        got = [next(phase) for _ in range(4)]  # of a window of 30
+        assert phase.end is None
+        (tmp_path / ".b").rename(tmp_path / "b")
+        got += [next(phase) for _ in range(4)]
+        (tmp_path / ".c").rename(tmp_path / "c")
+        (tmp_path / "_END").touch()
+        got += phase
+        assert phase.end == 13
+    verifier, whole = Verifier(spec), config(batch_size=5, limit=0, lookahead=30, format="criteo-tsv")
+    whole_data = dataclasses.replace(whole.data, path=str(tmp_path), eval_fraction=0.0)
+    batches = [planned.batch for planned in PlannedData(whole_data, job.run.seed).phase("train", spec)]
+    seen = [3, 3, 3, 3, 7, 7, 7, 7, *[None] * 5]
+    for planned, batch, last_seen in zip(got, batches, seen, strict=True):
+        verifier.check(batch, planned.plan, last_seen=last_seen)
+    verifier.finish()
+
+
+def stream_in(folder: Path) -> PlannedData:
+    (folder / "a").write_text(GOOD_LINE * 23)
+    return PlannedData(config(batch_size=5, limit=0, format="criteo-tsv", path=str(folder), **FOLLOW).data, 0)
+
+
+def test_a_stopped_phase_does_not_wait_for_more(tmp_path: Path) -> None:
+    data = stream_in(tmp_path)
+    phase = data.phase("train", spec_of(config(), data.schema))
+    for _ in range(4):
+        next(phase)
+    stopper = threading.Timer(0, phase.stop)
+    stopper.start()
+    assert next(phase, None) is None
+    assert phase.end is None
+    stopper.join()
+
+
+def test_every_rank_of_a_stream_makes_the_same_plans(tmp_path: Path) -> None:
+    """In a process of their own, ranks wait for whole windows."""
+    data = stream_in(tmp_path)
+    (tmp_path / "b").write_text(GOOD_LINE * 20)
+    (tmp_path / "_END").touch()
+    job = config(batch_size=5, lookahead=3)
+    spec = spec_of(job, data.schema, 2)
+    assert len(list(data.batches("train", spec, rank=1))) == 9
+
+
+@pytest.mark.parametrize("state", [None, {"batch": 3}, {"batch": "1"}, {}])
+def test_a_stream_goes_on_from_a_position_only(state: Mapping[str, Any] | None, tmp_path: Path) -> None:
+    data = stream_in(tmp_path)
+    with pytest.raises(InputError, match="a stream goes on from a position at or before batch 2"):
+        data.phase("train", spec_of(config(), data.schema), first_batch=2, reader_state=state)
+    with pytest.raises(InputError, match="loader state: expected version"):
+        data.phase("train", spec_of(config(), data.schema), first_batch=2, reader_state={"batch": 2})
+
+
+def test_a_batch_of_a_stream_that_does_not_fit_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    data = stream_in(tmp_path)
+    phase = data.phase("train", spec_of(config(rows=7, lookahead=8), data.schema))
+    with pytest.raises(CapacityError):
+        next(phase)

@@ -27,6 +27,7 @@ from tests.cacher.daemons import (
     served,
     spec_of,
 )
+from tests.data.files import criteo_lines
 
 
 @pytest.mark.parametrize("assign", ["contiguous", "locality"])
@@ -77,6 +78,17 @@ def test_a_rank_can_start_at_a_later_batch(listen: str) -> None:
     with served(job, listen), remote(listen, job) as source:
         rank_batches = source.batches("train", spec_of(job, source.schema), first_batch=2, next_batch=9)
         assert_same_batches(list(rank_batches), expected[7:])
+
+
+def test_plans_of_a_stream_are_not_made_again_in_the_middle(listen: str, tmp_path: Path) -> None:
+    """They depend on when its batches came."""
+    (tmp_path / "day_0").write_bytes(criteo_lines(300))
+    follow = {"follow": "age", "follow_age_s": 0.0, "eval_fraction": 0.0, "stream_wait_s": 0.01}
+    job = config(limit=0, format="criteo-tsv", path=str(tmp_path), **follow)
+    with served(job, listen), remote(listen, job) as source:
+        rank_batches = source.batches("train", spec_of(job, source.schema), next_batch=1)
+        with pytest.raises(JobError, match="plans of a stream cannot be made twice: resume the job"):
+            next(rank_batches)
 
 
 def test_a_late_rank_gets_every_batch(listen: str) -> None:

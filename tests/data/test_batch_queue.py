@@ -56,3 +56,16 @@ def test_close_wakes_waiting_threads_and_is_not_the_end(full: bool) -> None:
     assert answers == ([False] if full else ["an error"])
     assert buffer.put(2) is False
     assert get() == "an error"
+
+
+def test_a_wait_ends_with_an_item_the_end_or_a_wake() -> None:
+    buffer: BatchQueue[int] = BatchQueue(2)
+    assert not buffer.wait(0)
+    buffer.wake()
+    assert not buffer.wait(60)  # and the next wait is not woken
+    assert not buffer.wait(0)
+    buffer.put(1)
+    assert buffer.wait(60)
+    assert buffer.get() == 1
+    buffer.finish()
+    assert buffer.wait(60)

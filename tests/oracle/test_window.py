@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.eviction import NEVER
-from bagpipe.oracle.window import NextUses, RankCounts
+from bagpipe.oracle.plan import NO_BATCH
+from bagpipe.oracle.window import NextUses, RankCounts, UnseenUses
 
 
 @given(st.lists(st.sets(st.integers(0, 9)), max_size=25), st.integers(1, 6))
@@ -102,3 +103,22 @@ def test_counts_survive_the_growth_of_the_ring() -> None:
             everything, index, counts.of([everything.astype(np.int32), everything[::2].astype(np.int32)], 20_000)
         )
     assert counts.unpack(uses.later_counts(everything, np.array([0, 1, 19_998]))).tolist() == [[5, 5], [5, 0], [5, 5]]
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "planned", "latest"),
+    [
+        # batch, last batch in its window -> the latest batch whose window did not show the batch
+        (3, [(0, 2), (1, 3), (2, 4), (3, 5), (4, 5), (5, 5)], [NO_BATCH, NO_BATCH, NO_BATCH, 0, 1, 2]),
+        (3, [(0, 0), (1, 2), (2, 2), (3, 5)], [NO_BATCH, 0, 0, 2]),
+        (1, [(7, 7), (8, 8)], [6, 7]),
+        (9, [(0, 1), (1, 1), (2, 9), (3, 9)], [NO_BATCH, NO_BATCH, 1, 1]),
+    ],
+)
+def test_rows_that_leave_unseen(lookahead: int, planned: list[tuple[int, int]], latest: list[int]) -> None:
+    unseen = UnseenUses(lookahead)
+    found = []
+    for batch_index, last_index in planned:
+        unseen.plan(batch_index, last_index)
+        found.append(unseen.latest)
+    assert found == latest

@@ -1,0 +1,56 @@
+"""Rules of the data section's keys of streams: what data that grows does not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bagpipe.config.sections import Config
+
+__all__ = ["STREAM_PROBLEMS"]
+
+#: Formats whose files stand alone.
+_FORMATS = ("avazu-csv", "criteo-tsv", "csv", "parquet", "tfrecord")
+
+
+def _follow_problem(config: Config) -> str | None:
+    data = config.data
+    if data.follow == "off":
+        return None
+    if not data.path:
+        return f"{data.follow} needs data.path, the folder that grows, got none"
+    if data.format not in _FORMATS:
+        return f"{data.follow} needs data.format {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}, got {data.format}"
+    return _order_problem(config, data.follow)
+
+
+def _order_problem(config: Config, stream: str) -> str | None:
+    """What needs the end of the data before it is read."""
+    data = config.data
+    if data.epochs > 1:
+        return f"{stream} needs data.epochs 1, got {data.epochs}: a stream is read once"
+    if data.shuffle:
+        return f"{stream} needs data.shuffle false, got true: the order of a stream is that of its arrival"
+    if data.eval_fraction:
+        return (
+            f"{stream} needs data.eval_fraction 0, got {data.eval_fraction:g}: a stream has no last examples; "
+            f"data.eval_path names files for evaluation"
+        )
+    if config.cacher.assign == "locality":
+        return f"{stream} needs cacher.assign contiguous, got locality, which learns from all batches since the first"
+    return None
+
+
+def _without_stream(name: str) -> Callable[[Config], str | None]:
+    def problem(config: Config) -> str | None:
+        value = getattr(config.data, name)
+        return f"{value} needs a stream, data.follow marker or age, got data.follow off" if value else None
+
+    return lambda config: None if config.data.is_stream else problem(config)
+
+
+#: By key, the rest of a message that begins with it.
+STREAM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
+    "data.follow": _follow_problem,
+    "data.until": _without_stream("until"),
+    "data.stream_idle_s": _without_stream("stream_idle_s"),
+}
