@@ -101,11 +101,19 @@ class LinkedHandles:
         # Where the rows of each table of a batch begin, by batch number modulo the window.
         self._starts = np.zeros((lookahead, num_tables), dtype=np.int64)
 
-    def lookup_or_add(self, rows: RowList, links: RowLinks, batch_index: int) -> NDArray[np.int64]:
-        """Handles of a batch's distinct rows, int64 ``[len(rows)]``; allocated where missing. Batches in order."""
+    def lookup_or_add(
+        self, rows: RowList, links: RowLinks, batch_index: int, *, window_start: int
+    ) -> NDArray[np.int64]:
+        """Handles of a batch's distinct rows, int64 ``[len(rows)]``; allocated where missing. Batches in order.
+
+        Args:
+            window_start: the first batch that is not planned yet. It comes later than the links tell where batches were
+                planned before the window was full; the rows of planned ones may have lost their handles.
+        """
         sizes = np.diff(rows.table_offsets)
         handles = np.empty(len(rows), dtype=np.int64)
-        linked, others = np.flatnonzero(links.back), np.flatnonzero(links.back == 0)
+        is_linked = (links.back > 0) & (links.back <= batch_index - window_start)
+        linked, others = np.flatnonzero(is_linked), np.flatnonzero(~is_linked)
         if linked.shape[0]:
             tables = np.repeat(np.arange(self._num_tables), sizes).take(linked)
             batches = (batch_index - links.back.take(linked)) % self._lookahead

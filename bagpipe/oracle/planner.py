@@ -123,7 +123,9 @@ class Planner:
         if self._linked is None:
             spec = self.spec
             self._linked = LinkedHandles(self._handles, num_tables=len(spec.table_rows), lookahead=spec.lookahead)
-        return self._linked.lookup_or_add(indexed.unique, indexed.links, indexed.batch_index)
+        now = indexed.batch_index
+        start = self._window[0].indexed.batch_index if self._window else now
+        return self._linked.lookup_or_add(indexed.unique, indexed.links, now, window_start=start)
 
     def num_held(self, batch: Batch) -> int:
         """Rows of the batch pushed last that a batch which is not added does not use, if they are held; else 0.

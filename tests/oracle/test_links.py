@@ -50,5 +50,5 @@ def test_linked_rows_have_the_handles_of_a_lookup() -> None:
     for number in range(60):
         ids = [np.unique(rng.integers(0, 9_000, 20 * (number + 1))) for _ in range(2)]
         rows = RowList(table_offsets=np.cumsum([0, *map(len, ids)]), ids=np.concatenate(ids))
-        found = linked.lookup_or_add(rows, finder.find(rows, number), number)
+        found = linked.lookup_or_add(rows, finder.find(rows, number), number, window_start=0)
         assert found.tolist() == lookups.lookup_or_add(rows).tolist()

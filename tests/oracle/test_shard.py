@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
-from bagpipe.oracle.planner import make_planner, plan_batches, plans_of
+from bagpipe.oracle.planner import Planner, make_planner, plan_batches, plans_of
 from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces
@@ -21,7 +24,14 @@ from tests.oracle.plan_bytes import as_bytes
 
 
 def sharded_plans(spec: OracleSpec, batches: Sequence[Batch], shard_of_table: Sequence[int]) -> list[CachePlan]:
-    """Plans from the results of shards in this process; each sees its own features alone."""
+    """Plans from the results of shards in this process."""
+    return list(plans_of(sharded_planner(spec, batches, shard_of_table), batches))
+
+
+def sharded_planner(
+    spec: OracleSpec, batches: Sequence[Batch], shard_of_table: Sequence[int]
+) -> Planner | DirectPlanner:
+    """A planner with shards in this process; each sees its own features alone."""
     shards = []
     for shard in range(max(shard_of_table, default=0) + 1):
         tables = {table for table, its in enumerate(shard_of_table) if its == shard}
@@ -31,8 +41,7 @@ def sharded_plans(spec: OracleSpec, batches: Sequence[Batch], shard_of_table: Se
     def results(number: int) -> list[IndexedBatch]:
         return [shard.index(narrowed(batches[number], features)) for shard, features in shards]
 
-    planner = make_planner(spec, MergedIndexer(spec, shard_of_table, results))
-    return list(plans_of(planner, batches))
+    return make_planner(spec, MergedIndexer(spec, shard_of_table, results))
 
 
 def narrowed(batch: Batch, features: list[int]) -> Batch:
@@ -57,6 +66,29 @@ def test_plans_of_shards_are_those_of_one_process(trace: tuple[OracleSpec, list[
     num_tables = len(spec.table_rows)
     shards = data.draw(st.lists(st.integers(0, 7), min_size=num_tables, max_size=num_tables))
     assert [as_bytes(plan) for plan in sharded_plans(spec, batches, shards)] == expected
+
+
+def test_batches_that_arrive_late_have_the_plans_of_one_process() -> None:
+    """The window is planned with what there is: links name batches whose rows have left, and lost their handles."""
+    spec = OracleSpec(table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=3, lookahead=8)
+    rng = np.random.default_rng(5)
+    batches = [make_batch(number, [[[i]] for i in rng.integers(0, 7, (1, 1)).tolist()[0]]) for number in range(60)]
+    arrivals = rng.integers(1, 5, 40).tolist()
+    expected = arriving(make_planner(spec), batches, arrivals)
+    assert len(expected) == len(batches)
+    assert arriving(sharded_planner(spec, batches, [0]), batches, arrivals) == expected
+
+
+def arriving(planner: Planner | DirectPlanner, batches: Sequence[Batch], arrivals: list[int]) -> list[bytes]:
+    """Plans of batches of which so many arrive at a time."""
+    waiting, plans = iter(batches), []
+    for number in arrivals:
+        for batch in itertools.islice(waiting, number):
+            planner.push(batch)
+        for _ in range(number):
+            with suppress(IndexError):
+                plans.append(as_bytes(planner.plan(more_follow=True)))
+    return plans
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 4, 8])
