@@ -6,6 +6,7 @@ LookaheadLoader ─batches─> RowCounter: numbers rows, counts accesses ─rows
                                  └──────────────> ReplayRecord <────────────────────────────────┘
 records (with skew), trials ─> out.json, out.html
 
-cli, options: the program and its Sweep. scanned_log, log_tables: the log, its rows and tables. sweep: every setting.
+cli, options: the program and its Sweep. scanned_log, log_tables: the log, its rows and tables. sweep: every setting;
+passes: one of them, in any process.
 plan_counts: counts from plans. recommendation: the setting to use.
 """
