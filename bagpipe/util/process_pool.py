@@ -40,6 +40,10 @@ def check_interrupt() -> None:
         raise KeyboardInterrupt
 
 
+def _nothing(_: None) -> None:
+    """Work that is done at once."""
+
+
 def _begin(stop: Event) -> None:
     global _stop
     _stop = stop
@@ -77,6 +81,12 @@ class ProcessPool:
                 self._stop.set()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = self._stop = None
+
+    def start(self) -> None:
+        """Start the processes, beside what the calling thread does meanwhile."""
+        if self._pool is not None:
+            for _ in range(self._jobs):
+                self._submit(_nothing, None)
 
     def map(self, function: Callable[[_Work], _Result], work: Iterable[_Work]) -> Iterator[_Result]:
         """The results, in the order of the work. At most two pieces for each process are on their way.

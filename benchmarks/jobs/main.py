@@ -24,8 +24,8 @@ from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_b
 from benchmarks.harness.report import table
 from benchmarks.harness.rounds import medians, paired_ratios, turns
 
-#: Windows, caches and policies of the replay: nine passes of the oracle, six of baselines.
-SWEEP = ("--lookahead", "8,16,32", "--policy", "belady-window,lru,offline-belady")
+#: Windows and policies of the replay. With five caches: twenty passes of the oracle, ten of baselines.
+SWEEP = ("--lookahead", "2,8,16,32", "--policy", "belady-window,lru,offline-belady")
 #: Fields of a record that a clock decides.
 TIMES = ("seconds", "ids_per_s")
 
@@ -58,8 +58,7 @@ def _replay(options: argparse.Namespace, part: Part) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         log, out = Path(folder) / "log.arrow", Path(folder) / "out.json"
         _data("synth", "--out", str(log), "--profile", "criteo-kaggle", "--rows", str(options.replay_rows))
-        largest = options.replay_rows * 26
-        caches = ",".join(str(largest // share) for share in (16, 8, 4))
+        caches = ",".join(str(options.replay_rows * rows) for rows in (2, 3, 4, 6, 8))
 
         def run(jobs: str, name: str) -> str:
             flags = ("--data.path", str(log), "--data.format", "parquet", "--data.batch_size", str(options.batch_size))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -67,27 +68,29 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
     has_baselines = any(policy in BASELINES for policy in sweep.policies)
     records: list[ReplayRecord] = []
     logs: list[ScannedLog] = []
-    for config in sweep.configs:
-        with (
-            temporary_folder("replay") as folder,
-            keeping(folder),
-            RowBatchFile(folder) as row_batches,
-        ):
-            try:
-                with keeping(folder):
-                    log = scan(
-                        config, source, tables, counter, row_batches if has_baselines else None, watch, counts=not logs
-                    )
-                if logs:
-                    logs[0].check_same(log.examples, log.ids)
-            except (InputError, JobError) as error:
-                if not logs:
-                    raise
-                unread = dataclasses.replace(logs[0], config=config)
-                records.extend(_record(setting, unread, None, error) for setting in settings_of(unread, sweep))
-            else:
-                logs.append(log)
-                records.extend(_replay_log(log, sweep, Path(folder), watch, watch_passes))
+    with ProcessPool(sweep.jobs) as pool:
+        pool.start()
+        passes = _Passes(pool=pool, jobs=sweep.jobs, watch=watch, watch_passes=watch_passes)
+        for config in sweep.configs:
+            with (
+                temporary_folder("replay") as folder,
+                keeping(folder),
+                RowBatchFile(folder) as row_batches,
+            ):
+                kept = row_batches if has_baselines else None
+                try:
+                    with keeping(folder):
+                        log = scan(config, source, tables, counter, kept, watch, counts=not logs)
+                    if logs:
+                        logs[0].check_same(log.examples, log.ids)
+                except (InputError, JobError) as error:
+                    if not logs:
+                        raise
+                    unread = dataclasses.replace(logs[0], config=config)
+                    records.extend(_record(setting, unread, None, error) for setting in settings_of(unread, sweep))
+                else:
+                    logs.append(log)
+                    records.extend(_replay_log(log, sweep, Path(folder), passes))
     return Replay(
         link=sweep.link,
         path=first.data.path,
@@ -130,9 +133,7 @@ def _default_cache_rows(num_rows: int, largest: int, world_size: int) -> tuple[i
     return tuple(size for size in sizes if size >= least) or (least,)
 
 
-def _replay_log(
-    log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch, watch_passes: WatchPasses
-) -> Iterator[ReplayRecord]:
+def _replay_log(log: ScannedLog, sweep: Sweep, folder: Path, runner: _Passes) -> Iterator[ReplayRecord]:
     """The records of one batch size. A baseline does not look ahead, so it runs once for all windows."""
     settings = settings_of(log, sweep)
     found: dict[Setting, Found | Exception] = {}
@@ -144,8 +145,7 @@ def _replay_log(
             found[setting] = error
         else:
             passes.setdefault(_pass_of(setting), setting)
-    outcomes = _outcomes(tuple(passes.values()), log, sweep, folder, watch, watch_passes)
-    found_by_pass = dict(zip(passes, outcomes, strict=True))
+    found_by_pass = dict(zip(passes, runner.outcomes(tuple(passes.values()), log, folder), strict=True))
     for setting in settings:
         outcome = found.get(setting) or found_by_pass[_pass_of(setting)]
         if isinstance(outcome, Exception):
@@ -160,19 +160,25 @@ def _pass_of(setting: Setting) -> tuple[object, ...]:
     return setting.policy, window, setting.cache_rows
 
 
-def _outcomes(
-    passes: tuple[Setting, ...], log: ScannedLog, sweep: Sweep, folder: Path, watch: Watch, watch_passes: WatchPasses
-) -> Iterator[Found | Exception]:
-    """What the passes find, in order; their errors, if they fail."""
-    if sweep.jobs == 1 or len(passes) < 2:
-        for number, setting in enumerate(passes, start=1):
-            label = f"{number}/{len(passes)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
-            yield _outcome(partial(run_pass, setting, log, folder, watch, label))
-        return
-    shared = SharedLog.of(log, folder)
-    with ProcessPool(min(sweep.jobs, len(passes))) as pool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """Runs passes, in a pool if it has several processes, and shows the progress."""
+
+    pool: ProcessPool
+    jobs: int
+    watch: Watch
+    watch_passes: WatchPasses
+
+    def outcomes(self, passes: tuple[Setting, ...], log: ScannedLog, folder: Path) -> Iterator[Found | Exception]:
+        """What the passes find, in order; their errors, if they fail."""
+        if self.jobs == 1:
+            for number, setting in enumerate(passes, start=1):
+                label = f"{number}/{len(passes)} {setting.policy} {setting.lookahead} {setting.cache_rows}"
+                yield _outcome(partial(run_pass, setting, log, folder, self.watch, label))
+            return
+        shared = SharedLog.of(log, folder)
         works = [partial(shared.run, setting, number) for number, setting in enumerate(passes)]
-        yield from watch_passes(pool.map(_outcome, works), len(passes))
+        yield from self.watch_passes(self.pool.map(_outcome, works), len(passes))
 
 
 def _outcome(run: Callable[[], Found]) -> Found | Exception:

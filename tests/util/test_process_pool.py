@@ -54,6 +54,16 @@ def test_a_killed_process_is_named() -> None:
         list(pool.map(killed, range(5)))
 
 
+def own_process(_: int) -> int:
+    return os.getpid()
+
+
+def test_processes_can_start_before_there_is_work() -> None:
+    with ProcessPool(2) as pool:
+        pool.start()
+        assert os.getpid() not in set(pool.map(own_process, range(4)))
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_unordered_results_are_all_there(jobs: int) -> None:
     with ProcessPool(jobs) as pool:
