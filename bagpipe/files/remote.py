@@ -58,6 +58,9 @@ _NO_ACCESS = frozenset(
     }
 )
 
+#: Statuses of a file that is not there. None: the store is no HTTP server.
+_NOT_FOUND = (None, 404, 410)
+
 _Result = TypeVar("_Result")
 
 #: What stores name a version of an object's content, best first.
@@ -101,9 +104,11 @@ def retried(url: str, call: Callable[[], _Result]) -> _Result:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()
-        except (FileNotFoundError, InputError):
+        except InputError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and _status(error) in _NOT_FOUND:
+                raise
             if _lacks_access(error):
                 raise _explained(url, error) from None
             if attempt == ATTEMPTS:
@@ -118,10 +123,18 @@ def _lacks_access(error: BaseException) -> bool:
     while chain is not None:
         if isinstance(chain, PermissionError) or type(chain).__name__ in _NO_ACCESS:
             return True
-        if getattr(chain, "status", None) in (401, 403):  # of aiohttp
-            return True
         chain = chain.__cause__
-    return False
+    return _status(error) in (401, 403)
+
+
+def _status(error: BaseException) -> int | None:
+    """The status with which an HTTP server refused, if fsspec tells it: it calls all of them missing files."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(status := getattr(chain, "status", None), int):
+            return status
+        chain = chain.__cause__
+    return None
 
 
 def _explained(url: str, error: BaseException) -> InputError | OSError:

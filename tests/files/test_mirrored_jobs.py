@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.mirror import CheckpointMirror
 from tests.checkpoint.samples import three_checkpoints
+from tests.data.files import criteo_lines
 from tests.files.s3_server import Proxy
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +72,28 @@ def train(folder: Path, *flags: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(result.read_text())
     return found
+
+
+def test_a_job_on_a_bucket_with_faults_has_the_digests_of_local_files(
+    tmp_path: Path, bucket: str, proxy: Proxy
+) -> None:
+    days = tmp_path / "days"
+    days.mkdir()
+    for number in range(3):
+        (days / f"day_{number}.tsv").write_bytes(criteo_lines(700, seed=number))
+        fsspec.filesystem("s3").pipe_file(f"bucket/days/day_{number}.tsv", (days / f"day_{number}.tsv").read_bytes())
+    proxy.requests.clear()
+    # One request in a hundred, and some of the first.
+    proxy.faults = lambda number, method, path: {1: "500", 9: "cut", 20: "slow"}.get(number % 100, "")
+    found = []
+    for name in (str(days), f"{bucket}/days"):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        flags = ("--data.path", name, "--data.format", "criteo-tsv", "--data.workers", "1", "--run.steps", "15")
+        result = train(folder, *flags)
+        found.append([result[key] for key in ("dense_digest", "embedding_digest", "auc", "steps")])
+    assert found[0] == found[1]
+    assert proxy.injected
 
 
 def test_a_job_goes_on_from_the_mirror_of_another_machine(tmp_path: Path, bucket: str) -> None:

@@ -76,6 +76,19 @@ def test_every_reader_gives_the_batches_of_local_files(form: str, tmp_path: Path
     assert_same_batches(batches(f"{bucket}/days/{first}", schema), batches(str(tmp_path / "days" / first), schema))
 
 
+def test_a_file_over_http(tmp_path: Path, bucket: str, proxy: Proxy) -> None:
+    write_data("criteo-tsv", tmp_path / "days")
+    system = fsspec.filesystem("s3")
+    system.pipe_file("bucket/secret.tsv", b"")
+    for name in ("day_0.tsv", "day_1.tsv.gz"):
+        system.pipe_file(f"bucket/days/{name}", (tmp_path / "days" / name).read_bytes(), ACL="public-read")
+        local = batches(str(tmp_path / "days" / name), "")
+        assert_same_batches(batches(f"{proxy.address}/bucket/days/{name}", ""), local)
+    for name, message in (("secret", "no access: .*; credentials come by"), ("days/none", "no such file or folder")):
+        with pytest.raises(InputError, match=rf"http://.*/{name}\.tsv: {message}"):
+            open_source(DataConfig(path=f"{proxy.address}/bucket/{name}.tsv", format="criteo-tsv"))
+
+
 @pytest.mark.multiproc
 def test_one_fault_in_a_hundred_requests_changes_nothing(
     tmp_path: Path, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
