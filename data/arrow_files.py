@@ -185,12 +185,14 @@ def open_arrow(path: str) -> ArrowFile:
 
 
 class GroupReader:
-    """Reads blocks of row groups. The group that was read last stays open: blocks are mostly read in order.
+    """Reads blocks of row groups. The file and the group read last stay open: blocks are mostly read in order.
 
     One thread's. A block behind the last one read starts the group again.
     """
 
     def __init__(self) -> None:
+        self._opened: tuple[str, FileVersion] | None = None
+        self._file: ArrowFile | None = None
         self._key: tuple[object, ...] = ()
         self._blocks: Iterator[pa.Table] = iter(())
         self._next_row = 0
@@ -214,7 +216,9 @@ class GroupReader:
         key = (path, version, group, columns, block_rows)
         try:
             if key != self._key or start < self._next_row:
-                self._blocks = open_arrow(path).blocks(group, list(columns), block_rows)
+                if self._file is None or self._opened != (path, version):
+                    self._file, self._opened = open_arrow(path), (path, version)
+                self._blocks = self._file.blocks(group, list(columns), block_rows)
                 self._key, self._next_row = key, 0
             while True:
                 block = next(self._blocks, None)
@@ -224,10 +228,10 @@ class GroupReader:
                 if at == start:
                     return block
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: the group does not exist (any more)
-            self._key = ()
+            self._key, self._file = (), None
             raise InputError(f"{path}: row group {group} is damaged: {_one_line(error)}") from None
         except BaseException:
-            self._key = ()
+            self._key, self._file = (), None
             raise
 
 

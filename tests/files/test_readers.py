@@ -89,6 +89,17 @@ def test_a_file_over_http(tmp_path: Path, bucket: str, proxy: Proxy) -> None:
             open_source(DataConfig(path=f"{proxy.address}/bucket/{name}.tsv", format="criteo-tsv"))
 
 
+def test_a_row_group_takes_few_requests(tmp_path: Path, bucket: str, proxy: Proxy) -> None:
+    write_data("parquet", tmp_path / "days")
+    upload(tmp_path / "days", f"{bucket}/days")
+    schema = tmp_path / "schema.toml"
+    schema.write_text(SCHEMA)
+    proxy.requests.clear()
+    assert len(batches(f"{bucket}/days", str(schema), "parquet")) == 30
+    num_groups = 2 * 4
+    assert sum(method == "GET" and "list-type" not in path for method, path in proxy.requests) <= num_groups + 2 * 8
+
+
 @pytest.mark.multiproc
 def test_one_fault_in_a_hundred_requests_changes_nothing(
     tmp_path: Path, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
