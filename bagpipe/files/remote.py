@@ -75,11 +75,16 @@ def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it.
 
     Raises:
-        InputError: the scheme is unknown, or its package is not installed.
+        InputError: the scheme is unknown, its package is not installed, or the URL holds a password.
     """
     import fsspec
 
-    scheme = url.partition("://")[0]
+    scheme, _, rest = url.partition("://")
+    if "@" in rest.partition("/")[0]:
+        raise InputError(
+            f"{scheme}://{rest.rpartition('@')[2]}: its user and password stood in the path, which messages and "
+            f"checkpoints name: give them to the client by its own rules"
+        )
     try:
         found, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import JobError
+from bagpipe.files.access import pin, pins
+from bagpipe.files.version import FileVersion
 from bagpipe.oracle.planner import make_planner, plans_of
 from bagpipe.types.batch import Batch
 from bagpipe.util.process_pool import check_interrupt
@@ -135,10 +137,17 @@ def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedLog:
-    """A scanned log that other processes can take: what is long stays in the files of `folder`."""
+    """A scanned log that other processes can take: what is long stays in the files of `folder`.
+
+    Attributes:
+        log: without its long parts.
+        folder: of the files.
+        versions: those of remote files that have been scanned.
+    """
 
     log: ScannedLog
     folder: Path
+    versions: Mapping[str, FileVersion]
 
     @classmethod
     def of(cls, log: ScannedLog, folder: Path) -> SharedLog:
@@ -152,10 +161,11 @@ class SharedLog:
                 log.row_batches.flush()
                 np.save(folder / _TABLES, log.table_of_row)
         short = dataclasses.replace(log, table_of_row=np.empty(0, np.int16), row_batches=None)
-        return cls(log=short, folder=folder)
+        return cls(log=short, folder=folder, versions=pins(log.source.files))
 
     def run(self, setting: Setting, number: int) -> Found:
         """`run_pass` in a process of a pool. `number` is another for each pass at the same time."""
+        pin(self.versions)
         if setting.policy not in BASELINES:
             return run_pass(setting, self.log, self.folder, _interruptible, "")
         own = self.folder / f"pass-{number}"

@@ -127,11 +127,14 @@ def test_no_object_no_package_no_scheme(bucket: str, monkeypatch: pytest.MonkeyP
         open_file(f"{bucket}/none")
     with pytest.raises(InputError, match=r"^nonsense://a: .*nonsense"):
         open_file("nonsense://a")
+    with pytest.raises(InputError, match=r"^https://host/a: its user and password stood in the path"):
+        open_file("https://user:secret@host/a")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=r"^gs://a/b: gs:// needs a Python package that is not installed: .*gcsfs"):
         open_file("gs://a/b")
 
 
+@pytest.mark.multiproc
 def test_without_credentials_there_is_one_line(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
