@@ -2,7 +2,7 @@
 
     python -m benchmarks.jobs.main [--parts convert replay] [--jobs 1 2] [--rounds 5] [--out DIR]
 
-`convert` converts a folder of Criteo's text, `replay` replays several windows, caches and policies of one log. The
+`convert` converts a folder of Criteo's text, `replay` replays the default windows, caches and policies of one log. The
 numbers of processes take turns, and each round compares them. The outputs must be the same. Run it on an idle machine.
 """
 
@@ -24,8 +24,6 @@ from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, run_b
 from benchmarks.harness.report import table
 from benchmarks.harness.rounds import medians, paired_ratios, turns
 
-#: Windows and policies of the replay. With five caches: twenty passes of the oracle, ten of baselines.
-SWEEP = ("--lookahead", "2,8,16,32", "--policy", "belady-window,lru,offline-belady")
 #: Fields of a record that a clock decides.
 TIMES = ("seconds", "ids_per_s")
 
@@ -58,11 +56,10 @@ def _replay(options: argparse.Namespace, part: Part) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         log, out = Path(folder) / "log.arrow", Path(folder) / "out.json"
         _data("synth", "--out", str(log), "--profile", "criteo-kaggle", "--rows", str(options.replay_rows))
-        caches = ",".join(str(options.replay_rows * rows) for rows in (2, 3, 4, 6, 8))
 
         def run(jobs: str, name: str) -> str:
             flags = ("--data.path", str(log), "--data.format", "parquet", "--data.batch_size", str(options.batch_size))
-            _data("replay", *flags, *SWEEP, "--cache_rows", caches, "--json", str(out), "--jobs", jobs)
+            _data("replay", *flags, "--json", str(out), "--jobs", jobs)
             records = json.loads(out.read_text())
             return _digest([{key: record[key] for key in record if key not in TIMES} for record in records])
 
@@ -103,10 +100,10 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=("convert", "replay"), default=["convert", "replay"])
     parser.add_argument("--jobs", nargs="+", type=int, default=[1, 2], help="numbers of processes, the first is 1")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--files", type=int, default=8, help="of the text")
-    parser.add_argument("--rows", type=int, default=3_200_000, help="examples of the text")
-    parser.add_argument("--replay-rows", type=int, default=400_000, help="examples of the replayed log")
-    parser.add_argument("--batch-size", type=int, default=8_192, help="of the replay")
+    parser.add_argument("--files", type=int, default=16, help="of the text")
+    parser.add_argument("--rows", type=int, default=6_400_000, help="examples of the text")
+    parser.add_argument("--replay-rows", type=int, default=300_000, help="examples of the replayed log")
+    parser.add_argument("--batch-size", type=int, default=1_024, help="of the replay")
     parser.add_argument("--folder", type=Path, help="on the disk to use (default: the temporary folder)")
 
 
