@@ -1,4 +1,4 @@
-"""Criteo's logs as NumPy arrays mapped into memory, as MLPerf's DLRM-DCNv2 and torchrec preprocess them.
+"""Criteo's logs as NumPy arrays, mapped into memory if local, as MLPerf's DLRM-DCNv2 and torchrec preprocess them.
 
     day_N_dense.npy                 float [n, 13]     dense values, used as they are
     day_N_labels.npy                number [n, 1] or [n]
@@ -13,22 +13,20 @@ within their day.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.files.access import is_remote
+from bagpipe.files.access import is_file, is_folder, join, list_folder
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
-from data.npy_files import map_array, member_names
+from data.npy_files import Array, map_array, member_names
 from data.source import Block, Segment
 from data.text_files import natural_key
 
@@ -57,18 +55,13 @@ def find_days(path: str) -> tuple[Day, ...]:
     """
     if not path:
         raise InputError("data.path is empty: name a folder, or a file such as day_0_dense.npy")
-    if is_remote(path):
-        raise InputError(f"data.path {path}: arrays are mapped into memory: copy them, or convert them to parquet")
-    root = Path(path)
-    if root.is_dir():
-        stems = sorted(
-            (entry.name.removesuffix(_DENSE) for entry in root.iterdir() if entry.name.endswith(_DENSE)),
-            key=natural_key,
-        )
+    if is_folder(path):
+        names = [name for name in list_folder(path) if name.endswith(_DENSE)]
+        stems = sorted((name.removesuffix(_DENSE) for name in names), key=natural_key)
         if not stems:
             raise InputError(f"{path}: the folder holds no file ending in {_DENSE}")
-        return tuple(_day(str(root / stem)) for stem in stems)
-    if not root.is_file():
+        return tuple(_day(join(path, stem)) for stem in stems)
+    if not is_file(path):
         raise InputError(f"data.path {path}: no such file or folder")
     for ending in (_DENSE, _LABELS, _MULTI_HOT, _SPARSE):
         if path.endswith(ending):
@@ -77,10 +70,10 @@ def find_days(path: str) -> tuple[Day, ...]:
 
 
 def _day(stem: str) -> Day:
-    sparse = next((stem + ending for ending in (_MULTI_HOT, _SPARSE) if os.path.isfile(stem + ending)), None)
+    sparse = next((stem + ending for ending in (_MULTI_HOT, _SPARSE) if is_file(stem + ending)), None)
     for name in (stem + _DENSE, stem + _LABELS):
-        if not os.path.isfile(name):
-            raise InputError(f"{name}: no such file, which belongs to the other files of {Path(stem).name}")
+        if not is_file(name):
+            raise InputError(f"{name}: no such file, which belongs to the other files of {stem.rpartition('/')[2]}")
     if sparse is None:
         raise InputError(f"{stem}{_MULTI_HOT}: no such file, nor one ending in {_SPARSE}")
     return Day(dense=stem + _DENSE, labels=stem + _LABELS, sparse=sparse)
@@ -99,11 +92,26 @@ def mlperf_schema(num_dense: int, num_sparse: int) -> DataSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Arrays:
-    """The arrays of a day: dense ``[n, num_dense]``, labels ``[n]``, and ids ``[n, k]`` of each feature."""
+    """The arrays of a day: dense ``[n, num_dense]``, labels ``[n]`` or ``[n, 1]``, and ids.
 
-    dense: NDArray[Any]
-    labels: NDArray[Any]
-    sparse: tuple[NDArray[Any], ...]
+    Attributes:
+        sparse: ``[n, k]`` of each feature; or one array ``[n, features]``, with an id of each.
+        widths: ids of each feature in a row.
+    """
+
+    dense: Array
+    labels: Array
+    sparse: tuple[Array, ...]
+    widths: tuple[int, ...]
+
+    def ids(self, rows: slice) -> Iterator[NDArray[Any]]:
+        """Ids ``[rows, k]`` of each feature."""
+        if len(self.sparse) == len(self.widths):
+            yield from (array[rows] for array in self.sparse)
+            return
+        (array,) = self.sparse
+        some = array[rows]
+        yield from (some[:, number : number + 1] for number in range(some.shape[1]))
 
 
 def _open(day: Day) -> _Arrays:
@@ -112,8 +120,7 @@ def _open(day: Day) -> _Arrays:
         names = sorted(member_names(day.sparse), key=natural_key)
         sparse = tuple(map_array(day.sparse, name) for name in names)
     else:
-        ids = map_array(day.sparse)
-        sparse = tuple(ids[:, number : number + 1] for number in range(ids.shape[1])) if ids.ndim == 2 else (ids,)
+        sparse = (map_array(day.sparse),)
     for path, array, kinds, ndims in (
         (day.dense, dense, "f", (2,)),
         (day.labels, labels, "iufb", (1, 2)),
@@ -129,7 +136,11 @@ def _open(day: Day) -> _Arrays:
             raise InputError(f"{path}: expected {dense.shape[0]} rows as in {day.dense}, got {array.shape[0]}")
     if labels.ndim == 2 and labels.shape[1] != 1:
         raise InputError(f"{day.labels}: expected one label a row, got shape {list(labels.shape)}")
-    return _Arrays(dense=dense, labels=labels.reshape(-1), sparse=sparse)
+    if day.sparse.endswith(_MULTI_HOT):
+        widths = tuple(array.shape[1] for array in sparse)
+    else:
+        widths = (1,) * sparse[0].shape[1]
+    return _Arrays(dense=dense, labels=labels, sparse=sparse, widths=widths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +170,9 @@ class MlperfSource:
         """
         days = find_days(path)
         arrays = _open(days[0])
-        schema = mlperf_schema(arrays.dense.shape[1], len(arrays.sparse))
+        schema = mlperf_schema(arrays.dense.shape[1], len(arrays.widths))
         multi_hot = frozenset(
-            feature.name for feature, ids in zip(schema.features, arrays.sparse, strict=True) if ids.shape[1] != 1
+            feature.name for feature, width in zip(schema.features, arrays.widths, strict=True) if width != 1
         )
         return cls(**{"days": days, "schema": schema, "multi_hot": multi_hot, **options})
 
@@ -181,7 +192,7 @@ class MlperfSource:
         found = []
         for day in self.days:
             arrays = _open(day)
-            shape = (arrays.dense.shape[1], len(arrays.sparse))
+            shape = (arrays.dense.shape[1], len(arrays.widths))
             expected = (len(self.schema.dense), len(self.schema.features))
             if shape != expected:
                 raise InputError(
@@ -221,25 +232,25 @@ class MlperfSource:
         if not finite.all():
             bad = np.flatnonzero(~finite.all(axis=1))
             problems.append((bad, "expected finite dense values, got nan or infinity"))
-        lengths = np.empty((len(arrays.sparse), rows), np.int32)
+        lengths = np.empty((len(arrays.widths), rows), np.int32)
         values = []
-        for number, (feature, array) in enumerate(zip(self.schema.features, arrays.sparse, strict=True)):
-            lengths[number] = array.shape[1]
+        for number, (feature, some) in enumerate(zip(self.schema.features, arrays.ids(part), strict=True)):
+            lengths[number] = some.shape[1]
             table = self.schema.table(feature.table)
-            ids = array[part].astype(np.int64).reshape(-1)
+            ids = some.astype(np.int64).reshape(-1)
             if table.hash and table.rows is not None:
                 ids = hash_ids(ids, table.rows)
             elif (first := first_out_of_range(ids, table)) is not None and table.rows is not None:
                 outside = np.flatnonzero((ids < 0) | (ids >= table.rows))
                 reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[first]}"
-                problems.append((distinct_ids([outside // array.shape[1]]), reason))
+                problems.append((distinct_ids([outside // some.shape[1]]), reason))
             values.append(ids)
         bad = distinct_ids([found for found, _ in problems]) if problems else np.zeros(0, np.int64)
         if bad.size and self.bad_rows == "stop":
             reason = next(reason for found, reason in problems if found[0] == bad[0])
             raise InputError(f"{self.locate(block, int(bad[0]))}: {reason}")
         columns = Columns(
-            labels=arrays.labels[part].astype(np.float32),
+            labels=arrays.labels[part].reshape(-1).astype(np.float32),
             dense=dense,
             values=np.concatenate(values),
             lengths=lengths,

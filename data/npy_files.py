@@ -1,10 +1,11 @@
-"""NumPy arrays in files, mapped into memory: whole .npy files, and members of uncompressed .npz archives in place.
+"""NumPy arrays in files: whole .npy files, and members of uncompressed .npz archives in place. Local ones are mapped.
 
     a.npy                         header, values
     a.npz  (zip, stored)          local header, [header, values] of member "0", local header, …
                                                          └── offset of the memory map
 
-Nothing is read before it is used, and nothing is copied. A map stays valid while its file is not changed in place.
+Nothing is read before it is used, and nothing is copied. A map stays valid while its file is not changed in place. Of
+a remote file, rows are read as ranges of bytes (`RemoteArray`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -19,16 +21,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.files.access import is_remote, open_file
 from data.source import FileVersion, file_version
 
-__all__ = ["map_array", "member_names"]
+__all__ = ["Array", "RemoteArray", "map_array", "member_names"]
 
 #: Fixed part of a zip's local header: signature, …, length of the name, length of the extra field.
 _LOCAL = struct.Struct("<4s22xHH")
 _SIGNATURE = b"PK\x03\x04"
 
 
-def map_array(path: str, member: str = "") -> NDArray[Any]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RemoteArray:
+    """An array of a remote file whose rows lie one behind the other.
+
+    Attributes:
+        path: of the file.
+        offset: of its first byte in the file.
+        shape, dtype: as of a NumPy array.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Consecutive rows.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        start, stop, _ = rows.indices(self.shape[0])
+        row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        try:
+            with open_file(self.path) as file:
+                file.seek(self.offset + start * row_bytes)
+                content = file.read((stop - start) * row_bytes)
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from None
+        return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+#: An array whose rows can be taken: ``array[start:stop]``.
+Array = NDArray[Any] | RemoteArray
+
+
+def map_array(path: str, member: str = "") -> Array:
     """The array of a .npy file, or of a member of an .npz file; read-only. Kept until the file changes.
 
     Raises:
@@ -57,17 +100,17 @@ def _version(path: str) -> FileVersion:
 def _members(path: str, version: FileVersion) -> dict[str, zipfile.ZipInfo]:
     del version  # part of the cache key only
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             return {item.filename: item for item in archive.infolist()}
     except (zipfile.BadZipFile, OSError) as error:
         raise InputError(f"{path}: expected a .npz archive: {error}") from None
 
 
 @lru_cache(maxsize=4096)
-def _map_cached(path: str, member: str, version: FileVersion) -> NDArray[Any]:
+def _map_cached(path: str, member: str, version: FileVersion) -> Array:
     where = f"{path}: array {member!r}" if member else path
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             if member:
                 _seek(stream, where, _members(path, version).get(f"{member}.npy"))
             shape, is_fortran, dtype = _read_header(stream)
@@ -77,10 +120,14 @@ def _map_cached(path: str, member: str, version: FileVersion) -> NDArray[Any]:
     if dtype.hasobject:
         raise InputError(f"{where}: expected numbers, got Python objects")
     num_bytes = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if num_bytes > os.path.getsize(path):
-        raise InputError(f"{where}: expected {num_bytes} bytes, got {os.path.getsize(path)}: the file is cut short")
+    if num_bytes > version.num_bytes:
+        raise InputError(f"{where}: expected {num_bytes} bytes, got {version.num_bytes}: the file is cut short")
     if not all(shape):
         return np.zeros(shape, dtype)
+    if is_remote(path):
+        if is_fortran:
+            raise InputError(f"{where}: expected rows one behind the other, got an array in Fortran's order: copy it")
+        return RemoteArray(path=path, offset=offset, shape=shape, dtype=dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
 
 
