@@ -19,7 +19,8 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     formats         name -> Source: criteo, avazu, csv (csv_layout, csv_lines), mlperf (npy_files),
                     movielens (movielens_genres), parquet and huggingface (arrow_files), synthetic,
                     tfrecord (tf_example)
-    stream          data that grows, and its segments as they arrive: followed_folder (folder_listing)
+    stream          data that grows, and its segments as they arrive: followed_folder (folder_listing),
+                    kafka_topic (topic_order, topic_arrivals, kafka_client)
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids

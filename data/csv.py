@@ -93,6 +93,23 @@ class CsvSource(ArrowSource, TextSource):
             **options,
         )
 
+    @classmethod
+    def of_lines(cls, *, schema_path: str, **options: Any) -> CsvSource:
+        """The reader of lines that are in no file: of blocks that hold their text and name no file.
+
+        Raises:
+            InputError: no schema, or one that does not name the columns of the lines.
+        """
+        if not schema_path:
+            raise InputError("data.schema is empty: csv needs a TOML file that names label, dense and sparse columns")
+        found = parse_schema(schema_path, read_schema_file(schema_path))
+        form = CsvLayout.of(schema_path, found.csv)
+        if not form.columns or form.header:
+            raise InputError(f"{schema_path}: messages have no header: csv.columns must name their columns")
+        types = _types(schema_path, found)
+        part = _open("", form, [column for column, _ in types])
+        return cls(parts=(part,), rules=ColumnRules.of("", found, pa.schema(types)), types=types, form=form, **options)
+
     @property
     def files(self) -> tuple[str, ...]:
         return (*(part.path for part in self.parts), *self.rules.dictionaries)

@@ -240,6 +240,9 @@ class FolderArrivals:
         self._look()
         self.is_over = not self._files
 
+    def stop(self) -> None:
+        """Nothing waits."""
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -152,7 +152,10 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
         if config.format == "synthetic":
             raise InputError(f"data.path {config.path}: no such file or folder")
         opener = FORMATS[config.format]
-    source = _open_stream(config, seed, opener) if config.is_stream else opener(config, seed)
+    if config.is_topic:
+        source: Source = _open_topic(config)
+    else:
+        source = _open_folder(config, seed, opener) if config.is_stream else opener(config, seed)
     if needs_dictionaries:
         rules = getattr(source, "rules", None)  # of the formats with strings
         for path in () if rules is None else rules.dictionaries:
@@ -163,12 +166,24 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
     return source
 
 
-def _open_stream(config: DataConfig, seed: int, opener: Callable[[DataConfig, int], Source]) -> Source:
+def _open_folder(config: DataConfig, seed: int, opener: Callable[[DataConfig, int], Source]) -> Source:
     from data.followed_folder import FollowedFolder
     from data.parquet import SUFFIXES
 
     suffixes = SUFFIXES if config.format == "parquet" else ()
     return FollowedFolder.at(config, seed, opener, suffixes)
+
+
+def _open_topic(config: DataConfig) -> Source:
+    from data.criteo import CriteoSource
+    from data.csv import CsvSource
+    from data.kafka_topic import KafkaTopic
+    from data.schema_file import criteo_schema
+
+    if config.format == "csv":
+        return KafkaTopic.at(config, CsvSource.of_lines(schema_path=config.schema, bad_rows=config.bad_rows))
+    schema, _ = _fixed_schema(config, criteo_schema())
+    return KafkaTopic.at(config, CriteoSource(files=(), schema=schema, bad_rows=config.bad_rows))
 
 
 def open_eval_source(config: DataConfig, source: Source, seed: int = 0) -> Source | None:

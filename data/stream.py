@@ -61,6 +61,10 @@ class Arrivals(Protocol):
         """Let `poll` return what is there now, and nothing that comes later."""
         ...
 
+    def stop(self) -> None:
+        """Let `blocks` end with a RuntimeError where it waits. From any thread."""
+        ...
+
     def close(self) -> None:
         """Release what reading needs. Idempotent."""
         ...
@@ -201,6 +205,7 @@ class Feed:
     def close(self) -> None:
         """End a wait. Idempotent."""
         self._closed.set()
+        self._arrivals.stop()
 
     def release(self) -> None:
         """Release what reading needs, when the batcher thread has ended."""

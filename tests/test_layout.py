@@ -35,7 +35,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/training/earlier_rows.py": "tests/system/test_resume_ranks.py",
     "bagpipe/config/ranges.py": "tests/config/test_rules.py",
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
-    **{f"bagpipe/config/{each}_section.py": "tests/config/test_keys.py" for each in ("dense", "optim", "pipeline")},
+    **{f"bagpipe/config/{s}_section.py": "tests/config/test_keys.py" for s in ("dense", "eval", "optim", "pipeline")},
     "bagpipe/config/sections.py": "tests/config/test_keys.py",
     "bagpipe/errors.py": "tests/util/test_program.py",
     "bagpipe/lookahead/interface.py": "tests/lookahead/test_inline.py",

@@ -62,6 +62,7 @@ _FREE = frozenset(
         "data.stream_wait_s",
         "data.stream_idle_s",
         "data.until",
+        "data.kafka_config",
         "optim.ema_evaluate",
         "optim.kfac_placement",
         "pipeline.in_flight",  # sums are in the order of micro-batches, whatever the order of actions

@@ -7,11 +7,12 @@ comment or the help text gives the source of a numeric default. `bagpipe.config.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from bagpipe.config.dense_section import DenseConfig
+from bagpipe.config.eval_section import EvalConfig, Metric
 from bagpipe.config.model_section import Model, ModelConfig
-from bagpipe.config.optim_section import DenseOptimizer, OptimConfig, RateUnit
+from bagpipe.config.optim_section import DenseOptimizer, OptimConfig
 from bagpipe.config.pipeline_section import PipelineConfig
 from bagpipe.config.ranges import (
     ABOVE_0,
@@ -60,7 +61,6 @@ FileHashes = Literal["sampled", "full"]
 Follow = Literal["off", "marker", "age"]
 Policy = Literal["belady-window", "drop-unused"]
 Durability = Literal["memory", "everysec", "always"]
-Metric = Literal["auc", "gauc", "ne", "logloss"]
 Assignment = Literal["contiguous", "locality"]
 RunDtype = Literal["float32", "float64"]
 NonFinite = Literal["stop", "skip"]
@@ -68,17 +68,13 @@ Kernels = Literal["auto", "torch", "triton"]
 Autocast = Literal["off", "bfloat16", "float16"]
 
 
-def _is_metric(name: str) -> bool:
-    metric, at, label = name.partition("@")
-    return metric in get_args(Metric) and bool(at) == bool(label)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Training data.
 
     Attributes:
-        path: file or folder, local or a URL such as s3://bucket/days; the synthetic format needs none.
+        path: file or folder, local or a URL such as s3://bucket/days; kafka://HOST:PORT/TOPIC: messages, a line each; the
+            synthetic format needs none.
         format: format of the data; if a path is given without one, it is told from the path's content.
         schema: TOML file that names the columns (csv, huggingface, parquet, synthetic, tfrecord) or overrides
             tables (other formats).
@@ -103,6 +99,9 @@ class DataConfig:
         follow_age_s: seconds without a change after which a file counts as complete; 0: files come whole, by a rename.
         stream_wait_s: if no batch of a stream comes for so long, the batches there are planned with a shorter window.
         stream_idle_s: end if nothing new comes for so long; 0: go on waiting.
+        kafka_run: consecutive offsets that are read of a topic's partition before those of the next one.
+        kafka_config: file of NAME=VALUE lines for the client of a topic (librdkafka's names), for example of TLS and
+            SASL.
         until: time (ISO 8601, UTC without a zone) at which a stream ends: nothing that arrives later is read.
     """
 
@@ -125,12 +124,19 @@ class DataConfig:
     follow_age_s: Annotated[float, at_least(0)] = 30.0
     stream_wait_s: Annotated[float, ABOVE_0] = 1.0
     stream_idle_s: Annotated[float, at_least(0)] = 0.0
+    kafka_run: Annotated[int, at_least(1)] = 1024
+    kafka_config: str = ""
     until: Annotated[str, ISO_TIME] = ""
 
     @property
     def is_stream(self) -> bool:
         """The data can grow while it is read."""
-        return self.follow != "off"
+        return self.follow != "off" or self.is_topic
+
+    @property
+    def is_topic(self) -> bool:
+        """The data are the messages of a topic."""
+        return self.path.startswith("kafka:")
 
     @property
     def has_evaluation(self) -> bool:
@@ -278,36 +284,6 @@ class CheckpointConfig:
     change: tuple[str, ...] = ()  # its range is a rule
     start_from: str = ""
     start_without: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """Evaluation of the held-out examples.
-
-    Attributes:
-        every: steps or epochs between evaluations during training; 0: one, at the end. Training is the same bit for
-            bit, unless optim.schedule is plateau.
-        unit: whether every counts steps or epochs (complete passes over the training examples).
-        batches: score only the first so many batches during training; 0: all. The evaluation at the end scores all.
-        metric: metric that tells the best evaluation: auc, gauc, ne or logloss; of data with several labels that of the
-            first one, or of the one that is named, as in auc@buy.
-        group: feature whose id is the group of an example, for gauc; empty: none.
-        patience: stop training after so many evaluations in a row that are not better than the best; 0: never.
-        min_delta: a better evaluation is better by more than this.
-        keep_best: make a checkpoint at each evaluation that is the best so far, and keep that of the best
-            (checkpoint.resume = best).
-    """
-
-    every: Annotated[int, at_least(0)] = 0
-    unit: RateUnit = "step"
-    batches: Annotated[int, at_least(0)] = 0
-    metric: Annotated[
-        str, Range("one of auc, gauc, ne, logloss, or one of them of a label, as auc@buy", _is_metric)
-    ] = "auc"
-    group: str = ""
-    patience: Annotated[int, at_least(0)] = 0
-    min_delta: Annotated[float, at_least(0)] = 0.0
-    keep_best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,32 @@ __all__ = ["STREAM_PROBLEMS"]
 
 #: Formats whose files stand alone.
 _FORMATS = ("avazu-csv", "criteo-tsv", "csv", "parquet", "tfrecord")
+#: Formats whose lines stand alone.
+_TOPIC_FORMATS = ("criteo-tsv", "csv")
 
 
 def _follow_problem(config: Config) -> str | None:
     data = config.data
     if data.follow == "off":
         return None
+    if data.is_topic:
+        return f"{data.follow} is for a folder, and data.path {data.path} is a topic"
     if not data.path:
         return f"{data.follow} needs data.path, the folder that grows, got none"
     if data.format not in _FORMATS:
         return f"{data.follow} needs data.format {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}, got {data.format}"
     return _order_problem(config, data.follow)
+
+
+def _topic_problem(config: Config) -> str | None:
+    data = config.data
+    if not data.is_topic:
+        return None
+    if data.format not in _TOPIC_FORMATS:
+        return (
+            f"{data.path} needs data.format {' or '.join(_TOPIC_FORMATS)}, the lines of its messages, got {data.format}"
+        )
+    return _order_problem(config, data.path)
 
 
 def _order_problem(config: Config, stream: str) -> str | None:
@@ -43,13 +58,14 @@ def _order_problem(config: Config, stream: str) -> str | None:
 def _without_stream(name: str) -> Callable[[Config], str | None]:
     def problem(config: Config) -> str | None:
         value = getattr(config.data, name)
-        return f"{value} needs a stream, data.follow marker or age, got data.follow off" if value else None
+        return f"{value} needs a stream: data.follow marker or age, or data.path kafka://…" if value else None
 
     return lambda config: None if config.data.is_stream else problem(config)
 
 
 #: By key, the rest of a message that begins with it.
 STREAM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
+    "data.path": _topic_problem,
     "data.follow": _follow_problem,
     "data.until": _without_stream("until"),
     "data.stream_idle_s": _without_stream("stream_idle_s"),

@@ -38,6 +38,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
         "tqdm": "tqdm",
     },
     "tfrecord": {"google_crc32c": "google-crc32c"},
+    "kafka": {"confluent_kafka": "confluent-kafka"},
 }
 
 #: Extras without which no program runs. The others are needed for a purpose.

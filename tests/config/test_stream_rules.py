@@ -36,15 +36,29 @@ STREAM = DataConfig(path="days", format="criteo-tsv", eval_fraction=0.0, follow=
         ),
         (
             {"follow": "off", "until": "2026-11-26"},
-            "data.until 2026-11-26 needs a stream, data.follow marker or age, got data.follow off",
+            "data.until 2026-11-26 needs a stream: data.follow marker or age, or data.path kafka://…",
         ),
         (
             {"follow": "off", "stream_idle_s": 5.0},
-            "data.stream_idle_s 5.0 needs a stream, data.follow marker or age, got data.follow off",
+            "data.stream_idle_s 5.0 needs a stream: data.follow marker or age, or data.path kafka://…",
         ),
         (
             {"until": "tonight"},
             "data.until must be a time such as 2026-11-26T18:00:00+01:00, or empty, got 'tonight'",
+        ),
+        ({"follow": "off", "path": "kafka://host:9092/clicks"}, ""),
+        (
+            {"path": "kafka://host:9092/clicks"},
+            "data.follow age is for a folder, and data.path kafka://host:9092/clicks is a topic",
+        ),
+        (
+            {"follow": "off", "path": "kafka://host:9092/clicks", "format": "parquet"},
+            "data.path kafka://host:9092/clicks needs data.format criteo-tsv or csv, the lines of its messages, got "
+            "parquet",
+        ),
+        (
+            {"follow": "off", "path": "kafka://host:9092/clicks", "epochs": 3},
+            "data.path kafka://host:9092/clicks needs data.epochs 1, got 3: a stream is read once",
         ),
         ({"stream_wait_s": 0.0}, "data.stream_wait_s must be more than 0, got 0.0"),
     ],

@@ -17,7 +17,7 @@ class Letters:
     def __init__(self, there: str = "") -> None:
         self.there = there
         self.is_over = False
-        self.is_closed = False
+        self.is_closed = self.is_stopped = False
 
     def poll(self) -> Arrived | None:
         if not self.there:
@@ -30,6 +30,9 @@ class Letters:
 
     def end(self) -> None:
         self.is_over = True
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
     def close(self) -> None:
         self.is_closed = True
@@ -89,7 +92,9 @@ def test_a_stream_without_news_for_its_idle_time_is_over() -> None:
 
 
 def test_a_closed_feed_ends_the_wait() -> None:
-    feed = feed_of(LetterStream(Letters()), None, 0)
+    letters = Letters()
+    feed = feed_of(LetterStream(letters), None, 0)
     feed.close()
+    assert letters.is_stopped
     with pytest.raises(RuntimeError, match="closed"):
         feed.wait()

@@ -1,4 +1,4 @@
-"""Jobs that train on a folder while it grows: killed, stopped and resumed, with the numbers of the whole folder."""
+"""Jobs that train on data while it grows: killed, stopped and resumed, with the numbers of the whole data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.data.brokers import broker
 from tests.data.files import criteo_lines
 from tests.store.nodes import await_true
 from tests.system.programs import Program, await_gone, ranks_of, run_forked, torchrun
@@ -148,3 +149,30 @@ def test_ranks_wait_together_and_one_of_them_stops_all(server: EmbeddedServer, t
         done = program.finish()
     assert done.code == 0, done.err
     assert digests(job.result) == expected
+
+
+def test_a_topic_trains_like_a_file_and_says_what_it_lost(
+    server: EmbeddedServer, tmp_path: Path, expected: tuple[object, ...]
+) -> None:
+    lines = [line for number, rows in enumerate(ROWS) for line in criteo_lines(rows, seed=number).splitlines()]
+    with broker() as kafka:
+        kafka.send_round(lines[:1600], run=32)
+        topic = ["--data.path", kafka.url(), "--data.kafka_run", "32", "--data.stream_wait_s", "0.05"]
+        job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *DATA, *topic])
+        with Program(job.line(), forked=tmp_path) as program:
+            await_true(lambda: 5 in job.steps(), "the first checkpoint")
+            assert program.process is not None
+            program.process.kill()
+            await_gone(program.mark)
+        kafka.send_round(lines[1600:], run=32, first=1600)
+        done = job.run("--data.stream_idle_s", "0.5")
+        assert (done.code, done.err) == (0, "")
+        assert digests(job.result) == expected
+        steps = job.steps()
+        kafka.send(0, [b"x" * 900_000] * 7)  # the broker keeps 5 MB of a partition
+        done = job.run("--data.stream_idle_s", "0.5")
+    assert done.code == 2
+    assert done.error_line.startswith(
+        f"error: {kafka.url()}, partition 0: expected offset 672, the lowest available is "
+    )
+    assert job.steps() == steps

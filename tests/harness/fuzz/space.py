@@ -241,6 +241,8 @@ LEFT: Mapping[str, str] = {
     "data.stream_wait_s": "of data.follow",
     "data.stream_idle_s": "of data.follow",
     "data.until": "of data.follow",
+    "data.kafka_run": "of a topic: tests/system/test_streams.py",
+    "data.kafka_config": "of a topic",
     "pipeline.partition": "names modules of one model",
     "pipeline.plan": "names modules of one model",
     "pipeline.replicas": "needs a number of ranks of its own",
