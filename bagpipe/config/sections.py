@@ -73,8 +73,8 @@ class DataConfig:
     """Training data.
 
     Attributes:
-        path: file or folder, local or a URL such as s3://bucket/days; kafka://HOST:PORT/TOPIC: messages, a line each; the
-            synthetic format needs none.
+        path: file or folder, local or a URL such as s3://bucket/days; kafka://HOST:PORT/TOPIC: messages, a line each;
+            the synthetic format needs none.
         format: format of the data; if a path is given without one, it is told from the path's content.
         schema: TOML file that names the columns (csv, huggingface, parquet, synthetic, tfrecord) or overrides
             tables (other formats).
