@@ -63,9 +63,9 @@ def test_a_killed_upload_leaves_no_manifest(tmp_path: Path, bucket: str, proxy: 
 def train(folder: Path, *flags: str) -> dict[str, Any]:
     result = folder / "result.json"
     command = [
-        sys.executable, "-m", "trainer", "--config", "trainer/configs/synthetic.toml", "--data.limit", "4000",
+        sys.executable, "-m", "trainer", "--config", "trainer/configs/synthetic.toml", "--data.limit", "2000",
         "--data.batch_size", "100", "--run.dir", str(folder / "run"), "--checkpoint.dir", str(folder / "checkpoints"),
-        "--checkpoint.every", "10", "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,1",
+        "--checkpoint.every", "5", "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,1",
         "--result", str(result), *flags,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
@@ -89,7 +89,7 @@ def test_a_job_on_a_bucket_with_faults_has_the_digests_of_local_files(
     for name in (str(days), f"{bucket}/days"):
         folder = tmp_path / str(len(found))
         folder.mkdir()
-        flags = ("--data.path", name, "--data.format", "criteo-tsv", "--data.workers", "1", "--run.steps", "15")
+        flags = ("--data.path", name, "--data.format", "criteo-tsv", "--data.workers", "1", "--run.steps", "10")
         result = train(folder, *flags)
         found.append([result[key] for key in ("dense_digest", "embedding_digest", "auc", "steps")])
     assert found[0] == found[1]
@@ -101,8 +101,8 @@ def test_a_job_goes_on_from_the_mirror_of_another_machine(tmp_path: Path, bucket
         (tmp_path / name).mkdir()
     whole = train(tmp_path / "whole")
     mirror = ("--checkpoint.mirror", f"{bucket}/jobs/a")
-    train(tmp_path / "here", *mirror, "--run.steps", "17")
-    assert [step for _, step in CheckpointMirror(f"{bucket}/jobs/a").positions()] == [17, 10]
+    train(tmp_path / "here", *mirror, "--run.steps", "12")
+    assert [step for _, step in CheckpointMirror(f"{bucket}/jobs/a").positions()] == [12, 10]
     later = train(tmp_path / "there", *mirror)
     assert [later[name] for name in ("dense_digest", "embedding_digest", "auc")] == [
         whole[name] for name in ("dense_digest", "embedding_digest", "auc")
