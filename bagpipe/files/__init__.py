@@ -6,6 +6,7 @@
 
 version     FileVersion: what tells two contents of a file apart
 access      open_file, file_version, is_file, is_folder, list_folder: of paths and URLs alike
-remote      RemoteObject, RemoteFile; the errors of clients as one line
+remote      RemoteObject: one version; the errors of clients as one line
+remote_file RemoteFile: a stream with read-ahead
 transfer    copies between local files and URLs, for mirrors of checkpoints
 """

@@ -41,7 +41,8 @@ def open_file(path: str) -> BinaryIO:
     """
     if "://" not in path:
         return open(path, "rb")
-    from bagpipe.files.remote import RemoteFile, object_at
+    from bagpipe.files.remote import object_at
+    from bagpipe.files.remote_file import RemoteFile
 
     return cast(BinaryIO, RemoteFile(object_at(path)))
 

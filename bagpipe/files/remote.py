@@ -1,8 +1,6 @@
-"""`RemoteObject` and `RemoteFile`: one version of an object behind a URL, read range by range through fsspec.
+"""`RemoteObject`: one version of an object behind a URL, read range by range through fsspec.
 
     object_at(url) ──HEAD, once a process──> RemoteObject ──read_range──> bytes of that version, or an error
-    RemoteFile: a stream over it; a fetch that goes on where the last one ended is twice as long, up to AHEAD_BYTES,
-                and the next one is on its way meanwhile
 
 A failed range is asked for again, ATTEMPTS times in all, with pauses from FIRST_PAUSE_S, doubled up to LAST_PAUSE_S.
 The first look at an object decides its version for the process (`forget` ends that): another version later is refused
@@ -14,7 +12,6 @@ variables, their files, the machine's role.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -24,7 +21,6 @@ from bagpipe.errors import InputError
 from bagpipe.files.version import FileVersion
 
 __all__ = [
-    "RemoteFile",
     "RemoteObject",
     "file_system",
     "forget",
@@ -39,10 +35,6 @@ __all__ = [
 ATTEMPTS = 8
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 5.0
-
-#: Bytes of the first fetch of a stream, and of the longest.
-FIRST_BYTES = 64 << 10
-AHEAD_BYTES = 8 << 20
 
 #: Errors of clients without credentials, by name: their packages are not imported here.
 _NO_ACCESS = frozenset(
@@ -302,107 +294,3 @@ def _begin() -> None:
     if _owner != os.getpid():
         _owner = os.getpid()
         _objects.clear()
-
-
-class RemoteFile(io.RawIOBase):
-    """A stream over an object, with read-ahead where reads follow one another. One thread's.
-
-    Args:
-        source: the object.
-    """
-
-    def __init__(self, source: RemoteObject) -> None:
-        super().__init__()
-        self._source = source
-        self._size = source.version.num_bytes
-        self._place = 0
-        self._held, self._held_at = b"", 0
-        self._step = FIRST_BYTES
-        self._ahead: _Fetch | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Exactly `size` bytes, less only at the end; -1: the rest."""
-        stop = self._size if size is None or size < 0 else min(self._size, self._place + size)
-        parts: list[bytes] = []
-        while self._place < stop:
-            part = self._some(stop)
-            parts.append(part)
-            self._place += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        found = self.read(len(view))
-        view[: len(found)] = found
-        return len(found)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        """The bytes up to a line end, at most `size`."""
-        most = self._size if size is None or size < 0 else min(self._size, self._place + size)
-        parts: list[bytes] = []
-        while self._place < most:
-            part = self._some(most)
-            end = part.find(b"\n") + 1
-            part = part[:end] if end else part
-            parts.append(part)
-            self._place += len(part)
-            if end:
-                break
-        return b"".join(parts)
-
-    def _some(self, stop: int) -> bytes:
-        """Bytes from the place on, at least one, none behind `stop`."""
-        offset = self._place - self._held_at
-        if not 0 <= offset < len(self._held):
-            self._fetch(stop)
-            offset = 0
-        return self._held[offset : offset + stop - self._place]
-
-    def _fetch(self, stop: int) -> None:
-        goes_on = bool(self._held) and self._place == self._held_at + len(self._held)
-        self._step = min(2 * self._step, AHEAD_BYTES) if goes_on else FIRST_BYTES
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.start == self._place:
-            self._held = ahead.result()
-        else:
-            self._held = self._source.read_range(self._place, max(stop, self._place + self._step))
-        self._held_at = self._place
-        end = self._held_at + len(self._held)
-        if goes_on and end < self._size:
-            self._ahead = _Fetch(self._source, end, end + min(2 * self._step, AHEAD_BYTES))
-
-
-class _Fetch:
-    """A range on its way."""
-
-    def __init__(self, source: RemoteObject, start: int, stop: int) -> None:
-        self.start = start
-        self._found: bytes | BaseException = b""
-        self._thread = threading.Thread(target=self._run, args=(source, stop), name="read-ahead", daemon=True)
-        self._thread.start()
-
-    def _run(self, source: RemoteObject, stop: int) -> None:
-        try:
-            self._found = source.read_range(self.start, stop)
-        except BaseException as error:
-            self._found = error
-
-    def result(self) -> bytes:
-        self._thread.join()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        return self._found

@@ -20,7 +20,7 @@ from tests.data.files import criteo_lines
 from tests.files.s3_server import Proxy
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 UPLOAD = """
 import sys
@@ -68,7 +68,7 @@ def train(folder: Path, *flags: str) -> dict[str, Any]:
         "--checkpoint.every", "5", "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,1",
         "--result", str(result), *flags,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(result.read_text())
     return found
@@ -102,7 +102,7 @@ def test_a_job_goes_on_from_the_mirror_of_another_machine(tmp_path: Path, bucket
     whole = train(tmp_path / "whole")
     mirror = ("--checkpoint.mirror", f"{bucket}/jobs/a")
     train(tmp_path / "here", *mirror, "--run.steps", "12")
-    assert [step for _, step in CheckpointMirror(f"{bucket}/jobs/a").positions()] == [12, 10]
+    assert CheckpointMirror(f"{bucket}/jobs/a").positions()[0] == (1, 12)
     later = train(tmp_path / "there", *mirror)
     assert [later[name] for name in ("dense_digest", "embedding_digest", "auc")] == [
         whole[name] for name in ("dense_digest", "embedding_digest", "auc")

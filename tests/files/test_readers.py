@@ -15,7 +15,7 @@ import pytest
 from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from bagpipe.files import remote
+from bagpipe.files import remote, remote_file
 from bagpipe.types.batch import Batch
 from cacher.identity import identity_of
 from data.formats import open_source
@@ -113,7 +113,7 @@ def test_a_row_group_takes_few_requests(tmp_path: Path, bucket: str, proxy: Prox
 def test_one_fault_in_a_hundred_requests_changes_nothing(
     tmp_path: Path, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "FIRST_BYTES", 2_000)  # many requests
+    monkeypatch.setattr(remote_file, "FIRST_BYTES", 2_000)  # many requests
     write_data("criteo-tsv", tmp_path / "days")
     upload(tmp_path / "days", f"{bucket}/days")
     rng, kinds = random.Random(7), ("500", "cut", "slow")
