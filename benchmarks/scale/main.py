@@ -1,4 +1,4 @@
-"""What grows with what? Planning and training, one quantity varied at a time; and the planner in shards.
+"""What grows with what? Planning and training, one quantity varied at a time.
 
 python -m benchmarks.scale.main [--curves "batch size" ranks] [--repeats 2] [--parts planning] [--out DIR]
 """
@@ -19,12 +19,10 @@ from typing import Any
 from bagpipe.errors import InputError, JobError
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, run_benchmark
 from benchmarks.scale.planning import measure_planning
-from benchmarks.scale.points import PLAN_CURVES, SHARD_POINTS, STEP_CURVES, Curve, Point, select
+from benchmarks.scale.points import PLAN_CURVES, STEP_CURVES, Curve, Point, select
 from benchmarks.scale.report import details, draw, tables
-from benchmarks.scale.shards import measure_shards
 from benchmarks.scale.training import measure_training
 
-PARTS = ("training", "planning", "shards")
 #: Cost that decides which run of a point is the median one.
 _COSTS = ("plan_ms", "step_ms")
 
@@ -38,7 +36,6 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
     known: Mapping[str, Measure] = {
         "training": partial(_train, options),
         "planning": partial(_plan, options),
-        "shards": partial(_shard, options),
     }
     return {name: known[name] for name in options.parts}
 
@@ -61,21 +58,6 @@ def _train(options: argparse.Namespace, part: Part) -> None:
             lambda point: asdict(measure_training(point, options.steps, Path(folder))),
             part,
         )
-
-
-def _shard(options: argparse.Namespace, part: Part) -> None:
-    points = SHARD_POINTS
-    if options.rehearse:
-        points = tuple(
-            (dataclasses.replace(point, batch_size=256, cache_rows=20_000, lookahead=4), shards)
-            for point, shards in points[:2]
-        )
-    found: list[dict[str, Any]] = []
-    for point, num_shards in points:
-        cost = measure_shards(point, num_shards, max(3, options.batches // 4))
-        found.append({"point": asdict(point), "shards": num_shards, "cost": asdict(cost)})
-        part.keep(found)
-        part.say(f"{num_shards} shards, {point.tables} tables, {point.ranks} ranks  {found[-1]['cost']}")
 
 
 def _shrunk(curve: Curve, **sizes: int) -> Curve:
@@ -118,7 +100,7 @@ def _median_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--curves", nargs="+", default=[], help="parts of names (default: all)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=("training", "planning"), default=["training", "planning"])
     parser.add_argument("--batches", type=int, default=40, help="planned batches that are measured, per point")
     parser.add_argument("--steps", type=int, default=100, help="training steps, per point")
     parser.add_argument("--repeats", type=int, default=1, help="sweeps; the median run of each point counts")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BASE", "PLAN_CURVES", "SHARD_POINTS", "STEP_BASE", "STEP_CURVES", "Curve", "Point", "select"]
+__all__ = ["BASE", "PLAN_CURVES", "STEP_BASE", "STEP_CURVES", "Curve", "Point", "select"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +86,6 @@ STEP_CURVES = (
     _curve("vocabulary, raw 64-bit ids", STEP_BASE, "vocabulary", (2 * _MILLION, 30 * _MILLION, 10**9)),
     _curve("lookahead", STEP_BASE, "lookahead", (2, 32, 200)),
     _curve("cache rows", STEP_BASE, "cache_rows", (50_000, 200_000, 800_000)),
-)
-
-#: A batch of the size of large jobs, whose rows are those of 10 billion. With the number of shards: 26 tables as in
-#: Criteo's logs, 208 for more shards than that; more ranks.
-_LARGE = Point(batch_size=16_384, vocabulary=10**10, lookahead=32, cache_rows=1_000_000)
-_WIDE = dataclasses.replace(_LARGE, tables=208, batch_size=2_048)
-SHARD_POINTS: tuple[tuple[Point, int], ...] = (
-    *((dataclasses.replace(_LARGE, ranks=8), shards) for shards in (1, 2, 4, 8, 16, 26)),
-    *((dataclasses.replace(_WIDE, ranks=8), shards) for shards in (1, 8, 64)),
-    *((dataclasses.replace(_LARGE, ranks=ranks), 8) for ranks in (1, 64, 512, 2_048)),
 )
 
 

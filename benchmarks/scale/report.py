@@ -19,7 +19,6 @@ from benchmarks.harness.plot import log_log, panels
 from benchmarks.harness.report import table, verdict
 from benchmarks.scale.planning import PlanCost
 from benchmarks.scale.points import Point
-from benchmarks.scale.projection import shard_table
 from benchmarks.scale.training import StepCost
 
 __all__ = ["Fit", "Measured", "details", "draw", "fit", "tables"]
@@ -150,8 +149,6 @@ def tables(values: Values) -> str:
         for kind in _KINDS
         if (curves := _curves(values, kind))
     ]
-    if found := found_of(values, "shards"):
-        parts.append(f"The planner in shards, 10 billion rows:\n\n{shard_table(found)}")
     return "\n".join(parts)
 
 

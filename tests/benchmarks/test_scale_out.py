@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from benchmarks.scale.points import SHARD_POINTS, Point
-from benchmarks.scale.projection import project, shard_table
-from benchmarks.scale.shards import ShardCost, measure_shards
+from benchmarks.scale.points import Point
+from benchmarks.scale_out.main import POINTS
+from benchmarks.scale_out.projection import project, shard_table
+from benchmarks.scale_out.shards import ShardCost, measure_shards
 
 POINT = Point(batch_size=1_000)
 COST = ShardCost(whole_ms=40, shard_ms=20, shards_ms=40, planner_ms=10, shard_mb=2, plan_mb=4, shard_state_mb=1)
@@ -30,7 +31,7 @@ def test_the_slowest_bounds_the_job(
 
 
 def test_shards_are_measured_and_shown() -> None:
-    point, _ = SHARD_POINTS[0]
+    point, _ = POINTS[0]
     point = dataclasses.replace(point, batch_size=64, lookahead=3, cache_rows=4_000)
     cost = measure_shards(point, 4, 2)
     assert 0 < cost.shard_ms <= cost.shards_ms

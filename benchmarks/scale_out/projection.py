@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness.report import table
 from benchmarks.scale.points import Point
-from benchmarks.scale.shards import ShardCost
+from benchmarks.scale_out.shards import ShardCost
 
 __all__ = ["CRITEO_TERABYTE_EXAMPLES", "LINK_BYTES_PER_S", "Projection", "project", "shard_table"]
 

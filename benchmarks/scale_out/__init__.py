@@ -1,0 +1,1 @@
+"""A planner in shards, projected from measured costs."""
