@@ -170,6 +170,8 @@ def _score(
         The checkpoint's step, and whether all are scored.
     """
     checkpoint = _choose(config)
+    if config.data.is_topic:
+        raise InputError(f"data.path {config.data.path}: a topic is for training: expected the files of the examples")
     data = dataclasses.replace(config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0)
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:

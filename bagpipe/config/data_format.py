@@ -52,7 +52,9 @@ def with_format(data: DataConfig) -> DataConfig:
     Raises:
         InputError: the format cannot be told from the path's content.
     """
-    if data.format != "synthetic" or not data.path or not (is_folder(data.path) or is_file(data.path)):
+    if data.format != "synthetic" or not data.path or data.is_topic:
+        return data
+    if not (is_folder(data.path) or is_file(data.path)):
         return data
     return dataclasses.replace(data, format=_format_of(data.path, data.schema))
 

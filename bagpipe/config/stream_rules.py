@@ -22,6 +22,8 @@ def _follow_problem(config: Config) -> str | None:
         return f"{data.follow} is for a folder, and data.path {data.path} is a topic"
     if not data.path:
         return f"{data.follow} needs data.path, the folder that grows, got none"
+    if "://" in data.path:
+        return f"{data.follow} is for a local folder, got data.path {data.path}"
     if data.format not in _FORMATS:
         return f"{data.follow} needs data.format {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}, got {data.format}"
     return _order_problem(config, data.follow)

@@ -58,10 +58,12 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
         watch_passes: shows the progress over the passes of other processes.
 
     Raises:
-        InputError: the log is unreadable or empty.
+        InputError: the log is unreadable or empty, or a stream.
         JobError: no disk space for the row batches of the first batch size; later failures are in the records.
     """
     first = sweep.configs[0]
+    if first.data.is_stream:
+        raise InputError(f"replay reads a whole log, several times: {first.data.path} is read as a stream")
     source = open_source(first.data, first.run.seed)
     tables = LogTables.of(source.schema, first)
     counter = RowCounter(tables.spec(first))

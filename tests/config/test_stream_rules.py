@@ -51,6 +51,7 @@ STREAM = DataConfig(path="days", format="criteo-tsv", eval_fraction=0.0, follow=
             {"path": "kafka://host:9092/clicks"},
             "data.follow age is for a folder, and data.path kafka://host:9092/clicks is a topic",
         ),
+        ({"path": "s3://logs/days"}, "data.follow age is for a local folder, got data.path s3://logs/days"),
         (
             {"follow": "off", "path": "kafka://host:9092/clicks", "format": "parquet"},
             "data.path kafka://host:9092/clicks needs data.format criteo-tsv or csv, the lines of its messages, got "
