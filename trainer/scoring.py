@@ -169,9 +169,9 @@ def _score(
     Returns:
         The checkpoint's step, and whether all are scored.
     """
-    checkpoint = _choose(config)
-    if config.data.is_topic:
+    if config.data.is_topic and phase == "train":
         raise InputError(f"data.path {config.data.path}: a topic is for training: expected the files of the examples")
+    checkpoint = _choose(config)
     data = dataclasses.replace(config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0)
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:

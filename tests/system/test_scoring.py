@@ -10,10 +10,12 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.programs import run_forked
 from tests.system.resumed import JOB, Resumed
 from trainer.metrics import METRICS, Scores
+from trainer.scoring import evaluate
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -107,3 +109,9 @@ def test_what_cannot_be_scored_gets_one_line(command: str, more: list[str], line
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     done = run_forked(["eval", *SCORED, "--checkpoint.dir", str(tmp_path)], tmp_path)
     assert (done.code, done.error_line) == (2, f"error: checkpoint.dir {tmp_path} has no checkpoint of trained weights")
+
+
+def test_a_topic_is_not_scored(tmp_path: Path) -> None:
+    topic = ["--data.path", "kafka://host:9092/clicks", "--data.format", "criteo-tsv", "--data.eval_fraction", "0"]
+    with pytest.raises(InputError, match="kafka://host:9092/clicks: a topic is for training: expected the files of"):
+        evaluate([*topic, "--checkpoint.dir", str(tmp_path)])

@@ -270,6 +270,14 @@ def test_no_data_is_an_error(tmp_path: Path) -> None:
         replay(sweep, plain)
 
 
+def test_a_stream_is_not_replayed(log: Path) -> None:
+    sweep = parse_sweep(
+        ["--data.path", str(log), "--data.format", "criteo-tsv", "--data.follow", "age", "--data.eval_fraction", "0"]
+    )
+    with pytest.raises(InputError, match=r"replay reads a whole log, several times: .* is read as a stream"):
+        replay(sweep, plain)
+
+
 def number(count: int | None) -> int:
     assert count is not None
     return count
