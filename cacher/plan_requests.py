@@ -106,7 +106,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
         features.append(FeatureRef(feature=feature, table=_number("table", ref["table"], 0, len(table_rows) - 1)))
     if type(value["grows"]) is not bool:
         raise InputError(f"oracle spec: expected grows to be true or false, got {str(value['grows'])[:80]}")
-    for name in ("policy", "assign"):
+    for name in ("policy", "assign", "horizon"):
         if not isinstance(value[name], str):
             raise InputError(f"oracle spec: expected {name} to be a text, got {str(value[name])[:80]}")
     world_size = _number("world_size", value["world_size"], 1, MAX_RANKS)
@@ -122,6 +122,7 @@ def parse_spec(data: bytearray, *, max_bytes: int) -> OracleSpec:
         assign=value["assign"],
         example_shares=tuple(_number("example_shares", share, 0, (1 << 31) - 1) for share in shares),
         rows_delay=_number("rows_delay", value["rows_delay"], 0, 1),
+        horizon=value["horizon"],
     )
     check_spec(spec)
     needed = planner_bytes(spec)

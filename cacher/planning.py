@@ -9,6 +9,8 @@ none comes for a while.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -23,13 +25,18 @@ from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner
 from bagpipe.oracle.rank_batch import Phase, PlanSpan, RankBatch
+from bagpipe.oracle.spec_check import check_spec
 from bagpipe.types.batch import Batch
+from bagpipe.util.programs import command_of
 from cacher.identity import identity_of
 from data.formats import check_test_source, open_eval_source, open_source
 from data.loader import LookaheadLoader, open_loader
+from data.next_use_source import told_source
 from data.source import Source
 
 __all__ = ["PlannedBatch", "PlannedData", "PlannedPhase"]
+
+_LOG = logging.getLogger("cacher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -282,27 +289,54 @@ class PlannedData:
         Raises:
             InputError: `spec` cannot be planned for. Iterating: see `BatchSource`.
         """
+        source, spec = self._told(phase, spec)
         planner = make_planner(spec)
-        loader = self._loader(phase, first_batch, None if planner.learns else reader_state)
+        loader = self._loader(phase, first_batch, None if planner.learns else reader_state, source)
         waits = self.is_stream and phase == "train" and not fills_windows
         patience_s = self._config.stream_wait_s if waits else None
         return PlannedPhase(loader, planner, max_steps=max_steps, first_batch=first_batch, patience_s=patience_s)
 
-    def _loader(self, phase: Phase, first_batch: int, state: Mapping[str, Any] | None) -> LookaheadLoader:
+    def _told(self, phase: Phase, spec: OracleSpec) -> tuple[Source, OracleSpec]:
+        """The source of a phase and its spec: only training with a cache, on annotated files, sees the whole log.
+
+        Raises:
+            InputError: the files are annotated for another training; or `spec` cannot be planned for.
+        """
+        check_spec(spec)
+        source = self._sources[phase]
+        if spec.horizon != "log":
+            return source, spec
+        is_asked = phase == "train" and spec.num_slots > 0
+        told = told_source(source, self._config, self._seed) if is_asked else None
+        if told is not None:
+            return told, spec
+        if is_asked:
+            _LOG.warning(
+                "oracle.horizon log: %s is not annotated (%s convert --next-use), so the window of %d batches is used",
+                self._config.path or self._config.format,
+                command_of("data"),
+                spec.lookahead,
+            )
+        return source, dataclasses.replace(spec, horizon="window")
+
+    def _loader(
+        self, phase: Phase, first_batch: int, state: Mapping[str, Any] | None, source: Source | None = None
+    ) -> LookaheadLoader:
         """A loader that begins at `state` if that leads to `first_batch`, else at the first batch.
 
         Raises:
             InputError: the data is a stream, whose first batches can be gone, and `state` is of another one.
         """
+        source = source or self._sources[phase]
         is_before = state is not None and type(state.get("batch")) is int and state["batch"] <= first_batch
         if self.is_stream and phase == "train":
             if first_batch and not is_before:
                 raise InputError(f"a stream goes on from a position at or before batch {first_batch}, got {state}")
-            return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase], state=state)
+            return open_loader(self._config, seed=self._seed, phase=phase, source=source, state=state)
         if is_before:
             with suppress(InputError):  # the state of other data, or no reader state
-                return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase], state=state)
-        return open_loader(self._config, seed=self._seed, phase=phase, source=self._sources[phase])
+                return open_loader(self._config, seed=self._seed, phase=phase, source=source, state=state)
+        return open_loader(self._config, seed=self._seed, phase=phase, source=source)
 
     def batches(
         self,

@@ -162,6 +162,7 @@ def _expected_spec(
         "assign": settings["cacher.assign"],
         "example_shares": _example_shares(value.get("example_shares"), world_size),
         "rows_delay": _rows_delay(value.get("rows_delay")),
+        "horizon": settings["oracle.horizon"],
     }
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from bagpipe.errors import InputError
 from bagpipe.types.batch import Batch
 from data.bad_row_limit import BadRowLimit
-from data.columns import Columns, RowSlice, bag_starts, join
+from data.columns import Columns, RowSlice, bag_starts, join, join_distances
+from data.next_use_batches import BatchUses
+from data.next_use_mark import NextUseMark
 from data.row_order import Position, RowIndex, RowRange, segment_order
 from data.shuffle_buffer import Part, mixed
 from data.source import Segment, Source
@@ -93,6 +95,14 @@ class BlockOrder:
             first_block = start.block if ordinal == start.segment else 0
             yield from self._segment_tasks(start.epoch, ordinal, order[ordinal], first_block)
 
+    def batch_uses(self, batch_size: int) -> BatchUses | None:
+        """What tells the next uses of the batches; None if the source does not read them."""
+        mark = getattr(self.source, "next_uses", None)
+        if not isinstance(mark, NextUseMark):
+            return None
+        low, high = self.row_range.within(0, mark.num_rows)
+        return BatchUses(cycle=mark.train_rows, rows=high - low, batch_size=batch_size, epochs=self.epochs)
+
     def _segment_tasks(self, epoch: int, ordinal: int, segment: int, first_block: int) -> Iterator[ReadTask]:
         first_row = None if self.index is None else self.index.first_rows[segment]
         number = -1
@@ -108,6 +118,8 @@ class BlockOrder:
                     if first_row is not None and rows is not None:
                         low, high = self.row_range.within(first_row, rows)
                     shuffle = Shuffle(seed=self.seed, epoch=epoch, segment=segment, low=low, high=high)
+                if epoch and getattr(self.source, "reads_by_epoch", False):
+                    block = dataclasses.replace(block, epoch=epoch)
                 yield ReadTask(segment=ordinal, number=number, first_row=first_row, block=block, shuffle=shuffle)
             first_row = None if first_row is None or rows is None else first_row + rows
             if first_row is not None and self.row_range.high is not None and first_row >= self.row_range.high:
@@ -134,6 +146,7 @@ class Batcher:
         self.blocks_read = 0
         self.rows_read = 0
         self._bad_rows = BadRowLimit(order.source)
+        self._uses = order.batch_uses(batch_size)
         self._rows_before = 0  # raw rows of the previous epoch, if there is no index
 
     def batches(self, start: Position) -> Iterator[tuple[Batch, Position]]:
@@ -171,7 +184,7 @@ class Batcher:
                 here = dataclasses.replace(here, row=here.row + high - low)
                 if sum(map(len, pieces)) == self._batch_size:
                     here = dataclasses.replace(here, batch=here.batch + 1)
-                    yield join(here.batch - 1, pieces), here
+                    yield self._batch(here.batch - 1, pieces, start.epoch), here
                     pieces = []
             following = dataclasses.replace(here, row=0, first_row=part.end_row, skipped_before=here.skipped)
             if self._order.index is None and row_range.high is not None and following.first_row >= row_range.high:
@@ -179,10 +192,17 @@ class Batcher:
         self._check_rows(following.first_row)
         if pieces:
             here = dataclasses.replace(here, batch=here.batch + 1)
-            yield join(here.batch - 1, pieces), here
+            yield self._batch(here.batch - 1, pieces, start.epoch), here
         self._check_served(start, here)
         skipped = here.skipped
         return Position(epoch=start.epoch + 1, batch=here.batch, skipped=skipped, skipped_before=skipped)
+
+    def _batch(self, index: int, pieces: list[RowSlice], epoch: int) -> Batch:
+        batch = join(index, pieces)
+        distances = None if self._uses is None else join_distances(pieces)
+        if self._uses is None or distances is None:
+            return batch
+        return dataclasses.replace(batch, next_use=self._uses.of(batch, epoch, distances))
 
     def _parts(self, start: Position) -> Iterator[Part]:
         """The epoch's rows from the block of `start` on: block by block, or mixed in groups of blocks."""

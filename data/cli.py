@@ -26,13 +26,18 @@ from bagpipe.util.printing import print_error
 from bagpipe.util.process_pool import usable_cores
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
+from bagpipe.util.sizes import bytes_of
 from data.formats import FORMATS, open_source
 from data.source import BAD_ROWS, Source
 
 if TYPE_CHECKING:  # it needs a package that other commands do without
     from data.conversion_manifest import PartRecord
+    from data.next_use_writer import NextUseOrder
 
 __all__ = ["main"]
+
+#: Threads of a sort of next uses, which share its memory, and bytes that `--memory` can name.
+MOST_THREADS, MOST_MEMORY = 4, 16 << 40
 
 COLUMNAR = (".arrow", ".parquet")
 REPLAY = "replay"
@@ -92,6 +97,25 @@ def _parser() -> argparse.ArgumentParser:
         help="most segments in a file of a folder: each 4 MiB of text, or a row group (default: 64)",
     )
     convert.add_argument("--redo", action="store_true", help="replace another conversion in the folder")
+    convert.add_argument(
+        "--next-use",
+        action="store_true",
+        help="also write each row's next use, for training with --oracle.horizon log; needs the name of a file",
+    )
+    convert.add_argument(
+        "--shuffle-seed",
+        type=int,
+        metavar="SEED",
+        help="with --next-use: for training with data.shuffle and this run.seed (default: without data.shuffle)",
+    )
+    convert.add_argument("--epochs", type=int, default=1, help="with --shuffle-seed: data.epochs of the training")
+    convert.add_argument(
+        "--eval-fraction",
+        type=float,
+        default=DataConfig.eval_fraction,
+        help=f"with --next-use: data.eval_fraction of the training (default: {DataConfig.eval_fraction})",
+    )
+    convert.add_argument("--memory", default="1GiB", help="with --next-use: most memory of the program (default: 1GiB)")
     convert.set_defaults(run=_convert)
     commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
     return parser
@@ -140,25 +164,58 @@ def _convert(options: argparse.Namespace) -> str:
         DataConfig(path=path, format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows)
         for path in options.paths
     ]
+    order = _next_use_order(options)
     if options.dictionaries:
         _build_dictionaries(configs[0], options)
     sources = tuple(open_source(config) for config in configs)
     start_s = time.perf_counter()
     if Path(options.out).suffix in COLUMNAR and not Path(options.out).is_dir():
-        return _convert_file(sources, options, start_s)
+        return _convert_file(sources, options, order, start_s)
+    if order is not None:
+        raise InputError(f"--next-use writes one file, .arrow or .parquet, got {options.out!r}")
     return _convert_folder(sources, options, start_s)
 
 
-def _convert_file(sources: tuple[Source, ...], options: argparse.Namespace, start_s: float) -> str:
+def _convert_file(
+    sources: tuple[Source, ...], options: argparse.Namespace, order: NextUseOrder | None, start_s: float
+) -> str:
     from data.columnar_writer import write_columnar
+    from data.next_use_writer import write_annotated
 
     given = [flag for flag in ("jobs", "form", "redo") if getattr(options, flag)]
     if given or len(sources) > 1:
         what = f"--{given[0]}" if given else "several paths"
         raise InputError(f"{what}: needs a folder to write, got the name of a file, {options.out!r}")
     _make_folder(options.out)
-    written = write_columnar(sources[0], options.out, options.limit)
+    if order is None:
+        written = write_columnar(sources[0], options.out, options.limit)
+    else:
+        written = write_annotated(sources[0], options.out, order, options.limit)
     return _report(options.out, written.rows, written.skipped, written.num_bytes, time.perf_counter() - start_s)
+
+
+def _next_use_order(options: argparse.Namespace) -> NextUseOrder | None:
+    """The order of training whose next uses are written; None: none are."""
+    from data.next_use_writer import LEAST_MEMORY, NextUseOrder
+
+    if not options.next_use:
+        if options.shuffle_seed is not None or options.epochs != 1:
+            raise InputError("--shuffle-seed and --epochs need --next-use")
+        return None
+    if options.epochs < 1 or (options.epochs > 1 and options.shuffle_seed is None):
+        raise InputError(f"--epochs must be at least 1, and needs --shuffle-seed, got {options.epochs}")
+    if not 0 <= options.eval_fraction < 1:
+        raise InputError(f"--eval-fraction must be at least 0 and below 1, got {options.eval_fraction}")
+    memory_bytes = bytes_of("--memory", options.memory)
+    if not LEAST_MEMORY <= memory_bytes < MOST_MEMORY:
+        raise InputError(f"--memory must be at least {LEAST_MEMORY >> 20}MiB, at most 16TiB, got {options.memory}")
+    return NextUseOrder(
+        eval_fraction=options.eval_fraction,
+        seed=options.shuffle_seed,
+        epochs=options.epochs,
+        memory_bytes=int(memory_bytes),
+        threads=min(MOST_THREADS, usable_cores()),
+    )
 
 
 def _convert_folder(sources: tuple[Source, ...], options: argparse.Namespace, start_s: float) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,9 @@ from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
 from data.source import Segment, Source
 
-__all__ = ["WrittenFile", "write_columnar"]
+__all__ = ["WrittenFile", "as_lists", "as_scalars", "open_writer", "write_columnar"]
+
+Writer = Callable[[pa.RecordBatch], None]
 
 #: Minimum rows of a record batch or row group (except the last): a block of the reader.
 GROUP_ROWS = 65_536
@@ -54,9 +56,6 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     Raises:
         InputError: bad input rows under the stop policy, or a name that ends in neither .arrow nor .parquet.
     """
-    opener = _WRITERS.get(Path(path).suffix)
-    if opener is None:
-        raise InputError(f"expected a file name ending in {' or '.join(_WRITERS)}, got {path!r}")
     names = {feature.name: f"{feature.name}.weight" for feature in source.schema.features if feature.weighted}
     tables = tuple(dataclasses.replace(table, hash=False) for table in source.schema.tables)
     stored = SchemaFile(schema=dataclasses.replace(source.schema, tables=tables), weights=names)
@@ -64,7 +63,7 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     rows = skipped = 0
     partial = f"{path}.partial"
     try:
-        with opener(partial, schema) as write:
+        with open_writer(path, partial, schema) as write:
             for group, bad in _groups(source, source.segments() if segments is None else segments, limit):
                 skipped += bad
                 if sum(map(len, group)):
@@ -76,6 +75,26 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     finally:
         Path(partial).unlink(missing_ok=True)
     return WrittenFile(rows=rows, skipped=skipped, num_bytes=os.path.getsize(path))
+
+
+def open_writer(
+    path: str, partial: str, schema: pa.Schema, plain: Collection[str] = ()
+) -> contextlib.AbstractContextManager[Writer]:
+    """A writer of record batches.
+
+    Args:
+        path: name of the whole file, which tells its form.
+        partial: the file to write.
+        schema: of the batches.
+        plain: columns that no dictionary makes smaller.
+
+    Raises:
+        InputError: the name ends in neither .arrow nor .parquet.
+    """
+    opener = _WRITERS.get(Path(path).suffix)
+    if opener is None:
+        raise InputError(f"expected a file name ending in {' or '.join(_WRITERS)}, got {path!r}")
+    return opener(partial, schema, plain)
 
 
 def _groups(source: Source, segments: Sequence[Segment], limit: int) -> Iterator[tuple[list[RowSlice], int]]:
@@ -123,20 +142,22 @@ def _record_batch(source: Source, schema: pa.Schema, group: list[RowSlice]) -> p
     offsets = batch.feature_offsets()
     for number, feature in enumerate(source.schema.features):
         part = slice(int(offsets[number]), int(offsets[number + 1]))
-        shape = _as_lists if feature.name in source.multi_hot else _as_scalars
+        shape = as_lists if feature.name in source.multi_hot else as_scalars
         columns.append(shape(batch.values[part], batch.lengths[number]))
         if feature.weighted and batch.weights is not None:
             columns.append(shape(batch.weights[part], batch.lengths[number]))
     return pa.record_batch(columns, schema=schema)
 
 
-def _as_lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
+def as_lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    """A column of lists: `lengths` of the values for each row."""
     bounds = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     return pa.ListArray.from_arrays(pa.array(bounds), pa.array(values))
 
 
-def _as_scalars(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
+def as_scalars(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    """A column of single values: null where the length is 0."""
     if values.size == lengths.size:
         return pa.array(values)
     spread = np.zeros(lengths.size, values.dtype)
@@ -144,22 +165,22 @@ def _as_scalars(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
     return pa.array(spread, mask=lengths == 0)
 
 
-Writer = Callable[[pa.RecordBatch], None]
-
-
 @contextlib.contextmanager
-def _ipc_writer(path: str, schema: pa.Schema) -> Iterator[Writer]:
+def _ipc_writer(path: str, schema: pa.Schema, plain: Collection[str]) -> Iterator[Writer]:
+    del plain  # no column has a dictionary
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         yield writer.write_batch
 
 
 @contextlib.contextmanager
-def _parquet_writer(path: str, schema: pa.Schema) -> Iterator[Writer]:
-    with pq.ParquetWriter(path, schema, compression="none", write_page_checksum=True) as writer:
+def _parquet_writer(path: str, schema: pa.Schema, plain: Collection[str]) -> Iterator[Writer]:
+    coded: bool | list[str] = [name for name in schema.names if name not in plain] if plain else True
+    options = {"compression": "none", "write_page_checksum": True, "use_dictionary": coded}
+    with pq.ParquetWriter(path, schema, **options) as writer:
         yield lambda batch: writer.write_batch(batch, row_group_size=batch.num_rows)
 
 
-_WRITERS: dict[str, Callable[[str, pa.Schema], contextlib.AbstractContextManager[Writer]]] = {
+_WRITERS: dict[str, Callable[[str, pa.Schema, Collection[str]], contextlib.AbstractContextManager[Writer]]] = {
     ".arrow": _ipc_writer,
     ".parquet": _parquet_writer,
 }

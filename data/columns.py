@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bagpipe.types.batch import Batch
 
-__all__ = ["Columns", "RowSlice", "bag_starts", "join", "take_rows"]
+__all__ = ["Columns", "RowSlice", "bag_starts", "join", "join_distances", "take_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +29,8 @@ class Columns:
         num_raw_rows: rows of the block, bad ones included.
         bad_rows: int64 ``[num_raw_rows - n]``, ascending positions of the bad rows in the block.
         example_weights: float32 ``[n]``, or None when the examples have none.
+        distances: uint32 ``[num_occurrences]``, examples up to the next use of each id's row (`data.next_use_sort`), or
+            None when they are not read.
     """
 
     labels: NDArray[np.float32]
@@ -39,6 +41,7 @@ class Columns:
     num_raw_rows: int
     bad_rows: NDArray[np.int64]
     example_weights: NDArray[np.float32] | None = None
+    distances: NDArray[np.uint32] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -74,6 +77,7 @@ def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
         num_raw_rows=columns.num_raw_rows,
         bad_rows=columns.bad_rows,
         example_weights=None if columns.example_weights is None else columns.example_weights[rows],
+        distances=None if columns.distances is None else columns.distances[picked],
     )
 
 
@@ -117,6 +121,19 @@ def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
         weights=weights,
         example_weights=example_weights,
     )
+
+
+def join_distances(pieces: Sequence[RowSlice]) -> NDArray[np.uint32] | None:
+    """`Columns.distances` of the batch that `join` makes."""
+    features = range(pieces[0].columns.lengths.shape[0])
+    found = [piece.columns.distances for piece in pieces]
+    parts = [
+        distances[piece.feature_slice(f)]
+        for f in features
+        for piece, distances in zip(pieces, found, strict=True)
+        if distances is not None
+    ]
+    return np.concatenate(parts) if parts else None
 
 
 def _weights(piece: RowSlice) -> NDArray[np.float32]:

@@ -7,15 +7,23 @@ Rows are numbered from 0 within their file.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from bagpipe.errors import InputError
-from data.arrow_columns import ArrowBlock, ArrowSource
+from data.arrow_columns import ArrowBlock, ArrowSource, columns_of
 from data.arrow_files import GroupReader, embedded_schema, open_arrow
-from data.column_rules import ColumnRules
+from data.column_rules import ColumnRules, is_list
+from data.columns import Columns
+from data.next_use_mark import NextUseMark
+from data.next_use_sort import FAR
 from data.schema_file import SchemaFile, parse_schema, read_schema_file
 from data.source import Block, Segment, file_version
 from data.text_files import list_files
@@ -41,6 +49,7 @@ class ParquetSource(ArrowSource):
         bad_rows: stop or skip.
         block_rows: most rows in a block.
         form: name of the format in `layout`.
+        next_uses: of the files, if they are read too (`data.next_use_source`).
     """
 
     paths: tuple[str, ...]
@@ -48,6 +57,7 @@ class ParquetSource(ArrowSource):
     bad_rows: str = "stop"
     block_rows: int = BLOCK_ROWS
     form: str = "parquet"
+    next_uses: NextUseMark | None = None
 
     @classmethod
     def at(cls, path: str, **options: Any) -> ParquetSource:
@@ -88,6 +98,11 @@ class ParquetSource(ArrowSource):
         return bool(self.rules.strings)  # pyarrow decodes outside the interpreter lock; strings are hashed inside
 
     @property
+    def reads_by_epoch(self) -> bool:
+        """`Block.epoch` chooses columns."""
+        return self.next_uses is not None and self.next_uses.is_shuffled
+
+    @property
     def layout(self) -> str:
         return f"{self.form}/{self.block_rows}"
 
@@ -123,12 +138,42 @@ class ParquetSource(ArrowSource):
         reader: GroupReader | None = getattr(_OF_THREAD, "reader", None)
         if reader is None:
             reader = _OF_THREAD.reader = GroupReader()
-        table = reader.read(
-            block.file, version, block.group, self.rules.names, start=block.start, block_rows=self.block_rows
-        )
+        names = (*self.rules.names, *self._next_use_columns(block))
+        table = reader.read(block.file, version, block.group, names, start=block.start, block_rows=self.block_rows)
         if table.num_rows != block.stop - block.start:
             raise InputError(
                 f"{block.file}: row group {block.group}: expected {block.stop} rows, "
                 f"got {block.start + table.num_rows}: the file changed while it was read"
             )
         return ArrowBlock(table=table, num_raw_rows=table.num_rows)
+
+    def read(self, block: Block) -> Columns:
+        found = self.arrow_block(block)
+        columns = columns_of(self.rules, found, bad_rows=self.bad_rows, locate=lambda row: self.locate(block, row))
+        names = self._next_use_columns(block)
+        if not names:
+            return columns
+        parts = [_distances(found.table.column(name)) for name in names]
+        distances = np.concatenate(parts)
+        if columns.bad_rows.size:  # `convert` writes none
+            distances = np.full(columns.values.shape[0], FAR, dtype=np.uint32)
+        if distances.shape != columns.values.shape:
+            raise InputError(
+                f"{block.file}: row group {block.group}: expected next uses of {columns.values.shape[0]} ids, "
+                f"got {distances.shape[0]}"
+            )
+        return dataclasses.replace(columns, distances=distances)
+
+    def _next_use_columns(self, block: Block) -> tuple[str, ...]:
+        """The columns of next uses that a block has, by feature; none if they are not read."""
+        if self.next_uses is None:
+            return ()
+        return tuple(self.next_uses.column(column.name, block.epoch) for column in self.rules.columns)
+
+
+def _distances(column: pa.ChunkedArray) -> NDArray[np.uint32]:
+    """uint32: all values of a column."""
+    array = column.combine_chunks()
+    array = array.flatten() if is_list(array.type) else array.drop_null() if array.null_count else array
+    found: NDArray[np.uint32] = array.to_numpy(zero_copy_only=False)
+    return found

@@ -60,6 +60,7 @@ class Block:
         num_rows: raw rows; None if only reading can count them.
         group: row group (parquet), else 0.
         line: 1-based number of the first line if known, else 0.
+        epoch: of a source whose columns differ between epochs (`ParquetSource.reads_by_epoch`); else 0.
         payload: the text itself if the file cannot be read from the middle (.gz), else None.
     """
 
@@ -69,6 +70,7 @@ class Block:
     num_rows: int | None = None
     group: int = 0
     line: int = 0
+    epoch: int = 0
     payload: bytes | None = None
 
 

@@ -141,6 +141,7 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
         grows=config.cache.rows == "auto",
         lookahead=config.oracle.lookahead,
         policy=config.oracle.policy,
+        horizon=config.oracle.horizon,
         world_size=world_size,
         assign=config.cacher.assign,
         example_shares=stages.mesh.example_shares if stages is not None else (),

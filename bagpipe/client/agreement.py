@@ -94,6 +94,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         "run.seed": config.run.seed,
         "oracle.lookahead": config.oracle.lookahead,
         "oracle.policy": config.oracle.policy,
+        "oracle.horizon": config.oracle.horizon,
         "cache.rows": config.cache.rows,
         "cacher.assign": config.cacher.assign,
     }

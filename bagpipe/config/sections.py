@@ -60,6 +60,7 @@ BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Follow = Literal["off", "marker", "age"]
 Policy = Literal["belady-window", "drop-unused"]
+Horizon = Literal["window", "log"]
 Durability = Literal["memory", "everysec", "always"]
 Assignment = Literal["contiguous", "locality"]
 RunDtype = Literal["float32", "float64"]
@@ -152,10 +153,14 @@ class OracleConfig:
         lookahead: batches in the window, the current one included.
         policy: eviction policy; belady-window evicts the row whose next use is farthest, drop-unused every row without
             a use in the window.
+        horizon: what orders rows without a use in the window: window: how often and how lately they were used; log:
+            their next use in the whole log, from files of `convert --next-use`. Other files are planned by the window,
+            with a message.
     """
 
     lookahead: Annotated[int, at_least(1)] = 32
     policy: Policy = "belady-window"
+    horizon: Horizon = "window"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ ARGUMENTS: Mapping[str, str] = {
     "optim.rows_schedule": "the schedule of rows",
     "optim.schedule": "the schedule",
     "oracle.lookahead": "lookahead",
+    "oracle.horizon": "the horizon of the planner",
     "oracle.policy": "the eviction policy",
     "pipeline.microbatches": "the number of micro-batches",
     "pipeline.rows_delay": "the delay of rows",

@@ -20,6 +20,7 @@ from bagpipe.config.sections import Config, Policy
 from bagpipe.optim import OTHERS, shared_optimizer
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.schema import ROW_TYPES, DataSchema, RowSchema, RowTable, Table
+from data.replay.next_use_file import LOG_POLICY
 
 __all__ = ["LogTables", "at_setting"]
 
@@ -105,6 +106,7 @@ class LogTables:
             num_slots=0 if config.cache.rows == "auto" else config.cache.rows,
             lookahead=config.oracle.lookahead,
             policy=config.oracle.policy,
+            horizon=config.oracle.horizon,
             world_size=world_size,
             assign=config.cacher.assign,
         )
@@ -132,8 +134,14 @@ class LogTables:
 
 def at_setting(config: Config, *, policy: str, lookahead: int, cache_rows: int) -> Config:
     """The configuration with one setting of the sweep."""
+    sees_log = policy == LOG_POLICY
     return dataclasses.replace(
         config,
-        oracle=dataclasses.replace(config.oracle, policy=cast(Policy, policy), lookahead=lookahead),
+        oracle=dataclasses.replace(
+            config.oracle,
+            policy="belady-window" if sees_log else cast(Policy, policy),
+            lookahead=lookahead,
+            horizon="log" if sees_log else "window",
+        ),
         cache=dataclasses.replace(config.cache, rows=cache_rows),
     )

@@ -20,7 +20,10 @@ from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import NO_USE, Batch
 from data.replay.row_batch_file import RowBatches, RowBatchFile
 
-__all__ = ["NextUseFile", "told"]
+__all__ = ["LOG_POLICY", "NextUseFile", "told"]
+
+#: The oracle with `OracleSpec.horizon` log: rows without a use in the window leave by their next use in the whole log.
+LOG_POLICY = "belady-log"
 
 
 class NextUseFile:

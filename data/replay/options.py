@@ -24,14 +24,15 @@ from bagpipe.util.outputs import check_writable
 from bagpipe.util.programs import command_of
 from bagpipe.util.sizes import bytes_of
 from data.replay.baselines import BASELINES
+from data.replay.next_use_file import LOG_POLICY
 from data.replay.records import Link
 
 __all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
 
 BATCH_SIZE_FLAG = "--data.batch_size"
 
-#: Policies of the oracle, which training supports, then the baselines.
-KNOWN_POLICIES = (*POLICIES, *BASELINES)
+#: Policies of the oracle, which training supports, the last one on annotated files; then the baselines.
+KNOWN_POLICIES = (*POLICIES, LOG_POLICY, *BASELINES)
 
 #: Replay uses the whole log; the trainer holds a part of it out.
 DEFAULTS: Mapping[str, object] = MappingProxyType({"data.eval_fraction": 0.0})
@@ -82,7 +83,12 @@ OPTIONS = (
 
 #: Keys of the configuration that the sweep varies, and the option of each.
 VARIED = MappingProxyType(
-    {"--cache.rows": "--cache_rows", "--oracle.lookahead": "--lookahead", "--oracle.policy": "--policy"}
+    {
+        "--cache.rows": "--cache_rows",
+        "--oracle.lookahead": "--lookahead",
+        "--oracle.policy": "--policy",
+        "--oracle.horizon": "--policy",
+    }
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +27,16 @@ from bagpipe.types.batch import Batch
 from bagpipe.util.process_pool import check_interrupt
 from data.replay.baselines import BASELINES, run_baseline
 from data.replay.log_tables import at_setting
+from data.replay.next_use_file import LOG_POLICY, NextUseFile, told
 from data.replay.plan_counts import PlanTotals
 from data.replay.records import Setting
 from data.replay.row_batch_file import RowBatches, RowBatchFile
 from data.replay.scanned_log import ScannedLog, Watch
 
-__all__ = ["Found", "SharedLog", "keeping", "run_pass"]
+__all__ = ["ROW_BATCH_POLICIES", "Found", "SharedLog", "keeping", "run_pass"]
+
+#: Policies whose passes read the row batches.
+ROW_BATCH_POLICIES = frozenset({LOG_POLICY, *BASELINES})
 
 _TABLES = "tables.npy"
 
@@ -69,7 +73,7 @@ def run_pass(setting: Setting, log: ScannedLog, folder: Path, watch: Watch, labe
     Args:
         setting: possible for the log.
         log: the log.
-        folder: for temporary files of a baseline.
+        folder: for temporary files of a baseline, and of next uses.
         watch: shows the progress of an oracle's pass under `label`.
 
     Raises:
@@ -79,10 +83,10 @@ def run_pass(setting: Setting, log: ScannedLog, folder: Path, watch: Watch, labe
     """
     if setting.policy in BASELINES:
         return _run_baseline(setting, log, folder)
-    return _run_oracle(setting, log, watch, label)
+    return _run_oracle(setting, log, folder, watch, label)
 
 
-def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> Found:
+def _run_oracle(setting: Setting, log: ScannedLog, folder: Path, watch: Watch, label: str) -> Found:
     """One pass through the oracle."""
     start_s = time.perf_counter()
     config = at_setting(
@@ -94,7 +98,13 @@ def _run_oracle(setting: Setting, log: ScannedLog, watch: Watch, label: str) -> 
     )
     planner = make_planner(log.tables.spec(config, setting.world_size))
     totals = PlanTotals(log.tables.weight_bytes, log.tables.gradient_bytes)
-    with closing(log.read(watch, label)) as batches:
+    with ExitStack() as stack:
+        batches = stack.enter_context(closing(log.read(watch, label)))
+        if setting.policy == LOG_POLICY:
+            assert log.row_batches is not None, "a sweep with this policy keeps the row batches"
+            stack.enter_context(keeping(folder))
+            next_uses = stack.enter_context(NextUseFile(log.row_batches, log.num_rows, folder))
+            batches = stack.enter_context(closing(told(batches, next_uses, planner.spec)))
         for plan in plans_of(planner, batches):
             totals.add(plan)
     return Found(
@@ -166,7 +176,7 @@ class SharedLog:
     def run(self, setting: Setting, number: int) -> Found:
         """`run_pass` in a process of a pool. `number` is another for each pass at the same time."""
         pin(self.versions)
-        if setting.policy not in BASELINES:
+        if setting.policy not in ROW_BATCH_POLICIES:
             return run_pass(setting, self.log, self.folder, _interruptible, "")
         own = self.folder / f"pass-{number}"
         with keeping(self.folder):

@@ -28,7 +28,7 @@ from data.formats import open_source
 from data.replay.baselines import BASELINES
 from data.replay.log_tables import LogTables
 from data.replay.options import Sweep, policy_problem
-from data.replay.passes import Found, SharedLog, keeping, run_pass
+from data.replay.passes import ROW_BATCH_POLICIES, Found, SharedLog, keeping, run_pass
 from data.replay.records import Replay, ReplayRecord, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
@@ -67,7 +67,7 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
     source = open_source(first.data, first.run.seed)
     tables = LogTables.of(source.schema, first)
     counter = RowCounter(tables.spec(first))
-    has_baselines = any(policy in BASELINES for policy in sweep.policies)
+    has_row_batches = any(policy in ROW_BATCH_POLICIES for policy in sweep.policies)
     records: list[ReplayRecord] = []
     logs: list[ScannedLog] = []
     with ProcessPool(sweep.jobs) as pool:
@@ -79,7 +79,7 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
                 keeping(folder),
                 RowBatchFile(folder) as row_batches,
             ):
-                kept = row_batches if has_baselines else None
+                kept = row_batches if has_row_batches else None
                 try:
                     with keeping(folder):
                         log = scan(config, source, tables, counter, kept, watch, counts=not logs)

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from bagpipe.client.codec import encode_rank_batch
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError
+from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import PlanSpan
 from bagpipe.oracle.verify import Verifier
 from bagpipe.types.batch import Batch
 from cacher.planning import PlannedData
+from data.next_use_writer import NextUseOrder
 from tests.cacher.daemons import assert_same_batches, config, planned_batches, spec_of
 from tests.client.rank_batches import assert_same
+from tests.data.next_uses import annotated
 
 GOOD_LINE = "\t".join(["1", *["3"] * 13, *["af"] * 26]) + "\n"
 #: A folder whose files come whole.
@@ -371,3 +374,37 @@ def test_a_batch_of_a_stream_that_does_not_fit_is_refused_with_what_is_there(tmp
     phase = data.phase("train", spec_of(config(rows=7, lookahead=8), data.schema))
     with pytest.raises(CapacityError):
         next(phase)
+
+
+def test_the_horizon_is_the_whole_log_where_files_are_annotated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = annotated(tmp_path / "a.arrow", 300, NextUseOrder())
+    spec = OracleSpec(
+        table_rows=(None, None),
+        features=(FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1), FeatureRef(feature=2, table=1)),
+        num_slots=24,
+        lookahead=2,
+        horizon="log",
+    )
+    fetched = {}
+    for horizon in ("window", "log"):
+        data = PlannedData(DataConfig(path=path, format="parquet", batch_size=4, eval_fraction=0.0, epochs=2), 0)
+        planned = data.phase("train", dataclasses.replace(spec, horizon=horizon))
+        with closing(planned):
+            fetched[horizon] = sum(len(batch.plan.owners[0].fetch) for batch in planned)
+        assert planned.spec.horizon == horizon
+    assert fetched["log"] < fetched["window"]
+    assert data.phase("eval", spec).spec.horizon == "window"
+    assert not caplog.records
+    synthetic = PlannedData(DataConfig(format="synthetic"), 0)
+    assert synthetic.phase("train", spec).spec.horizon == "window"
+    assert "oracle.horizon log: synthetic is not annotated" in caplog.text
+
+
+def test_an_annotation_for_another_order_is_refused(tmp_path: Path) -> None:
+    path = annotated(tmp_path / "a.arrow", 30, NextUseOrder())
+    data = PlannedData(DataConfig(path=path, format="parquet", shuffle=True), 0)
+    spec = OracleSpec(table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=9, lookahead=2)
+    with pytest.raises(InputError, match=r"data\.shuffle is on"):
+        data.phase("train", dataclasses.replace(spec, horizon="log"))

@@ -12,6 +12,7 @@ FAILED = "#d00000"
 _LOOKS: Mapping[str, Look] = {
     "belady-window": Look(color="#0072b2", symbol="circle"),
     "drop-unused": Look(color="#e69f00", symbol="square"),
+    "belady-log": Look(color="#0072b2", symbol="circle-open", dash="dash"),
     "lru": Look(color="#d55e00", symbol="triangle-up"),
     "lfu": Look(color="#cc79a7", symbol="triangle-down"),
     "static-hot": Look(color="#009e73", symbol="diamond"),

@@ -66,6 +66,16 @@ def test_any_number_of_processes_finds_the_same(log: Path, found: Replay) -> Non
     assert (parallel.rows, parallel.skew, parallel.largest) == (found.rows, found.skew, found.largest)
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_whole_log_as_oracle_reads_less_than_a_short_window(log: Path, jobs: str) -> None:
+    flags = ("--data.batch_size", "60", "--lookahead", "2", "--cache_rows", "450")
+    flags += ("--policy", "belady-window,belady-log,offline-belady")
+    window, whole, optimum = replay(sweep_of(log, *flags, "--jobs", jobs), plain).records
+    assert (whole.policy, whole.error) == ("belady-log", None)
+    assert number(whole.rows_fetched) < number(window.rows_fetched)
+    assert number(whole.rows_fetched) <= 1.1 * number(optimum.rows_fetched)
+
+
 def test_counts_fit_together(found: Replay) -> None:
     for record in good(found):
         unique, first = number(record.rows_unique), number(record.rows_first_touch)

@@ -183,6 +183,7 @@ TWIN: Mapping[str, Values] = {
     "data.identity": _even("data.identity"),
     "oracle.lookahead": {"1": 1, "2": 1, "4": 1, "8": 2, "32": 1, "200": 1},
     "oracle.policy": _even("oracle.policy"),
+    "oracle.horizon": _even("oracle.horizon"),
     "cache.prefetch_depth": {"1": 2, "2": 1, "4": 2, "9": 1},
     "store.buckets": {"1": 1, "2": 1, "8": 2, "64": 1},
     "store.existing": _even("store.existing", refuse=3),
