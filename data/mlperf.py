@@ -13,7 +13,8 @@ within their day.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
+from data.narrowed import narrowed_schema
 from data.npy_files import Array, map_array, member_names
 from data.source import Block, Segment
 from data.text_files import natural_key
@@ -104,14 +106,14 @@ class _Arrays:
     sparse: tuple[Array, ...]
     widths: tuple[int, ...]
 
-    def ids(self, rows: slice) -> Iterator[NDArray[Any]]:
-        """Ids ``[rows, k]`` of each feature."""
+    def ids(self, rows: slice, features: Sequence[int]) -> Iterator[NDArray[Any]]:
+        """Ids ``[rows, k]`` of some features."""
         if len(self.sparse) == len(self.widths):
-            yield from (array[rows] for array in self.sparse)
-            return
-        (array,) = self.sparse
-        some = array[rows]
-        yield from (some[:, number : number + 1] for number in range(some.shape[1]))
+            yield from (self.sparse[feature][rows] for feature in features)
+        elif features:
+            (array,) = self.sparse
+            some = array[rows]
+            yield from (some[:, feature : feature + 1] for feature in features)
 
 
 def _open(day: Day) -> _Arrays:
@@ -153,6 +155,8 @@ class MlperfSource:
         multi_hot: features with several ids in a row.
         bad_rows: stop or skip.
         block_rows: most rows in a block.
+        columns: features that are read, as numbers of the files' arrays; None: all of them.
+        whole: with `columns`: dense and sparse columns of the files.
     """
 
     days: tuple[Day, ...]
@@ -160,6 +164,8 @@ class MlperfSource:
     multi_hot: frozenset[str]
     bad_rows: str = "stop"
     block_rows: int = BLOCK_ROWS
+    columns: tuple[int, ...] | None = None
+    whole: tuple[int, int] = (0, 0)
 
     @classmethod
     def at(cls, path: str, **options: Any) -> MlperfSource:
@@ -175,6 +181,19 @@ class MlperfSource:
             feature.name for feature, width in zip(schema.features, arrays.widths, strict=True) if width != 1
         )
         return cls(**{"days": days, "schema": schema, "multi_hot": multi_hot, **options})
+
+    def narrowed(self, features: tuple[int, ...], *, dense: bool) -> MlperfSource:
+        """See `data.narrowed`."""
+        schema = narrowed_schema(self.schema, features, dense=dense)
+        names = {feature.name for feature in schema.features}
+        return dataclasses.replace(
+            self, schema=schema, multi_hot=self.multi_hot & names, columns=features, whole=self._shape
+        )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Dense and sparse columns of the files."""
+        return (len(self.schema.dense), len(self.schema.features)) if self.columns is None else self.whole
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -193,7 +212,7 @@ class MlperfSource:
         for day in self.days:
             arrays = _open(day)
             shape = (arrays.dense.shape[1], len(arrays.widths))
-            expected = (len(self.schema.dense), len(self.schema.features))
+            expected = self._shape
             if shape != expected:
                 raise InputError(
                     f"{day.dense}: expected {expected[0]} dense and {expected[1]} sparse columns as on the first day, "
@@ -226,15 +245,16 @@ class MlperfSource:
             )
         part = slice(block.start, block.stop)
         with np.errstate(over="ignore"):
-            dense = np.ascontiguousarray(arrays.dense[part], np.float32)
+            dense = np.ascontiguousarray(arrays.dense[part][:, : len(self.schema.dense)], np.float32)
         problems = []
         finite = np.isfinite(dense)
         if not finite.all():
             bad = np.flatnonzero(~finite.all(axis=1))
             problems.append((bad, "expected finite dense values, got nan or infinity"))
-        lengths = np.empty((len(arrays.widths), rows), np.int32)
-        values = []
-        for number, (feature, some) in enumerate(zip(self.schema.features, arrays.ids(part), strict=True)):
+        lengths = np.empty((len(self.schema.features), rows), np.int32)
+        values = [np.empty(0, np.int64)]
+        columns = range(len(arrays.widths)) if self.columns is None else self.columns
+        for number, (feature, some) in enumerate(zip(self.schema.features, arrays.ids(part, columns), strict=True)):
             lengths[number] = some.shape[1]
             table = self.schema.table(feature.table)
             ids = some.astype(np.int64).reshape(-1)
@@ -245,11 +265,11 @@ class MlperfSource:
                 reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[first]}"
                 problems.append((distinct_ids([outside // some.shape[1]]), reason))
             values.append(ids)
-        bad = distinct_ids([found for found, _ in problems]) if problems else np.zeros(0, np.int64)
+        bad = distinct_ids([some for some, _ in problems]) if problems else np.zeros(0, np.int64)
         if bad.size and self.bad_rows == "stop":
-            reason = next(reason for found, reason in problems if found[0] == bad[0])
+            reason = next(reason for some, reason in problems if some[0] == bad[0])
             raise InputError(f"{self.locate(block, int(bad[0]))}: {reason}")
-        columns = Columns(
+        found = Columns(
             labels=arrays.labels[part].reshape(-1).astype(np.float32),
             dense=dense,
             values=np.concatenate(values),
@@ -258,4 +278,4 @@ class MlperfSource:
             num_raw_rows=rows,
             bad_rows=bad,
         )
-        return take_rows(columns, np.setdiff1d(np.arange(rows), bad)) if bad.size else columns
+        return take_rows(found, np.setdiff1d(np.arange(rows), bad)) if bad.size else found

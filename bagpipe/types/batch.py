@@ -82,11 +82,12 @@ class Batch:
         np.cumsum(self.lengths.sum(axis=1, dtype=np.int32), out=offsets[1:])
         return offsets
 
-    def select(self, examples: NDArray[np.integer]) -> Batch:
+    def select(self, examples: NDArray[np.integer], values: NDArray[np.int64] | None = None) -> Batch:
         """The batch of some examples, with the same index and layout. Copies consecutive examples in blocks.
 
         Args:
             examples: integers ``[num_selected]``, ascending numbers of the examples; can be empty.
+            values: their ids, if they are known.
         """
         count = examples.shape[0]
         start = int(examples[0]) if count else 0
@@ -95,7 +96,7 @@ class Batch:
         return Batch(
             index=self.index,
             dense=self.dense[chosen],
-            values=self._per_id(self.values, chosen),
+            values=self._per_id(self.values, chosen) if values is None else values,
             lengths=np.ascontiguousarray(self.lengths[:, chosen]),
             labels=self.labels[chosen],
             weights=None if self.weights is None else self._per_id(self.weights, chosen),
