@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import TextIO
 
 from bagpipe.client.address import Address, parse_address
@@ -32,6 +32,7 @@ from cacher.planning import PlannedData
 from cacher.process import configure_process
 from cacher.security import MIN_SECRET_CHARACTERS, Access
 from cacher.server import CacherServer, Limits
+from cacher.shards import Shards
 
 __all__ = ["main"]
 
@@ -116,8 +117,12 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
     start_logging(options["log-level"], options["log-to"])
     configure_process()
     data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
-    server = CacherServer(data, settings_of(config), listen, access=access, limits=limits)
-    asyncio.run(_serve(server, metrics, parent))
+    with ExitStack() as opened:
+        if data is not None and config.cacher.shards:
+            shards = Shards(config, data.schema, data.identity, data.ids_by_feature())
+            data.shards = opened.enter_context(shards)
+        server = CacherServer(data, settings_of(config), listen, access=access, limits=limits)
+        asyncio.run(_serve(server, metrics, parent))
     return EXIT_DONE
 
 

@@ -19,6 +19,9 @@ class Totals:
         encode_s: seconds spent cutting and serialising the ranks' parts.
         batches_sent, bytes_sent: rank batches sent, repeats included.
         bytes_shared: those of them that went through shared memory.
+        batches_indexed: batches indexed as a shard of another cacher.
+        index_s: seconds spent indexing and serialising them.
+        bytes_indexed: bytes of these indexes.
         streams: streams with a Hello.
         refused: handshakes and requests refused, unauthenticated ones included.
         dropped: streams ended for silence or invalid messages.
@@ -30,6 +33,9 @@ class Totals:
     batches_sent: int = 0
     bytes_sent: int = 0
     bytes_shared: int = 0
+    batches_indexed: int = 0
+    index_s: float = 0.0
+    bytes_indexed: int = 0
     streams: int = 0
     refused: int = 0
     dropped: int = 0

@@ -69,6 +69,11 @@ class EmbeddedCacher:
         """Process id of the daemon; None before the start."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """The daemon was started and has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url}, pid={self.pid})"
 
@@ -104,7 +109,7 @@ class EmbeddedCacher:
             file.touch(mode=0o600)
             file.write_text(self._secret)
             arguments += ["--secret-file", str(file)]
-        keys = {**settings_of(self._config), "data.workers": self._config.data.workers}
+        keys = {**settings_of(self._config), "data.workers": self._config.data.workers, **_shard_keys(self._config)}
         return arguments + [f"--{key}={_as_flag(value)}" for key, value in keys.items()]
 
     def _stop(self) -> None:
@@ -120,5 +125,13 @@ class EmbeddedCacher:
         self._folder.close()
 
 
+def _shard_keys(config: Config) -> dict[str, object]:
+    """Keys that a cacher with shards needs."""
+    names = ("shards", "shard_tables", "secret_file", "tls_ca", "tls_cert", "tls_key", "timeout_s")
+    return {f"cacher.{name}": getattr(config.cacher, name) for name in names} if config.cacher.shards else {}
+
+
 def _as_flag(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

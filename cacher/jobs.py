@@ -21,7 +21,8 @@ from bagpipe.client.agreement import first_difference, job_label
 from bagpipe.errors import InputError, JobError
 from cacher.admission import Admission, made_room
 from cacher.counters import Counters
-from cacher.planning import PlannedData, PlannedPhase
+from cacher.planned_phase import PlannedPhase
+from cacher.planning import PlannedData
 from cacher.requests import PhaseRequest, check_hello, parse_start
 from cacher.run import Run
 from cacher.security import check_client

@@ -93,6 +93,9 @@ class _DaemonCollector(Collector):
             ("batches_sent", "Rank batches sent", totals.batches_sent),
             ("sent_bytes", "Bytes of rank batches sent", totals.bytes_sent),
             ("shared_bytes", "Those of them sent through shared memory", totals.bytes_shared),
+            ("batches_indexed", "Batches indexed as a shard", totals.batches_indexed),
+            ("index_seconds", "Seconds spent indexing as a shard", totals.index_s),
+            ("indexed_bytes", "Bytes of indexes made as a shard", totals.bytes_indexed),
             ("streams", "Streams with a Hello", totals.streams),
             ("refused", "Handshakes and requests refused", totals.refused),
             ("dropped", "Streams ended for silence or invalid messages", totals.dropped),
@@ -102,10 +105,12 @@ class _DaemonCollector(Collector):
             ("jobs", "Jobs served", now.jobs),
             ("ranks", "Ranks connected", now.ranks),
             ("planners", "Planners of jobs that bring their own batches", now.planners),
+            ("indexing", "Phases indexed as a shard", now.indexing),
             ("silent_streams", "Streams without a Hello yet", now.silent),
         ):
             yield GaugeMetricFamily(f"bagpipe_cacher_{name}", text, value=value)
         yield from self._runs(now)
+        yield from self._shards(now)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not query the daemon before it runs."""
@@ -122,3 +127,22 @@ class _DaemonCollector(Collector):
                 free.add_metric([job, str(number), str(rank)], credits)
             held.add_metric([job, str(number)], run.bytes_buffered)
         yield from (depth, free, held)
+
+    def _shards(self, now: Snapshot) -> Iterator[Metric]:
+        """By number, since the name of a shard that this daemon starts has its process."""
+        for name, text, field in (
+            ("batches", "Indexes received from a shard", "batches"),
+            ("bytes", "Bytes of these indexes", "num_bytes"),
+            ("busy_seconds", "Seconds that a shard spent indexing and serialising", "busy_s"),
+            ("idle_seconds", "Seconds that a shard was ahead and waited", "idle_s"),
+            ("waited_seconds", "Seconds that the planner waited for a shard", "waited_s"),
+            ("losses", "Streams of a shard lost", "losses"),
+        ):
+            counter = CounterMetricFamily(f"bagpipe_cacher_shard_{name}", text, labels=["shard"])
+            for number, (_, totals) in enumerate(now.shards):
+                counter.add_metric([str(number)], getattr(totals, field))
+            yield counter
+        memory = GaugeMetricFamily("bagpipe_cacher_shard_rss_bytes", "Memory of a shard's process", labels=["shard"])
+        for number, (_, totals) in enumerate(now.shards):
+            memory.add_metric([str(number)], totals.rss_bytes)
+        yield memory

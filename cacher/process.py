@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-__all__ = ["SWITCH_INTERVAL_S", "configure_process"]
+__all__ = ["SWITCH_INTERVAL_S", "configure_process", "resident_bytes"]
 
 SWITCH_INTERVAL_S = 0.5e-3
 
@@ -31,3 +33,11 @@ def configure_process() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

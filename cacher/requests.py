@@ -29,6 +29,7 @@ __all__ = [
     "check_hello",
     "check_name",
     "check_protocol",
+    "check_settings",
     "json_object",
     "parse_start",
 ]
@@ -75,13 +76,18 @@ def check_hello(hello: pb.Hello, settings: Mapping[str, Any], schema: DataSchema
         raise InputError(f"rank: expected 0 to {hello.world_size - 1}, got {hello.rank}")
     if not 1 <= hello.credits <= MAX_CREDITS:
         raise InputError(f"credits: expected 1 to {MAX_CREDITS}, got {hello.credits}")
-    found = first_difference(settings, json_object(hello.settings, "settings"))
-    if found is not None:
-        raise InputError(f"{found.path}: the cacher has {found.first}, the trainer {found.second}")
+    check_settings(settings, hello.settings, "the cacher", "the trainer")
     if hello.schema:
         found = first_difference(_plain(schema.to_json()), json_object(hello.schema, "schema"))
         if found is not None:
             raise InputError(f"data schema, {found.path}: the cacher has {found.first}, the trainer {found.second}")
+
+
+def check_settings(ours: Mapping[str, Any], theirs: str, our_name: str, their_name: str) -> None:
+    """Raise InputError, naming both values, unless a peer's settings, as JSON, are ours."""
+    found = first_difference(ours, json_object(theirs, "settings"))
+    if found is not None:
+        raise InputError(f"{found.path}: {our_name} has {found.first}, {their_name} {found.second}")
 
 
 def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSchema, world_size: int) -> PhaseRequest:
@@ -162,7 +168,7 @@ def _expected_spec(
         "assign": settings["cacher.assign"],
         "example_shares": _example_shares(value.get("example_shares"), world_size),
         "rows_delay": _rows_delay(value.get("rows_delay")),
-        "horizon": settings["oracle.horizon"],
+        "horizon": settings.get("oracle.horizon", "window"),
     }
 
 

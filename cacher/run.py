@@ -25,7 +25,7 @@ from bagpipe.client.codec import values_are_derivable
 from bagpipe.client.message import encode_message
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
-from cacher.planning import PlannedPhase
+from cacher.planned_phase import PlannedPhase
 
 __all__ = ["Run", "RunStatistics", "Taken"]
 
@@ -249,7 +249,8 @@ class Run:
             self._finish(self._plan_all())
         except Exception as error:  # the trainers must get any error instead of waiting
             name = _ERROR_NAMES.get(type(error), "JobError")
-            text = str(error) if name != "JobError" else f"the cacher failed: {type(error).__name__}: {error}"
+            is_ours = not isinstance(error, (InputError, JobError))
+            text = f"the cacher failed: {type(error).__name__}: {error}" if is_ours else str(error)
             self._finish(pb.CacherMessage(error=pb.Error(kind=name, message=text)))
             if name == "JobError":
                 _LOG.exception("planner failed", extra={"run": self._number})

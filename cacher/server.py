@@ -34,6 +34,8 @@ from cacher.planning import PlannedData
 from cacher.run import RunStatistics
 from cacher.security import Access, SecretInterceptor, check_access, server_credentials
 from cacher.service import TrainService
+from cacher.shard_link import ShardTotals
+from cacher.shard_service import IndexService
 
 __all__ = ["CacherServer", "Limits", "Snapshot"]
 
@@ -92,8 +94,10 @@ class Snapshot:
         jobs, ranks: served, connected.
         planners: of jobs with batches of their own.
         silent: streams without a Hello.
+        indexing: phases indexed as a shard of other cachers.
         is_draining: no new jobs are taken.
         runs: label of the job, run number and state of every run.
+        shards: name and totals of every shard of this daemon.
     """
 
     totals: Totals
@@ -101,8 +105,10 @@ class Snapshot:
     ranks: int
     planners: int
     silent: int
+    indexing: int
     is_draining: bool
     runs: tuple[tuple[str, int, RunStatistics], ...]
+    shards: tuple[tuple[str, ShardTotals], ...] = ()
 
 
 class CacherServer:
@@ -140,6 +146,8 @@ class CacherServer:
         max_rings = descriptor_shares()[1] if listen.path else 0
         self._training = TrainService(self.jobs, data, self._calls, self.counters, max_rings=max_rings)
         self._planning = PlanService(self._admission, self._calls, self.counters, max_bytes=self._limits.plan_bytes)
+        self._indexing = IndexService(data, settings, self._calls, self.counters, shares_memory=bool(listen.path))
+        self._data = data
         self._access = Access() if access is None else access
         self._health = health.aio.HealthServicer()
         self._server: Any = None
@@ -169,7 +177,11 @@ class CacherServer:
         """End all streams and threads."""
         runs = self.jobs.stop()
         await self._server.stop(grace=self._limits.stop_grace_s)
-        joins = [*(run.join for run in runs), *(stream.join for stream in self._planning.ending())]
+        joins = [
+            *(run.join for run in runs),
+            *(stream.join for stream in self._planning.ending()),
+            *(stream.join for stream in self._indexing.ending()),
+        ]
         for join in joins:
             await asyncio.to_thread(join, _JOIN_TIMEOUT_S)
         if self.address.path:
@@ -194,13 +206,19 @@ class CacherServer:
             ranks=self.jobs.counts()[1],
             planners=self._planning.num_streams,
             silent=self._calls.num_silent,
+            indexing=self._indexing.num_streams,
             is_draining=self._admission.is_draining,
             runs=runs,
+            shards=self._shards(),
         )
+
+    def _shards(self) -> tuple[tuple[str, ShardTotals], ...]:
+        shards = None if self._data is None else self._data.shards
+        return () if shards is None else tuple(zip(shards.names(), shards.totals, strict=True))
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         """The service's methods. Messages pass as bytes: sent ones are serialised already."""
-        methods = {"Train": self._training.train, "Plan": self._planning.plan}
+        methods = {"Train": self._training.train, "Plan": self._planning.plan, "Index": self._indexing.index}
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME, {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
         )

@@ -33,7 +33,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/dense/chunks/gradients.py": "tests/dense/chunks/test_chunked_model.py",
     "bagpipe/training/chunked_stages.py": "tests/system/test_chunked_stages.py",
     "bagpipe/training/earlier_rows.py": "tests/system/test_resume_ranks.py",
-    "bagpipe/config/ranges.py": "tests/config/test_rules.py",
+    **{f"bagpipe/config/{each}.py": "tests/config/test_rules.py" for each in ("cacher_section", "ranges")},
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
     **{f"bagpipe/config/{s}_section.py": "tests/config/test_keys.py" for s in ("dense", "eval", "optim", "pipeline")},
     "bagpipe/config/sections.py": "tests/config/test_keys.py",

@@ -191,3 +191,95 @@ class Piece(_message.Message):
     num_bytes: int
     data: bytes
     def __init__(self, kind: _Optional[int] = ..., run: _Optional[int] = ..., num_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class IndexRequest(_message.Message):
+    __slots__ = ("hello", "start", "ack", "share")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    hello: IndexHello
+    start: IndexStart
+    ack: IndexAck
+    share: Share
+    def __init__(self, hello: _Optional[_Union[IndexHello, _Mapping]] = ..., start: _Optional[_Union[IndexStart, _Mapping]] = ..., ack: _Optional[_Union[IndexAck, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ...) -> None: ...
+
+class IndexReply(_message.Message):
+    __slots__ = ("welcome", "part", "end", "error")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    welcome: IndexWelcome
+    part: IndexPart
+    end: IndexEnd
+    error: Error
+    def __init__(self, welcome: _Optional[_Union[IndexWelcome, _Mapping]] = ..., part: _Optional[_Union[IndexPart, _Mapping]] = ..., end: _Optional[_Union[IndexEnd, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class IndexHello(_message.Message):
+    __slots__ = ("protocol", "settings")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    settings: str
+    def __init__(self, protocol: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
+
+class IndexWelcome(_message.Message):
+    __slots__ = ("schema", "identity", "file")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    identity: str
+    file: SharedFile
+    def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ..., file: _Optional[_Union[SharedFile, _Mapping]] = ...) -> None: ...
+
+class IndexStart(_message.Message):
+    __slots__ = ("phase", "spec", "tables", "first_batch", "next_batch", "credits", "reader_state", "with_lengths", "with_examples")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    READER_STATE_FIELD_NUMBER: _ClassVar[int]
+    WITH_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    WITH_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    spec: str
+    tables: _containers.RepeatedScalarFieldContainer[int]
+    first_batch: int
+    next_batch: int
+    credits: int
+    reader_state: str
+    with_lengths: bool
+    with_examples: bool
+    def __init__(self, phase: _Optional[str] = ..., spec: _Optional[str] = ..., tables: _Optional[_Iterable[int]] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., credits: _Optional[int] = ..., reader_state: _Optional[str] = ..., with_lengths: _Optional[bool] = ..., with_examples: _Optional[bool] = ...) -> None: ...
+
+class IndexPart(_message.Message):
+    __slots__ = ("index", "payload", "shared", "busy_ns", "waited_ns", "rss_bytes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_NS_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    payload: bytes
+    shared: Shared
+    busy_ns: int
+    waited_ns: int
+    rss_bytes: int
+    def __init__(self, index: _Optional[int] = ..., payload: _Optional[bytes] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ..., busy_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+
+class IndexEnd(_message.Message):
+    __slots__ = ("next_batch",)
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    next_batch: int
+    def __init__(self, next_batch: _Optional[int] = ...) -> None: ...
+
+class IndexAck(_message.Message):
+    __slots__ = ("watermark",)
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    watermark: int
+    def __init__(self, watermark: _Optional[int] = ...) -> None: ...

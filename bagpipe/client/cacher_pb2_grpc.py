@@ -44,6 +44,11 @@ class CacherStub:
                 request_serializer=bagpipe_dot_client_dot_cacher__pb2.PlanRequest.SerializeToString,
                 response_deserializer=bagpipe_dot_client_dot_cacher__pb2.PlanReply.FromString,
                 _registered_method=True)
+        self.Index = channel.stream_stream(
+                '/bagpipe.v1.Cacher/Index',
+                request_serializer=bagpipe_dot_client_dot_cacher__pb2.IndexRequest.SerializeToString,
+                response_deserializer=bagpipe_dot_client_dot_cacher__pb2.IndexReply.FromString,
+                _registered_method=True)
 
 
 class CacherServicer:
@@ -64,6 +69,14 @@ class CacherServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Index(self, request_iterator, context):
+        """One stream per phase of a cacher whose indexing is in shards: this one indexes some tables for it. It holds nothing that
+        its data does not give, so a stream that breaks can begin anew at any batch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacherServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_CacherServicer_to_server(servicer, server):
                     servicer.Plan,
                     request_deserializer=bagpipe_dot_client_dot_cacher__pb2.PlanRequest.FromString,
                     response_serializer=bagpipe_dot_client_dot_cacher__pb2.PlanReply.SerializeToString,
+            ),
+            'Index': grpc.stream_stream_rpc_method_handler(
+                    servicer.Index,
+                    request_deserializer=bagpipe_dot_client_dot_cacher__pb2.IndexRequest.FromString,
+                    response_serializer=bagpipe_dot_client_dot_cacher__pb2.IndexReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Cacher:
             '/bagpipe.v1.Cacher/Plan',
             bagpipe_dot_client_dot_cacher__pb2.PlanRequest.SerializeToString,
             bagpipe_dot_client_dot_cacher__pb2.PlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Index(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/bagpipe.v1.Cacher/Index',
+            bagpipe_dot_client_dot_cacher__pb2.IndexRequest.SerializeToString,
+            bagpipe_dot_client_dot_cacher__pb2.IndexReply.FromString,
             options,
             channel_credentials,
             insecure,

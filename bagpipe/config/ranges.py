@@ -16,6 +16,7 @@ __all__ = [
     "FROM_0_TO_1",
     "ISO_TIME",
     "POWER_OF_TWO",
+    "SHARDS",
     "WEIGHTS",
     "WIDTHS",
     "IntOrAuto",
@@ -94,3 +95,14 @@ WEIGHTS = Range(
     lambda values: all(value >= 0 for value in values) and any(values) == bool(values),
 )
 POWER_OF_TWO = Range("a power of two from 1 to 65536", lambda value: value in {2**exponent for exponent in range(17)})
+
+
+def _are_shards(values: tuple[str, ...]) -> bool:
+    if len(values) == 1 and values[0].isdecimal():
+        return 1 <= int(values[0]) <= 64
+    return all(re.fullmatch(r"unix:.+|(grpcs?://)?[^/]+:\d{1,5}", value) for value in values)
+
+
+SHARDS = Range(
+    "a number from 1 to 64, or addresses unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT", _are_shards
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from bagpipe.config.cacher_section import Assignment, CacherConfig
 from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.eval_section import EvalConfig, Metric
 from bagpipe.config.model_section import Model, ModelConfig
@@ -62,7 +63,6 @@ Follow = Literal["off", "marker", "age"]
 Policy = Literal["belady-window", "drop-unused"]
 Horizon = Literal["window", "log"]
 Durability = Literal["memory", "everysec", "always"]
-Assignment = Literal["contiguous", "locality"]
 RunDtype = Literal["float32", "float64"]
 NonFinite = Literal["stop", "skip"]
 Kernels = Literal["auto", "torch", "triton"]
@@ -226,36 +226,6 @@ class StoreConfig:
 
     def __repr__(self) -> str:
         return redacted_repr(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacherConfig:
-    """The Oracle Cacher.
-
-    Attributes:
-        url: address of a running cacher, unix:PATH, HOST:PORT (also grpc://) or grpcs://HOST:PORT (TLS); empty: the
-            job starts its own.
-        assign: assignment of examples to ranks: contiguous, or locality (to the rank that last used their rows).
-        secret_file: file with the secret shared with a cacher that listens on a network; other users must not be able
-            to read it. Empty: the variable BAGPIPE_CACHER_SECRET, if it is set.
-        tls_ca: file with the certificate authority that signed a grpcs:// cacher's certificate; empty: the system's.
-        tls_cert: file with this client's certificate, for a cacher that requires one.
-        tls_key: file with its key.
-        timeout_s: deadline for connecting to a cacher, and for reconnecting after a lost connection.
-    """
-
-    url: Annotated[
-        str,
-        matching(
-            r"|unix:.+|(grpcs?://)?[^/]+:\d{1,5}", "empty, unix:PATH, HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
-        ),
-    ] = ""
-    assign: Assignment = "contiguous"
-    secret_file: str = ""
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    timeout_s: Annotated[float, ABOVE_0] = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -49,11 +50,24 @@ class RankBatch:
     exchange: ExchangePlan | None = None
 
     @classmethod
-    def of(cls, batch: Batch, plan: CachePlan, rank: int, span: PlanSpan = UNTIMED) -> RankBatch:
-        """One rank's part of a global batch and its plan."""
+    def of(
+        cls, batch: Batch, plan: CachePlan, rank: int, span: PlanSpan = UNTIMED, *, ids_in_plan: bool = False
+    ) -> RankBatch:
+        """One rank's part of a global batch and its plan.
+
+        Args:
+            ids_in_plan: the batch's ids are not in it; the plan has all of them, in their order.
+        """
+        consumer = plan.consumers[rank]
+        values = consumer.unique.ids.take(consumer.inverse) if ids_in_plan else None
+        part = batch
+        if plan.examples:
+            part = batch.select(plan.examples[rank], values=values)
+        elif values is not None:
+            part = dataclasses.replace(batch, values=values)
         return cls(
-            batch=batch.select(plan.examples[rank]) if plan.examples else batch,
-            consumer=plan.consumers[rank],
+            batch=part,
+            consumer=consumer,
             owner=plan.owners[rank],
             num_global_examples=batch.num_examples,
             span=span,

@@ -12,7 +12,7 @@ joined index.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -28,22 +28,26 @@ from bagpipe.oracle.plan import FeatureRef, OracleSpec, RowList
 from bagpipe.oracle.rank_index import RankIndex, split_index
 from bagpipe.types.batch import Batch
 
-__all__ = ["MergedIndexer", "ShardIndexer", "ShardMerger", "assign_tables", "is_linked", "shard_spec"]
+__all__ = ["MergedIndexer", "ShardIndexer", "ShardMerger", "assign_tables", "is_linked", "shard_features", "shard_spec"]
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 
 
-def assign_tables(sizes: Sequence[float], num_shards: int) -> tuple[int, ...]:
+def assign_tables(sizes: Sequence[float], num_shards: int, known: Mapping[int, int] | None = None) -> tuple[int, ...]:
     """By table, its shard: the largest table first, to the shard with least so far (Graham's LPT rule).
 
     Args:
         sizes: by table, its ids in a batch.
-        num_shards: at most as many as tables: then every shard gets one.
+        num_shards: at least 1.
+        known: shards of tables that are assigned already.
     """
     loads, counts = [0.0] * num_shards, [0] * num_shards
     shards = [0] * len(sizes)
-    for table in sorted(range(len(sizes)), key=lambda table: -sizes[table]):
-        shard = min(range(num_shards), key=lambda shard: (loads[shard], counts[shard]))
+    known = known or {}
+    for table in sorted(range(len(sizes)), key=lambda table: (table not in known, -sizes[table])):
+        shard = (
+            known[table] if table in known else min(range(num_shards), key=lambda shard: (loads[shard], counts[shard]))
+        )
         shards[table] = shard
         loads[shard] += sizes[table]
         counts[shard] += 1
@@ -53,6 +57,11 @@ def assign_tables(sizes: Sequence[float], num_shards: int) -> tuple[int, ...]:
 def is_linked(spec: OracleSpec) -> bool:
     """Whether shards link rows to their previous use: the planner would hash them otherwise."""
     return bool(spec.num_slots) and spec.lookahead > 1 and dense_sizes(spec.table_rows) is None
+
+
+def shard_features(spec: OracleSpec, tables: Collection[int]) -> tuple[int, ...]:
+    """The features that some tables read, ascending."""
+    return tuple(sorted({ref.feature for ref in spec.features if ref.table in tables}))
 
 
 def shard_spec(spec: OracleSpec, tables: Collection[int], features: Sequence[int] | None = None) -> OracleSpec:

@@ -46,6 +46,23 @@ def test_the_embedded_cacher_leaves_nothing_behind(world_size: int) -> None:
         assert_same_batches(ours[rank], expected)
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_an_embedded_cacher_takes_its_shards_along() -> None:
+    job = config()
+    job = dataclasses.replace(job, cacher=dataclasses.replace(job.cacher, shards=("2",), shard_tables=("C1+C4", "C2")))
+    with EmbeddedCacher(job) as cacher:
+        ours = all_batches(cacher.url, job, 2, phases=("train", "eval"))
+        shards = children_of(child_of(cacher))
+        assert len(shards) == 2
+    assert all(is_gone(pid) for pid in shards)
+    for rank in range(2):
+        expected = planned_batches(job, 2)[rank] + planned_batches(job, 2, "eval")[rank]
+        assert_same_batches(ours[rank], expected)
+
+
 def test_with_a_secret_over_tcp() -> None:
     job = config()
     secret = "made up by the job's first rank"

@@ -14,7 +14,8 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import batches_per_message
 from bagpipe.errors import CapacityError, InputError
 from cacher.counters import Counters
-from cacher.planning import PlannedData, PlannedPhase
+from cacher.planned_phase import PlannedPhase
+from cacher.planning import PlannedData
 from cacher.run import Run
 from tests.cacher.daemons import config, spec_of
 

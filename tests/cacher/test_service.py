@@ -14,7 +14,8 @@ from bagpipe.config.sections import DataConfig
 from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
-from cacher.planning import PlannedBatch, PlannedData, PlannedPhase
+from cacher.planned_phase import PlannedBatch, PlannedPhase
+from cacher.planning import PlannedData
 from cacher.server import Limits
 from tests.cacher.daemons import (
     CuttingProxy,

@@ -42,6 +42,15 @@ def test_links_do_not_depend_on_where_they_begin() -> None:
         assert (one.back.tolist(), one.place.tolist()) == (other.back.tolist(), other.place.tolist())
 
 
+def test_links_to_batches_before_the_planner_began_are_none() -> None:
+    finder, handles = LinkFinder(lookahead=4), HashHandles()
+    linked = LinkedHandles(handles, num_tables=1, lookahead=4)
+    finder.find(rows_of("ab"), 0)
+    links = finder.find(rows_of("ab"), 1)
+    assert links.back.tolist() == [1, 1]
+    assert linked.lookup_or_add(rows_of("ab"), links, 1, window_start=1).tolist() == [0, 1]
+
+
 def test_linked_rows_have_the_handles_of_a_lookup() -> None:
     """Over many turns of the ring, which grows meanwhile."""
     lookahead, rng = 5, np.random.default_rng(1)

@@ -17,7 +17,7 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches, plans_of
-from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked
+from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked, shard_features
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces
 from tests.oracle.plan_bytes import as_bytes
@@ -35,7 +35,7 @@ def sharded_planner(
     shards = []
     for shard in range(max(shard_of_table, default=0) + 1):
         tables = {table for table, its in enumerate(shard_of_table) if its == shard}
-        features = sorted({ref.feature for ref in spec.features if ref.table in tables})
+        features = list(shard_features(spec, tables))
         shards.append((ShardIndexer(spec, tables, features), features))
 
     def results(number: int) -> list[IndexedBatch]:
@@ -136,3 +136,7 @@ def test_the_largest_table_goes_first_to_the_emptiest_shard(
     sizes: list[float], num_shards: int, expected: tuple[int, ...]
 ) -> None:
     assert assign_tables(sizes, num_shards) == expected
+
+
+def test_tables_that_are_assigned_already_count_first() -> None:
+    assert assign_tables([4, 9, 3, 1], 2, {0: 1, 3: 1}) == (1, 0, 1, 1)

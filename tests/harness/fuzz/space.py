@@ -227,6 +227,8 @@ LEFT: Mapping[str, str] = {
     "checkpoint.mirror": "needs an object store",
     "checkpoint.start_from": "names the checkpoints of another job, and a draw is one job",
     "checkpoint.start_without": "needs checkpoint.start_from",
+    "cacher.shards": "more processes, and data with fewer tables refuses them: tests/cacher compares their batches",
+    "cacher.shard_tables": "names tables of one data set",
     "cacher.secret_file": "of cachers on a network",
     "store.password_file": "of servers with a password",
     "cacher.tls_ca": "of cachers on a network",

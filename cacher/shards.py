@@ -1,0 +1,354 @@
+"""`Shards`: the processes that index for this cacher, each some tables. `ShardedPhase`: one phase from all of them.
+
+    Shards        cacher.shards = N: starts N cachers on private sockets │ addresses: cachers that others run
+                  checks at the start: reachable, same settings, code and data
+    ShardedPhase  tables ─assign─> shards     a ShardLink each ──parts of batch b──> MergedIndexer ─> planner
+
+Tables go to shards by their ids in the data's first block, the largest first (`bagpipe.oracle.shard.assign_tables`),
+but for those that `cacher.shard_tables` names. Plans do not depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.client import cacher_pb2 as pb
+from bagpipe.client.address import Address, parse_address
+from bagpipe.client.agreement import settings_of
+from bagpipe.client.codec import values_are_derivable
+from bagpipe.client.index_codec import ShardPart
+from bagpipe.client.link import Credentials, LinkLost
+from bagpipe.config.sections import CacherConfig, Config
+from bagpipe.errors import InputError, JobError
+from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.rank_batch import Phase
+from bagpipe.oracle.shard import MergedIndexer, assign_tables, is_linked, shard_features
+from bagpipe.types.batch import Batch
+from bagpipe.types.batch_identity import BatchIdentity
+from bagpipe.types.schema import DataSchema
+from cacher.embedded import EmbeddedCacher
+from cacher.shard_link import IndexCall, Shard, ShardLink, ShardTotals, check_welcome
+
+__all__ = ["ShardedPhase", "Shards"]
+
+#: Batches that a shard is ahead: at least so many, and of small ones so many examples.
+_CREDITS, _CREDIT_EXAMPLES, _MAX_CREDITS = 4, 4_096, 32
+#: Between attempts to reach a shard at the start.
+_DELAY_S = 0.2
+_JOIN_TIMEOUT_S = 2.0
+
+
+class _RemoteShard:
+    """A cacher that others run."""
+
+    def __init__(self, number: int, address: Address, credentials: Credentials) -> None:
+        self.name = f"shard {number} ({address})"
+        self.credentials = credentials
+        self._address = address
+
+    def address(self) -> Address:
+        return self._address
+
+    def revive(self) -> None:
+        """Nothing: those who run it do."""
+
+
+class _LocalShard:
+    """A cacher that this one starts, and starts again if it ends."""
+
+    def __init__(self, number: int, config: Config, opened: ExitStack) -> None:
+        self.credentials = Credentials()
+        self._number = number
+        self._config = config
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._process: EmbeddedCacher | None = None
+
+    @property
+    def name(self) -> str:
+        pid = None if self._process is None else self._process.pid
+        return f"shard {self._number} (process {pid})"
+
+    def address(self) -> Address:
+        assert self._process is not None, "started"
+        return parse_address(self._process.url)
+
+    def revive(self) -> None:
+        with self._lock:
+            if self._process is not None and not self._process.has_ended:
+                return
+            if self._process is not None:
+                self._process.__exit__()
+            self._process = EmbeddedCacher(self._config)
+            self._process.__enter__()
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.__exit__()
+
+
+class Shards:
+    """Context manager: the shards of a daemon.
+
+    Args:
+        config: of the job; `cacher.shards` names them.
+        schema, identity: of the data.
+        ids_by_feature: float64, ids of each feature in a part of the data.
+
+    Raises:
+        InputError: more shards than tables, an unknown table, or a stream: shards would see other batches arrive.
+    """
+
+    def __init__(
+        self, config: Config, schema: DataSchema, identity: BatchIdentity, ids_by_feature: NDArray[np.float64]
+    ) -> None:
+        self._config = config
+        self._schema = schema
+        self._identity = identity
+        self._ids_by_feature = ids_by_feature
+        self._settings = json.dumps(settings_of(config))
+        self._opened = ExitStack()
+        if config.data.is_stream:
+            raise InputError("cacher.shards: the batches of a stream are indexed by one process, got shards")
+        self._shards = self._made(config.cacher)
+        self._known = _known_tables(config.cacher, schema, len(self._shards))
+        self.totals = tuple(ShardTotals() for _ in self._shards)
+
+    def _made(self, config: CacherConfig) -> list[Shard]:
+        asked = config.shards
+        count = int(asked[0]) if len(asked) == 1 and asked[0].isdecimal() else len(asked)
+        if count > len(self._schema.tables):
+            raise InputError(
+                f"cacher.shards: expected at most as many as the data's {len(self._schema.tables)} tables, got {count}"
+            )
+        if not asked[0].isdecimal():
+            credentials = Credentials.read(config)
+            return [
+                _RemoteShard(number, parse_address(text, subject="cacher.shards"), credentials)
+                for number, text in enumerate(asked)
+            ]
+        theirs = dataclasses.replace(
+            self._config,
+            data=dataclasses.replace(self._config.data, workers=-(-self._config.data.workers // count)),
+            cacher=dataclasses.replace(config, shards=(), shard_tables=()),
+        )
+        return [_LocalShard(number, theirs, self._opened) for number in range(count)]
+
+    def __enter__(self) -> Self:
+        """Start or reach every shard, and compare its settings, code and data.
+
+        Raises:
+            InputError: one cannot be reached in time, or is another one.
+            JobError: one of ours ended.
+        """
+        with ExitStack() as opened:
+            for shard in self._shards:
+                if isinstance(shard, _LocalShard):
+                    opened.callback(shard.stop)
+                    shard.revive()
+            for shard in self._shards:
+                self._check(shard)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def names(self) -> list[str]:
+        """Of the shards, for messages and metrics."""
+        return [shard.name for shard in self._shards]
+
+    def _check(self, shard: Shard) -> None:
+        deadline_s = time.monotonic() + self._config.cacher.timeout_s
+        while True:
+            try:
+                with IndexCall(shard.address(), shard.credentials) as call:
+                    for message in call.hello(self._settings):
+                        check_welcome(shard.name, message.welcome, self._identity)
+                        return
+                reason = "it ended the stream"
+            except LinkLost as error:
+                reason = str(error)
+            except (InputError, JobError) as error:
+                text = str(error)
+                raise InputError(text if shard.name in text else f"{shard.name}: {text}") from None
+            if time.monotonic() + _DELAY_S > deadline_s:
+                timeout_s = self._config.cacher.timeout_s
+                raise InputError(f"{shard.name} was not reached within {timeout_s:g} s: {reason}")
+            threading.Event().wait(_DELAY_S)
+
+    def phase(
+        self, phase: Phase, spec: OracleSpec, *, first_batch: int, reader_state: Mapping[str, Any] | None
+    ) -> ShardedPhase:
+        """A phase, from all shards.
+
+        Args:
+            phase: the training or the held-out examples.
+            spec: of the plans.
+            first_batch: where they begin.
+            reader_state: of a batch before it, or None.
+        """
+        shard_of_table = self._shard_of_table(spec)
+        features = [
+            shard_features(spec, {table for table, its in enumerate(shard_of_table) if its == number})
+            for number in range(len(self._shards))
+        ]
+        sharded = ShardedPhase(
+            spec, shard_of_table, features, self._schema, first_batch=first_batch, reader_state=reader_state
+        )
+        size = self._config.data.batch_size
+        for number, (shard, totals) in enumerate(zip(self._shards, self.totals, strict=True)):
+            start = pb.IndexStart(
+                phase=phase,
+                spec=json.dumps(dataclasses.asdict(spec)),
+                tables=[table for table, its in enumerate(shard_of_table) if its == number],
+                next_batch=sharded.first_batch,
+                credits=max(_CREDITS, min(_MAX_CREDITS, -(-_CREDIT_EXAMPLES // size))),
+                with_lengths=sharded.is_narrow,
+                with_examples=number == 0,
+            )
+            sharded.links.append(
+                ShardLink(
+                    shard,
+                    settings=self._settings,
+                    identity=self._identity,
+                    start=start,
+                    position=sharded.position,
+                    timeout_s=self._config.cacher.timeout_s,
+                    totals=totals,
+                )
+            )
+        return sharded
+
+    def _shard_of_table(self, spec: OracleSpec) -> tuple[int, ...]:
+        """By table of the plans, its shard. A table is known by the name of that of its first feature's ids."""
+        sizes, names = [0.0] * len(spec.table_rows), [""] * len(spec.table_rows)
+        for ref in spec.features:
+            sizes[ref.table] += float(self._ids_by_feature[ref.feature])
+            names[ref.table] = names[ref.table] or self._schema.features[ref.feature].table
+        known = {table: self._known[name] for table, name in enumerate(names) if name in self._known}
+        return assign_tables(sizes, len(self._shards), known)
+
+
+class ShardedPhase:
+    """One phase from all shards. Usable inside a ``with`` block.
+
+    Attributes:
+        first_batch: the first one that is indexed.
+        is_narrow: the planner's own reader leaves the ids' columns out: lengths and ids come from the shards.
+        indexer: of the batches, for a planner.
+        links: one for each shard.
+    """
+
+    def __init__(
+        self,
+        spec: OracleSpec,
+        shard_of_table: Sequence[int],
+        features: Sequence[Sequence[int]],
+        schema: DataSchema,
+        *,
+        first_batch: int,
+        reader_state: Mapping[str, Any] | None,
+    ) -> None:
+        self._spec = spec
+        self._features = features
+        self._num_features = len(schema.features)
+        is_weighted = any(feature.weighted for feature in schema.features)
+        self.is_narrow = values_are_derivable(spec, self._num_features) and not is_weighted
+        self.indexer = MergedIndexer(spec, shard_of_table, self._indexes)
+        self.first_batch = 0 if self.indexer.learns else first_batch
+        self.links: list[ShardLink] = []
+        self._window = spec.lookahead if is_linked(spec) else 1
+        # States of the reader after the latest batches, for shards that begin anew: (number of the next batch, JSON).
+        self._states: deque[tuple[int, str]] = deque(maxlen=self._window + _MAX_CREDITS)
+        if reader_state is not None:
+            self._note(reader_state)
+        self._parts: tuple[int, list[ShardPart]] = (-1, [])
+
+    def __enter__(self) -> Self:
+        for link in self.links:
+            link.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for link in self.links:
+            link.join(_JOIN_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Wake whoever waits for a shard. From any thread."""
+        for link in self.links:
+            link.stop()
+
+    def position(self, next_batch: int) -> tuple[int, str]:
+        """Where a shard that sends the batches from one on begins: its window's first batch, and a reader's state."""
+        first = max(self.first_batch, next_batch - self._window + 1)
+        states = [text for batch, text in list(self._states) if batch <= first]
+        return first, states[-1] if states else ""
+
+    def complete(self, batch: Batch) -> Batch:
+        """A batch of the narrowed reader with the lengths of all bags. Its ids are zeros: the plan has them.
+
+        Raises:
+            InputError: bad data at this batch, found by a shard.
+            JobError: a shard is lost.
+            Stopped: the phase was stopped.
+        """
+        if batch.reader_state is not None:
+            self._note(batch.reader_state)
+        if not self.is_narrow or batch.index < self.first_batch:
+            return batch
+        lengths = np.zeros((self._num_features, batch.num_examples), dtype=np.int32)
+        for part, features in zip(self._parts_of(batch.index), self._features, strict=True):
+            if part.lengths is None or part.lengths.shape != (len(features), batch.num_examples):
+                raise JobError(f"batch {batch.index}: a shard sent lengths of other bags than were asked for")
+            lengths[list(features)] = part.lengths
+        zeros = np.broadcast_to(np.int64(0), (int(lengths.sum(dtype=np.int64)),))
+        return dataclasses.replace(batch, lengths=lengths, values=zeros)
+
+    def _note(self, state: Mapping[str, Any]) -> None:
+        number = state.get("batch")
+        if type(number) is int:
+            self._states.append((number, json.dumps(state)))
+
+    def _indexes(self, index: int) -> list[IndexedBatch]:
+        return [part.indexed for part in self._parts_of(index)]
+
+    def _parts_of(self, index: int) -> list[ShardPart]:
+        if self._parts[0] != index:
+            self._parts = (index, [link.take(index) for link in self.links])
+        return self._parts[1]
+
+
+def _known_tables(config: CacherConfig, schema: DataSchema, num_shards: int) -> dict[str, int]:
+    """Shards of the tables that `cacher.shard_tables` names.
+
+    Raises:
+        InputError: an unknown table, one named twice, or more parts than shards.
+    """
+    if len(config.shard_tables) > num_shards:
+        raise InputError(
+            f"cacher.shard_tables: expected the tables of at most {num_shards} shards, got {len(config.shard_tables)}"
+        )
+    tables = {table.name for table in schema.tables}
+    known: dict[str, int] = {}
+    for shard, text in enumerate(config.shard_tables):
+        for name in filter(None, text.split("+")):
+            if name not in tables:
+                raise InputError(f"cacher.shard_tables: expected tables of the data, got {name!r}")
+            if name in known:
+                raise InputError(f"cacher.shard_tables: {name!r} is named twice")
+            known[name] = shard
+    return known

@@ -1,0 +1,50 @@
+"""A cacher whose indexing is in shards sends the batches of one that indexes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cacher.daemons import config, planned_batches, refused_daemon
+from tests.cacher.sharding import assert_same_ranks, batches_of, data_of, sharded
+
+pytestmark = pytest.mark.multiproc
+
+
+def test_local_shards_whatever_the_assignment_of_examples(tmp_path: Path) -> None:
+    """One set of shards serves all phases: their settings differ in nothing that they use."""
+    job = sharded(config(limit=600, batch_size=50), "3")
+    with data_of(job) as data:
+        for world_size, phase in ((1, "train"), (3, "train"), (2, "eval")):
+            assert_same_ranks(
+                batches_of(data, job, world_size, phase=phase),
+                planned_batches(job, world_size, phase),  # type: ignore[arg-type]
+            )
+        resumed = planned_batches(job, 2, first_batch=4)
+        state = batches_of(data, job, 2)[0][3].batch.reader_state
+        assert_same_ranks(batches_of(data, job, 2, first_batch=4), resumed)
+        assert_same_ranks(batches_of(data, job, 2, first_batch=4, reader_state=state), resumed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"shards": "27"}, "cacher.shards: expected at most as many as the data's 26 tables, got 27"),
+        ({"shards": "0"}, "cacher.shards must be a number from 1 to 64, or addresses"),
+        ({"shards": "2", "shard_tables": "C1,C27"}, "cacher.shard_tables: expected tables of the data, got 'C27'"),
+        ({"shards": "2", "shard_tables": "C1,C1"}, "cacher.shard_tables: 'C1' is named twice"),
+        (
+            {"shards": "1", "shard_tables": "C1,C2"},
+            "cacher.shard_tables: expected the tables of at most 1 shards, got 2",
+        ),
+        ({"shards": "unix:/nowhere.sock", "timeout_s": "0.2"}, "shard 0 (unix:/nowhere.sock) was not reached within"),
+    ],
+)
+def test_a_cacher_whose_shards_cannot_be_used_does_not_start(
+    flags: Mapping[str, str], message: str, listen: str
+) -> None:
+    settings = [f"--cacher.{key}={value}" for key, value in flags.items()]
+    code, said = refused_daemon("--listen", listen, "--data.format=synthetic", *settings)
+    assert (code, message in said) == (2, True), said
