@@ -23,6 +23,7 @@ from bagpipe.oracle.planner import make_planner
 from bagpipe.types.batch import Batch
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
 from benchmarks.harness.report import table
+from benchmarks.planner.shards import Setting, log_files, measure_phase
 from data.criteo_skew import CRITEO_KAGGLE_ROWS
 
 #: Exponent of the bounded Zipf law: about 1 % of the rows get 80 % of the accesses at this scale.
@@ -37,6 +38,11 @@ SETTINGS = (
     (True, "belady-window", 8, "contiguous"),
     (False, "belady-window", 8, "locality"),
 )
+
+#: With shards: ranks, ids of a feature in an example, raw ids.
+SHARDED: tuple[Setting, ...] = ((8, 1, False), (8, 1, True), (8, 8, False))
+
+SHARD_COLUMNS = ("wall_ms", "serial_ms", "busiest_shard_ms", "from_shards_mb", "to_ranks_mb", "shard_rss_mb")
 
 
 def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
@@ -149,7 +155,32 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
             part.add(record)
             part.say(f"{record['ids']}, {policy}, {ranks} ranks, {assign}: {record['plan_ms']} ms")
 
-    return {"plans": plans}
+    def shards(part: Part) -> None:
+        for setting in SHARDED:
+            ranks, hotness, is_raw = setting
+            size = max(1, options.batch_size // hotness)
+            with log_files(size * options.sharded_batches, hotness, zipf) as folder:
+                for _ in range(options.rounds):
+                    for num_shards in (0, 2):
+                        found = measure_phase(
+                            folder,
+                            setting,
+                            num_shards=num_shards,
+                            batch_size=size,
+                            lookahead=min(options.lookahead, options.sharded_batches // 4),
+                            cache_rows=options.cache_rows,
+                        )
+                        part.add(
+                            {
+                                "ranks": ranks,
+                                "hotness": hotness,
+                                "ids": "raw 64-bit" if is_raw else "bounded",
+                                "shards": num_shards,
+                                **{name: round(value, 2) for name, value in found.items()},
+                            }
+                        )
+
+    return {"plans": plans, "shards": shards}
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -157,9 +188,60 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lookahead", type=int, default=200)
     parser.add_argument("--cache-rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=200, help="measured batches")
+    parser.add_argument("--sharded-batches", type=int, default=60, help="batches of a phase planned with shards")
+    parser.add_argument("--rounds", type=int, default=3, help="alternate runs with and without shards")
 
 
 def _tables(values: Values) -> str:
+    shards = _shard_table(values)
+    return f"{_plan_table(values)}\n\n{shards}" if shards else _plan_table(values)
+
+
+def _shard_table(values: Values) -> str:
+    """Medians of the rounds: one process, and two shards beside it."""
+    found = found_of(values, "shards") or []
+    if not found:
+        return ""
+    keys = list(dict.fromkeys((r["ranks"], r["hotness"], r["ids"]) for r in found))
+    rows = []
+    for key in keys:
+        one, two = (
+            {
+                name: statistics.median(
+                    r[name] for r in found if (r["ranks"], r["hotness"], r["ids"], r["shards"]) == (*key, shards)
+                )
+                for name in (
+                    "wall_ms",
+                    "serial_ms",
+                    "busiest_shard_ms",
+                    "from_shards_mb",
+                    "to_ranks_mb",
+                    "shard_rss_mb",
+                )
+            }
+            for shards in (0, 2)
+        )
+        rows.append(
+            (
+                *key,
+                round(one["wall_ms"] / two["wall_ms"], 2),
+                round(two["serial_ms"] / one["serial_ms"], 2),
+                round(two["busiest_shard_ms"] / one["serial_ms"], 2),
+                round(two["from_shards_mb"], 1),
+                round(two["to_ranks_mb"], 1),
+                round(two["shard_rss_mb"]),
+            )
+        )
+    return table(
+        (
+            "ranks", "ids of a feature", "ids", "one / 2 shards", "cacher's share", "a shard's share",
+            "MB from shards", "MB to ranks", "MB a shard",
+        ),
+        rows,
+    )  # fmt: skip
+
+
+def _plan_table(values: Values) -> str:
     columns = ("unique_rows", "evicted_rows", "plan_ms", "sort_ms", "million_ids_per_s", "ratio_to_sort")
     return table(
         ("ranks", "ids", "policy", "unique rows", "evicted", "plan ms", "np.sort ms", "M ids/s", "plan / sort"),
@@ -181,7 +263,14 @@ BENCHMARK = Benchmark(
     flags=_flags,
     parts=_parts,
     tables=_tables,
-    rehearsal={"batch_size": 256, "lookahead": 8, "cache_rows": 20_000, "batches": 10},
+    rehearsal={
+        "batch_size": 256,
+        "lookahead": 8,
+        "cache_rows": 20_000,
+        "batches": 10,
+        "sharded_batches": 12,
+        "rounds": 1,
+    },
 )
 
 if __name__ == "__main__":
