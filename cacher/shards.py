@@ -108,7 +108,8 @@ class Shards:
         ids_by_feature: float64, ids of each feature in a part of the data.
 
     Raises:
-        InputError: more shards than tables, an unknown table, or a stream: shards would see other batches arrive.
+        InputError: more shards than tables, an unknown table, or a stream (shards would see other batches arrive);
+            or the horizon `log`.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Shards:
         self._opened = ExitStack()
         if config.data.is_stream:
             raise InputError("cacher.shards: the batches of a stream are indexed by one process, got shards")
+        if config.oracle.horizon == "log":
+            raise InputError("cacher.shards: shards index without next uses: expected oracle.horizon window, got log")
         self._shards = self._made(config.cacher)
         self._known = _known_tables(config.cacher, schema, len(self._shards))
         self.totals = tuple(ShardTotals() for _ in self._shards)

@@ -155,7 +155,7 @@ _Places = Mapping[tuple[str, int, int, int], _Part]
 def _add_all(files: _Files, blocks: BlockOrder, sort: NextUseSort) -> _Places:
     places: dict[tuple[str, int, int, int], _Part] = {}
     for epoch in range(blocks.epochs):
-        for task in blocks.tasks(Position(epoch=epoch)):
+        for task in filter(None, blocks.tasks(Position(epoch=epoch))):
             block, (positions, count) = task.block, _positions(task, blocks)
             part = _Part(len(places), positions)
             sort.add(files.uses(files.rows(block), positions).tables, count)

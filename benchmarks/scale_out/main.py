@@ -37,8 +37,10 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
 def _measure(options: argparse.Namespace, part: Part) -> None:
     points = POINTS
     if options.rehearse:
-        small = {"batch_size": 256, "cache_rows": 20_000, "lookahead": 4}
-        points = tuple((dataclasses.replace(point, **small), shards) for point, shards in points[:2])
+        points = tuple(
+            (dataclasses.replace(point, batch_size=256, cache_rows=20_000, lookahead=4), shards)
+            for point, shards in points[:2]
+        )
     found: list[dict[str, Any]] = []
     for point, num_shards in points:
         cost = measure_shards(point, num_shards, options.batches)

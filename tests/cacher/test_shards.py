@@ -48,3 +48,9 @@ def test_a_cacher_whose_shards_cannot_be_used_does_not_start(
     settings = [f"--cacher.{key}={value}" for key, value in flags.items()]
     code, said = refused_daemon("--listen", listen, "--data.format=synthetic", *settings)
     assert (code, message in said) == (2, True), said
+
+
+def test_a_job_that_sees_the_whole_log_has_no_shards(listen: str) -> None:
+    flags = ("--data.format=synthetic", "--cacher.shards=2", "--oracle.horizon=log")
+    code, said = refused_daemon("--listen", listen, *flags)
+    assert (code, "expected oracle.horizon window, got log" in said) == (2, True), said
