@@ -25,6 +25,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids
     checked_read    a block without the rows that the loss is not defined for; bad_row_limit: too many malformed
+    narrowed        a source with some of its columns
     columns         parsed rows; schema_file: the schema TOML
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data

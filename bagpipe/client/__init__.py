@@ -13,7 +13,8 @@ The same daemon plans for jobs that bring their own batches, over `Plan` streams
 
 remote.RemoteBatches <── receiver.Receiver <── link.Link <── gRPC      (codec: RankBatch <-> bytes, no pickle)
                                                          <── shared_ring: large messages on one host
-message: a RankBatch as the cacher sends it.  address: where a cacher listens.  access: which cacher a program uses.
+message: a RankBatch as the cacher sends it. index_codec: what a shard of a cacher sends it.
+address: where a cacher listens.  access: which cacher a program uses.
 agreement: settings that both sides share.  cacher_pb2, cacher_pb2_grpc: generated.
 """
 

@@ -9,7 +9,7 @@ pipeline_section, pipeline_rules: the section of stages, the schedule that it as
 pipeline_plan: its values from a plan file.
 dense_section, dense_rules: the section of the dense part's memory, chunks and shares, and its rules.
 model_section, model_rules: the section of the model, and rules of the keys that only some models have.
-eval_section: the section of evaluation.
+cacher_section, eval_section: the sections of the cacher and of evaluation.
 stream_rules: rules of data that grows.
 ranges: allowed values, as part of a field's type; data_format: the format of data.path, if it is not given.
 """

@@ -42,7 +42,7 @@ def log_files(
             str(table): ids(rng, rows, num_examples * hotness).astype(np.int32).reshape(num_examples, hotness)
             for table, rows in enumerate(CRITEO_KAGGLE_ROWS)
         }
-        np.savez(folder / "day_0_sparse_multi_hot.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(folder / "day_0_sparse_multi_hot.npz", **arrays)  # type: ignore[arg-type] # no table is named allow_pickle
         tables = "".join(f"[tables.C{number}]\nrows = {rows}\n" for number, rows in enumerate(CRITEO_KAGGLE_ROWS, 1))
         (folder / "bounded.toml").write_text(tables)
         yield folder
