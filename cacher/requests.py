@@ -152,7 +152,7 @@ def _expected_spec(
             raise InputError(f"oracle spec: expected a feature from 0 to {len(schema.features) - 1}, got {feature!r}")
         if type(table) is not int or not 0 <= table < len(refs):
             raise InputError(f"oracle spec: expected a table from 0 to {len(refs) - 1}, got {table!r}")
-        known = schema.table(schema.features[feature].table).rows
+        known = schema.table(schema.features[feature].table).num_ids
         so_far = rows.get(table, 0)
         rows[table] = None if known is None or so_far is None else max(known, so_far)
     if set(rows) != set(range(len(rows))):

@@ -11,6 +11,7 @@ rows of an unbounded table ──ids, rows────────────�
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -248,13 +249,25 @@ def _collect_bounded(
             history.catch_up(table, records)
             chunk.copy_(records[:, :dim])
             _store_states(states, ids, records[:, dim:])
+    own = schema.tables[table]
+    default_id, is_stored = own.default_id, torch.zeros(num_rows, dtype=torch.bool)
+    default = weight.new_zeros(dim) if own.absent == "zero" else None
     for request in rows.rows(table):
+        if default_id is not None and request.ids[-1] == default_id:  # they ascend
+            last = dataclasses.replace(request, ids=request.ids[-1:], rows=request.rows[-1:])
+            default = _split(schema, last, dim, history)[0][0]
+            request = dataclasses.replace(request, ids=request.ids[:-1], rows=request.rows[:-1])
+            if not len(request.ids):
+                continue
         if request.ids[0] < 0 or request.ids[-1] >= num_rows:
             outside = int(request.ids[0] if request.ids[0] < 0 else request.ids[-1])
             raise InputError(f"table {schema.tables[table].name!r} has a row {outside}, beyond its {num_rows} rows")
         positions = torch.from_numpy(request.ids)
         weight[positions], values = _split(schema, request, dim, history)
         _store_states(states, positions, values)
+        is_stored[positions] = True
+    if default is not None:
+        weight[~is_stored] = default
     _add_weight(found, name, weight, states)
 
 

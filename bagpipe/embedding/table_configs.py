@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DataSchema, RowTable
+from bagpipe.types.schema import Absent, DataSchema, RowTable, Table
 
 with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
-    from torchrec.modules.embedding_configs import DataType
+    from torchrec.modules.embedding_configs import DataType, PoolingType
 
 __all__ = ["UNBOUNDED_INIT_BOUND", "dtype_of", "row_table"]
 
@@ -61,6 +61,7 @@ def row_table(config: Untyped, schema: DataSchema, table_rows: Mapping[str, int 
     if unknown:
         raise InputError(f"table {config.name!r} reads feature {unknown[0]!r}, the data has {list(known)}")
     vocabularies = [schema.table(known[name].table).rows for name in config.feature_names]
+    absent = _absent([schema.table(known[name].table) for name in config.feature_names], config)
     if table_rows is not None:
         rows = table_rows[config.name]
     else:
@@ -70,8 +71,37 @@ def row_table(config: Untyped, schema: DataSchema, table_rows: Mapping[str, int 
             f"table {config.name!r}: num_embeddings must be at least the data's {rows}, got {config.num_embeddings}"
         )
     return RowTable(
-        name=config.name, dim=config.embedding_dim, rows=rows, init_bound=_init_bound(config, bounded=rows is not None)
+        name=config.name,
+        dim=config.embedding_dim,
+        rows=None if rows is None else rows + (absent == "default"),
+        init_bound=_init_bound(config, bounded=rows is not None),
+        absent=absent,
     )
+
+
+def _absent(tables: Sequence[Table], config: Untyped) -> Absent:
+    """What an id without a row reads: what the data's table says.
+
+    Raises:
+        InputError: several tables of the data say it, or the table's pooling cannot leave ids out.
+    """
+    kinds = {table.absent for table in tables}
+    if kinds <= {"initial"}:
+        return "initial"
+    if len({table.name for table in tables}) > 1:
+        names = ", ".join(sorted({table.name for table in tables}))
+        raise InputError(
+            f"table {config.name!r}: expected features of one table of the data with data.min_uses above 1, got those "
+            f"of {names}"
+        )
+    absent = tables[0].absent
+    pooling = getattr(config, "pooling", None)
+    if absent == "zero" and pooling is not PoolingType.SUM:
+        raise InputError(
+            f"table {config.name!r}: data.default_row zero leaves ids out of bags, so it must be sum-pooled: use "
+            "trained"
+        )
+    return absent
 
 
 def _init_bound(config: Untyped, *, bounded: bool) -> float:

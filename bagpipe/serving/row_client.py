@@ -75,7 +75,7 @@ class RowClient:
     def __init__(self, source: RowSource) -> None:
         schema = source.schema
         self.tables: Mapping[str, ServedTable] = {
-            table.name: ServedTable(dim=table.dim, rows=table.rows, dtype=schema.dtype_of(number))
+            table.name: ServedTable(dim=table.dim, rows=table.vocabulary, dtype=schema.dtype_of(number))
             for number, table in enumerate(schema.tables)
         }
         self.dtype = np.dtype(schema.row_type.compute)
@@ -126,7 +126,7 @@ class RowClient:
     def read(self, ids: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
         """Vectors ``[n, dim]`` by table, in the order of the ids; of all tables in one exchange with a store.
 
-        An id without a row has the vector that the job would begin with.
+        An id without a row has the vector that the job would begin with, or what `RowTable.absent` says.
 
         Args:
             ids: int64 ``[n]`` by table, any order, repeated or not; as the model saw them (see `hashed`).
@@ -149,7 +149,7 @@ class RowClient:
         ):
             table, distinct = request
             if not found.all():
-                values[~found] = self._initial.weights(table, distinct[~found])
+                values[~found] = self._absent(table, distinct[~found])
             vectors[name] = values[positions]
         return vectors
 
@@ -183,6 +183,18 @@ class RowClient:
     def close(self) -> None:
         """Close the connections."""
         self._source.close()
+
+    def _absent(self, table: int, ids: NDArray[np.int64]) -> NDArray[Any]:
+        """``[n, dim]``, or one row of it: the vectors of ids without a row."""
+        own = self._source.schema.tables[table]
+        if own.absent == "zero":
+            return np.zeros((1, own.dim), self.dtype)
+        if own.default_id is not None:
+            default = np.array([own.default_id], dtype=np.int64)
+            ((values, found),) = self._source.read([(table, default)])
+            if found.all():
+                return values
+        return self._initial.weights(table, ids)
 
     def _table(self, name: str) -> ServedTable:
         if name not in self.tables:

@@ -17,7 +17,7 @@
                     others' actions
     verification: the first batches against a serial reference
     plateau: a factor of learning rates that follows evaluations
-    current_rows: rows for evaluations at rest
+    current_rows: rows for evaluations at rest; absent_rows: those that the store does not have
     preconditioning: K-FAC's state in checkpoints; whole_kfac: which layers of a whole model a rank owns
 
 A batch under way is one `InFlightBatch`; parts pass their results on through it. The edges of the composed loop and the

@@ -35,6 +35,7 @@ from bagpipe.schedule.builders.prefetch_loop import (
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.training.absent_rows import with_absent
 from bagpipe.training.current_rows import RowReader
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
 from bagpipe.util.failpoints import hit
@@ -77,7 +78,7 @@ class EvaluationRows(LoopPart):
         declare_evaluation_rows(loop, prefetch_depth=self._prefetch_depth)
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"X_FETCH": self.fetch, "X_INSERT": self.replace}
+        return {"X_FETCH": self.fetch_to_score, "X_INSERT": self.replace}
 
     def hazards(self) -> Mapping[str, Callable[[int], int]]:
         return {EVICT_AFTER: lambda b: self._run.in_flight[b].rank_batch.owner.evict_after}
@@ -95,6 +96,17 @@ class EvaluationRows(LoopPart):
         self._check_found(batch, requests.reads)
         batch.rows_found = sum(int(np.count_nonzero(result.found)) for result in batch.results)
         self.rows_fetched += requests.num_rows
+
+    def fetch_to_score(self, b: int) -> None:
+        """Fetch rows; those that the store does not have become what absent rows read."""
+        self.fetch(b)
+        batch = self._run.in_flight[b]
+        assert batch.requests is not None, "just fetched"
+        tables = self._cache.schema.tables
+        batch.results = [
+            with_absent(tables[table], table, result, self._store)
+            for (table, _), result in zip(batch.requests.reads, batch.results, strict=True)
+        ]
 
     def insert(self, b: int) -> None:
         batch = self._run.in_flight[b]

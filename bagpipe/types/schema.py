@@ -11,11 +11,21 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from bagpipe.errors import InputError
+from bagpipe.types.row_record import (
+    DECAYED,
+    FROZEN,
+    L2_DECAYED,
+    OPTIMIZER_STATE_WIDTH,
+    ROW_TYPES,
+    STATE_WIDTH,
+    RowType,
+    base_optimizer,
+)
 from bagpipe.util.documents import read_value
 
 __all__ = [
@@ -25,6 +35,8 @@ __all__ = [
     "OPTIMIZER_STATE_WIDTH",
     "ROUNDINGS",
     "ROW_TYPES",
+    "UNBOUNDED_DEFAULT_ID",
+    "Absent",
     "DataSchema",
     "Feature",
     "Rounding",
@@ -40,86 +52,13 @@ __all__ = [
 Pooling = Literal["sum", "mean", "none"]
 RowOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 RowDtype = Literal["float32", "float64", "float16", "bfloat16"]
+#: Vector of an id without a row: its initial value, the table's default row, or zero.
+Absent = Literal["initial", "default", "zero"]
 #: Rounding of an updated weight to a half type: `bagpipe.kernels.rounding`.
 Rounding = Literal["nearest", "stochastic"]
 
-#: Optimizer of a table whose rows are read and never updated. Only tables have it (`RowTable.optimizer`).
-FROZEN = "frozen"
-
-#: Ending of the names of row optimizers whose rows decay. Their last number of state is the step that the row is at.
-DECAYED = "_decayed"
-#: The same, for rows whose decay is a part of their gradient, and so of the optimizer's update.
-L2_DECAYED = "_l2"
-
-_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
-    "sgd": lambda dim: 0,
-    "momentum": lambda dim: dim,  # velocity, per element
-    "adagrad": lambda dim: dim,  # sum of squared gradients, per element
-    "rowwise_adagrad": lambda dim: 1,  # sum of mean squared gradients, per row
-    "adam": lambda dim: 2 * dim,  # first and second moment, per element
-    "ftrl": lambda dim: 2 * dim,  # z, and the sum of squared gradients, per element
-    FROZEN: lambda dim: 0,
-}
-
-
-def _and_step(width: Callable[[int], int]) -> Callable[[int], int]:
-    return lambda dim: width(dim) + 1
-
-
-#: Optimizer-state elements stored beside the `dim` weights of one row.
-OPTIMIZER_STATE_WIDTH: Mapping[str, Callable[[int], int]] = {
-    **_STATE_WIDTH,
-    **{
-        f"{name}{ending}": _and_step(width)
-        for ending in (DECAYED, L2_DECAYED)
-        for name, width in _STATE_WIDTH.items()
-        if name != FROZEN
-    },
-}
-
-
-def base_optimizer(name: str) -> tuple[str, bool]:
-    """The optimizer without decay, and whether its rows decay."""
-    base = name.removesuffix(DECAYED).removesuffix(L2_DECAYED)
-    return base, base != name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowType:
-    """Number type of a row's weights. A record is a vector of *words* of this size.
-
-    Attributes:
-        word_bytes: bytes of a weight.
-        word: numpy dtype of a word, little-endian. Half words are opaque bits to numpy, which has no bfloat16.
-        compute: dtype of optimizer state, gradients and pooled vectors; narrower weights are widened for computation.
-    """
-
-    word_bytes: int
-    word: str
-    compute: str
-
-    @property
-    def is_half(self) -> bool:
-        """Weights are narrower than the compute dtype."""
-        return self.word_bytes == 2
-
-    def weight_words(self, dim: int) -> int:
-        """Words of `dim` weights in a record: an even number of halves, so that the state is aligned."""
-        return dim + dim % 2 if self.is_half else dim
-
-    def record_words(self, dim: int, optimizer: str) -> int:
-        """Words of a record of `dim` weights: weights, then the state of `optimizer`."""
-        state_words = 2 if self.is_half else 1
-        return self.weight_words(dim) + OPTIMIZER_STATE_WIDTH[optimizer](dim) * state_words
-
-
-#: By `RowSchema.dtype`.
-ROW_TYPES: Mapping[str, RowType] = {
-    "float32": RowType(word_bytes=4, word="<f4", compute="float32"),
-    "float64": RowType(word_bytes=8, word="<f8", compute="float64"),
-    "float16": RowType(word_bytes=2, word="<u2", compute="float32"),
-    "bfloat16": RowType(word_bytes=2, word="<u2", compute="float32"),
-}
+#: Id of the default row of a table that takes any other 64-bit id.
+UNBOUNDED_DEFAULT_ID = -(1 << 63)
 
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
@@ -134,6 +73,7 @@ class Table:
         hash: the reader hashes raw ids into ``[0, rows)``.
         dim: embedding dimension; ``None``: the model's ``embedding_dim``.
         pooling: reduction of a bag's vectors to one (``none``: a sequence).
+        absent: what an id without a row reads; ``default``: a row of its own, see `num_ids`.
     """
 
     name: str
@@ -141,6 +81,7 @@ class Table:
     hash: bool = False
     dim: int | None = None
     pooling: Pooling = "sum"
+    absent: Absent = "initial"
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 1:
@@ -151,6 +92,15 @@ class Table:
             raise InputError(f"table {self.name!r}: dim must be at least 1, got {self.dim}")
         if self.pooling not in ("sum", "mean", "none"):
             raise InputError(f"table {self.name!r}: pooling must be sum, mean or none, got {self.pooling!r}")
+
+    @property
+    def num_ids(self) -> int | None:
+        """Ids lie in ``[0, num_ids)`` if the table is bounded: those of the data, then that of its default row."""
+        return None if self.rows is None else self.rows + (self.absent == "default")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON-able form. Omits ``absent`` if it is the initial value."""
+        return _without_initial(dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +179,7 @@ class DataSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON-able form, the inverse of `from_json`. Omits an `example_weight` that there is not."""
-        value = dataclasses.asdict(self)
+        value = {**dataclasses.asdict(self), "tables": tuple(table.to_json() for table in self.tables)}
         return {key: item for key, item in value.items() if key != "example_weight" or item}
 
     @classmethod
@@ -254,10 +204,11 @@ class RowTable:
     Attributes:
         name: table name; part of a row's identity and of its initial value.
         dim: weights per row.
-        rows: ids lie in ``[0, rows)``; ``None``: any 64-bit id.
+        rows: ids lie in ``[0, rows)``, the default row's included; ``None``: any 64-bit id.
         init_bound: initial weights are uniform in ``[-init_bound, init_bound)``.
         optimizer: row optimizer, a key of `OPTIMIZER_STATE_WIDTH`; ``None``: the schema's.
         dtype: of the weights, a key of `ROW_TYPES`; ``None``: the schema's.
+        absent: what an id without a row reads.
     """
 
     name: str
@@ -266,10 +217,11 @@ class RowTable:
     init_bound: float = 0.01
     optimizer: str | None = None
     dtype: str | None = None
+    absent: Absent = "initial"
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer not in OPTIMIZER_STATE_WIDTH:
-            known = ", ".join(_STATE_WIDTH)
+            known = ", ".join(STATE_WIDTH)
             raise InputError(f"table {self.name!r}: optimizer must be one of {known}, got {self.optimizer!r}")
         if self.dtype is not None and self.dtype not in ROW_TYPES:
             raise InputError(f"table {self.name!r}: dtype must be one of {', '.join(ROW_TYPES)}, got {self.dtype!r}")
@@ -279,9 +231,21 @@ class RowTable:
         """Its rows are never updated, and so never written."""
         return self.optimizer == FROZEN
 
+    @property
+    def default_id(self) -> int | None:
+        """Id of the default row; None: there is none."""
+        if self.absent != "default":
+            return None
+        return UNBOUNDED_DEFAULT_ID if self.rows is None else self.rows - 1
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Ids of the data lie in ``[0, vocabulary)``; None: any 64-bit id."""
+        return None if self.rows is None else self.rows - (self.absent == "default")
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON-able form. Omits an optimizer or dtype that is the schema's."""
-        value = dataclasses.asdict(self)
+        """Plain JSON-able form. Omits an optimizer or dtype that is the schema's, and ``absent`` as `Table` does."""
+        value = _without_initial(dataclasses.asdict(self))
         return {key: own for key, own in value.items() if own is not None or key not in ("optimizer", "dtype")}
 
 
@@ -392,6 +356,11 @@ class RowSchema:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, hex."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _without_initial(value: dict[str, Any]) -> dict[str, Any]:
+    """A table's JSON form without an ``absent`` that is the initial value: digests of schemas without it are kept."""
+    return {key: own for key, own in value.items() if key != "absent" or own != "initial"}
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class LogTables:
                     RowTable(
                         name=table.name,
                         dim=dim_of(table),
-                        rows=table.rows,
+                        rows=table.num_ids,
                         optimizer=None if kinds[table.name] == shared else kinds[table.name],
                     )
                     for table in tables
