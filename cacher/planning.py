@@ -32,6 +32,7 @@ from data.formats import check_test_source, open_eval_source, open_source
 from data.loader import LookaheadLoader, open_loader
 from data.narrowed import narrowed
 from data.next_use_source import told_source
+from data.row_admission import admitted_schema
 from data.source import Source
 
 __all__ = ["PlannedData"]
@@ -65,7 +66,7 @@ class PlannedData:
         self.identity = identity_of(files, source.layout, full=config.identity == "full")
         self._sources: Mapping[Phase, Source] = {"train": source, "eval": held_out or source}
         self._skipped_rows: dict[Phase, int] = {}
-        self.schema = source.schema
+        self.schema = admitted_schema(config, source.schema)
         self.shards: Shards | None = None
 
     @property

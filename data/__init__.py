@@ -27,6 +27,7 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     checked_read    a block without the rows that the loss is not defined for; bad_row_limit: too many malformed
     narrowed        a source with some of its columns
     columns         parsed rows; schema_file: the schema TOML
+    row_admission   a loader's stage that admits rows by their uses
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
     conversion      a folder of written data, by several processes; conversion_manifest: what is finished

@@ -23,6 +23,7 @@ from bagpipe.types.batch import Batch
 from data.batch_queue import BatchQueue
 from data.batcher import Batcher, BlockOrder
 from data.formats import open_eval_source, open_source
+from data.row_admission import BatchStage, admission_stage
 from data.row_order import Position, RowIndex, RowRange, split
 from data.source import Segment, Source
 from data.stream import Feed, Stream
@@ -85,6 +86,7 @@ class LookaheadLoader:
         workers: parser processes; 0 parses in the batcher thread, as do sources that need no process.
         state: a position saved by `state()` under the same settings.
         batches_ahead: bound of the batch queue.
+        stage: changes the batches in their order; None: nothing does. It sees all batches if there is no `state`.
 
     Raises:
         InputError: a setting is out of range, or `state` does not fit. On entry: no data, or the place that `state`
@@ -107,6 +109,7 @@ class LookaheadLoader:
         workers: int = 0,
         state: Mapping[str, Any] | None = None,
         batches_ahead: int = BATCHES_AHEAD,
+        stage: BatchStage | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -128,6 +131,7 @@ class LookaheadLoader:
         if self._stream is not None and (epochs > 1 or shuffle or eval_fraction):
             raise InputError("a stream is read once, in its order, to its end: without epochs, shuffle, eval_fraction")
         self.source = source
+        self._stage = stage
         self._batch_size = batch_size
         self._seed = seed
         self._epochs = epochs if phase == "train" else 1
@@ -234,6 +238,8 @@ class LookaheadLoader:
         if item is None:
             raise StopIteration
         batch, self._position = item
+        if self._stage is not None:
+            batch = self._stage(batch)
         return dataclasses.replace(batch, reader_state=self.state())
 
     def state(self) -> dict[str, Any]:
@@ -314,7 +320,7 @@ def open_loader(
         config: the `data` section.
         seed: of the order, and of synthetic data.
         phase: train or eval.
-        state: a position saved by `LookaheadLoader.state`.
+        state: a position saved by `LookaheadLoader.state`. Ignored where uses of rows are counted, from batch 0.
         source: of the phase, if it is open already.
 
     Raises:
@@ -324,6 +330,7 @@ def open_loader(
     if source is None:
         source = open_source(config, seed)
         source = (open_eval_source(config, source, seed) if own_files else None) or source
+    stage = admission_stage(config, source.schema, phase)
     return LookaheadLoader(
         source,
         batch_size=config.batch_size,
@@ -336,5 +343,6 @@ def open_loader(
         phase=phase,
         own_files=own_files,
         workers=config.workers,
-        state=state,
+        state=None if stage is not None and phase == "train" else state,
+        stage=stage,
     )

@@ -219,6 +219,7 @@ def _as_trained(config: Config, checkpoint: Checkpoint) -> Config:
     changed: dict[str, Any] = {"pipeline": type(config.pipeline)()}
     for section, keys in (("model", None), ("optim", None), ("run", ("dtype", "seed", "autocast"))):
         changed[section] = with_recorded(getattr(config, section), section, recorded, keys)
+    changed["data"] = with_recorded(config.data, "data", recorded, ("min_uses", "min_uses_by_table", "default_row"))
     rows = RowSchema.from_json(_rows(checkpoint))
     cache: dict[str, Any] = {
         "dtype": "run" if rows.dtype == changed["run"].dtype else rows.dtype,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bagpipe.checkpoint.manifest import DATA_COLUMNS
 from bagpipe.config.pipeline_rules import costs_text
-from bagpipe.config.sections import CheckpointConfig, Config, ModelConfig, OptimConfig, RunConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
@@ -34,7 +34,7 @@ __all__ = [
     "with_recorded",
 ]
 
-_Section = TypeVar("_Section", ModelConfig, OptimConfig, RunConfig)
+_Section = TypeVar("_Section", DataConfig, ModelConfig, OptimConfig, RunConfig)
 
 #: Keys that can differ between ranks: what a rank says and where, and secret files of a host.
 _KEYS_OF_ONE_RANK = frozenset(

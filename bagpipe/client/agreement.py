@@ -88,7 +88,10 @@ def batches_per_message(credits: int) -> int:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Values of the keys that decide the contents of a batch, by dotted key; JSON-able."""
-    data = {f"data.{name}": value for name, value in dataclasses.asdict(config.data).items()}
+    data = {
+        f"data.{name}": list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(config.data).items()
+    }
     return {
         **{key: value for key, value in data.items() if key.partition(".")[2] not in _FREE_DATA_KEYS},
         "run.seed": config.run.seed,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bagpipe.config.admission_rules import ADMISSION_PROBLEMS
 from bagpipe.config.dense_rules import DENSE_PROBLEMS
 from bagpipe.config.keys import config_keys
 from bagpipe.config.model_rules import MODEL_PROBLEMS
@@ -231,6 +232,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data.test_path", _test_path_problem),
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     *(Rule(path, problem) for path, problem in STREAM_PROBLEMS.items()),
+    *(Rule(path, problem) for path, problem in ADMISSION_PROBLEMS.items()),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.password_file", _password_problem),
     Rule("store.durability", _durability_problem),

@@ -60,6 +60,8 @@ DataFormat = Literal[
 BadRows = Literal["stop", "skip"]
 FileHashes = Literal["sampled", "full"]
 Follow = Literal["off", "marker", "age"]
+DefaultRow = Literal["trained", "zero"]
+UseCounts = Literal["exact", "sketch"]
 Policy = Literal["belady-window", "drop-unused"]
 Horizon = Literal["window", "log"]
 Durability = Literal["memory", "everysec", "always"]
@@ -93,6 +95,14 @@ class DataConfig:
         workers: parser processes; 0: the program itself parses.
         unlabelled: examples may lack labels and weights, as columns or as values; `trainer predict` sets it, training
             and evaluation need them.
+        min_uses: a row is created at its so-many-th use in the training examples, counted from the first batch on;
+            earlier uses read default_row. 1: at its first.
+        min_uses_by_table: the same of single tables, TABLE=USES.
+        default_row: what uses of rows that are not created read: a row of their table that is trained with them
+            (trained), or nothing, a zero vector (zero).
+        use_counts: counts of uses that are exact, or those of a sketch of fixed size, which can be too large.
+        sketch_cells: of use_counts sketch: cells of each of the 4 rows of a table's sketch, 16 B each. With N uses of
+            the table so far, a count is too large by more than 2.72 N / sketch_cells with a probability of 2 %.
         identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
             of sampled blocks of large ones (sampled), or of all bytes (full), which reads all data once more.
         follow: path is a folder that grows: wait for further files, in the order of their names. A file is read once a
@@ -120,6 +130,13 @@ class DataConfig:
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
     unlabelled: bool = False
+    min_uses: Annotated[int, Range("from 1 to 2**31 - 1", lambda value: 1 <= value < 2**31)] = 1
+    min_uses_by_table: tuple[str, ...] = ()  # the values are a rule
+    default_row: DefaultRow = "trained"
+    use_counts: UseCounts = "exact"
+    sketch_cells: Annotated[
+        int, Range("a power of two up to 2**28", lambda value: value in {2**n for n in range(29)})
+    ] = 1 << 20
     identity: FileHashes = "sampled"
     follow: Follow = "off"
     follow_age_s: Annotated[float, at_least(0)] = 30.0

@@ -14,5 +14,6 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
 shard: the index in shards, by table, and their results joined. links: a row's previous use, found by a shard.
 spec_check: specs that cannot be planned for. capacity: the error of a batch that does not fit. sizing: the bound of a
 cache that grows.
+admission: replaces ids of rows with too few uses before all of this; use_counts counts them.
 versions: how often each row has been updated, for checks of fetched rows.
 """

@@ -33,6 +33,7 @@ from data.replay.records import Replay, ReplayRecord, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.replay.scanned_log import ScannedLog, Watch, scan
+from data.row_admission import admitted_schema
 
 __all__ = ["replay", "settings_of"]
 
@@ -65,7 +66,7 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
     if first.data.is_stream:
         raise InputError(f"replay reads a whole log, several times: {first.data.path} is read as a stream")
     source = open_source(first.data, first.run.seed)
-    tables = LogTables.of(source.schema, first)
+    tables = LogTables.of(admitted_schema(first.data, source.schema), first)
     counter = RowCounter(tables.spec(first))
     has_row_batches = any(policy in ROW_BATCH_POLICIES for policy in sweep.policies)
     records: list[ReplayRecord] = []

@@ -1,0 +1,186 @@
+"""Admission: a row is created at its so-many-th use; earlier uses read a default row of the table, or a zero vector.
+
+    batch ──ids of each table, uses──> UseCounts ──fewer than min_uses so far──> the default row's id, or no id
+                                                 ──enough──────────────────────> the id
+
+A *use* is an occurrence of the id in a bag, in any feature of the data's table. Uses are counted in the order of the
+global batches. The batch in which a row's count reaches `min_uses` admits it, for all of its occurrences there. So the
+result is a function of the batches so far alone: not of ranks, caches or windows. What follows sees ordinary batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagpipe.errors import InputError
+from bagpipe.oracle.handles import dense_sizes
+from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.use_counts import BoundedUses, HashedUses, SketchedUses, UseCounts
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, Absent, DataSchema
+
+__all__ = ["AdmissionRules", "RowAdmission"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """Which tables admit rows by their uses, and how.
+
+    Attributes:
+        min_uses: at least 2, by name of the data's table; tables that are not named admit every row.
+        absent: what a row that is not admitted reads: default or zero.
+        sketch_cells: cells of a row of each table's sketch, a power of two; 0: counts are exact.
+    """
+
+    min_uses: Mapping[str, int]
+    absent: Absent = "default"
+    sketch_cells: int = 0
+
+    def schema(self, schema: DataSchema) -> DataSchema:
+        """The columns of the batches: the tables say what absent rows read.
+
+        Raises:
+            InputError: a table that the data does not have, or whose bags cannot leave ids out.
+        """
+        known = [table.name for table in schema.tables]
+        unknown = [name for name in self.min_uses if name not in known]
+        if unknown:
+            raise InputError(f"data.min_uses_by_table names table {unknown[0]!r}, the data has {', '.join(known)}")
+        for table in schema.tables:
+            if self.absent == "zero" and table.name in self.min_uses and table.pooling != "sum":
+                raise InputError(
+                    f"data.default_row zero leaves ids out of bags, so table {table.name!r} must be sum-pooled, got "
+                    f"{table.pooling}: use trained"
+                )
+        tables = (
+            dataclasses.replace(table, absent=self.absent) if table.name in self.min_uses else table
+            for table in schema.tables
+        )
+        return dataclasses.replace(schema, tables=tuple(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table that admits rows.
+
+    Attributes:
+        features: numbers of its features.
+        rows: ids of the data lie in ``[0, rows)``; None: any but the default row's.
+        default_id: of its default row.
+    """
+
+    name: str
+    features: tuple[int, ...]
+    min_uses: int
+    rows: int | None
+    default_id: int
+
+
+class RowAdmission:
+    """Admits the rows of batches, which come in order, from the first one on.
+
+    Args:
+        schema: columns of the batches, before `AdmissionRules.schema` or after it.
+        rules: which rows are admitted.
+    """
+
+    def __init__(self, schema: DataSchema, rules: AdmissionRules) -> None:
+        self._tables = tuple(
+            _Table(
+                name=table.name,
+                features=tuple(n for n, feature in enumerate(schema.features) if feature.table == table.name),
+                min_uses=rules.min_uses[table.name],
+                rows=table.rows,
+                default_id=UNBOUNDED_DEFAULT_ID if table.rows is None else table.rows,
+            )
+            for table in schema.tables
+            if table.name in rules.min_uses
+        )
+        self._leaves_out = rules.absent == "zero"
+        self._min_uses = np.array([table.min_uses for table in self._tables], dtype=np.int64)
+        self._uses = _counts([table.rows for table in self._tables], rules.sketch_cells)
+
+    def check(self, batch: Batch) -> Batch:
+        """The batch, unchanged and not counted.
+
+        Raises:
+            InputError: an id outside its table, or that of the default row.
+        """
+        offsets = batch.feature_offsets()
+        for table in self._tables:
+            for feature in table.features:
+                _check_ids(batch.index, table, batch.values[offsets[feature] : offsets[feature + 1]])
+        return batch
+
+    def admit(self, batch: Batch) -> Batch:
+        """Count a batch. Returns it with the ids of its admitted rows alone, and without next uses.
+
+        Raises:
+            InputError: see `check`.
+        """
+        self.check(batch)
+        if batch.next_use is not None:  # of rows that the batch may not use
+            batch = dataclasses.replace(batch, next_use=None)
+        offsets = batch.feature_offsets()
+        spans = [[slice(offsets[n], offsets[n + 1]) for n in table.features] for table in self._tables]
+        ids = [np.concatenate([batch.values[:0], *(batch.values[span] for span in own)]) for own in spans]
+        found = [np.unique(own, return_inverse=True, return_counts=True) for own in ids]
+        table_offsets = np.zeros(len(found) + 1, dtype=np.int64)
+        np.cumsum([unique.shape[0] for unique, _, _ in found], out=table_offsets[1:])
+        rows = RowList(table_offsets=table_offsets, ids=np.concatenate([unique for unique, _, _ in found]))
+        total = self._uses.add(rows, np.concatenate([uses for _, _, uses in found]).astype(np.int64, copy=False))
+        is_admitted = total >= np.repeat(self._min_uses, np.diff(table_offsets))
+        if is_admitted.all():
+            return batch
+        is_kept = np.ones(batch.values.shape[0], dtype=np.bool_)
+        values = batch.values.copy()
+        for number, (table, own) in enumerate(zip(self._tables, spans, strict=True)):
+            kept = is_admitted[table_offsets[number] : table_offsets[number + 1]].take(found[number][1].reshape(-1))
+            first = 0
+            for span in own:
+                end = first + int(span.stop - span.start)
+                is_kept[span] = kept[first:end]
+                values[span][~kept[first:end]] = table.default_id
+                first = end
+        return _without(batch, is_kept) if self._leaves_out else dataclasses.replace(batch, values=values)
+
+
+def _counts(table_rows: list[int | None], sketch_cells: int) -> UseCounts:
+    if sketch_cells:
+        return SketchedUses(len(table_rows), sketch_cells)
+    sizes = dense_sizes(table_rows)
+    return HashedUses() if sizes is None else BoundedUses(sizes)
+
+
+def _check_ids(batch_index: int, table: _Table, ids: NDArray[np.int64]) -> None:
+    if not ids.shape[0]:
+        return
+    least, largest = int(ids.min()), int(ids.max())
+    if table.rows is None:
+        if least == table.default_id:
+            raise InputError(
+                f"batch {batch_index}, table {table.name!r}: id {least} is that of the default row of data.min_uses: "
+                "expected any other"
+            )
+    elif least < 0 or largest >= table.rows:
+        outside = least if least < 0 else largest
+        raise InputError(f"batch {batch_index}, table {table.name!r}: expected ids in [0, {table.rows}), got {outside}")
+
+
+def _without(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
+    """The batch without some of its ids."""
+    kept_before = np.zeros(is_kept.shape[0] + 1, dtype=np.int64)
+    np.cumsum(is_kept, out=kept_before[1:])
+    ends = np.cumsum(batch.lengths, dtype=np.int64).reshape(batch.lengths.shape)
+    lengths = kept_before.take(ends) - kept_before.take(ends - batch.lengths)
+    return dataclasses.replace(
+        batch,
+        values=batch.values[is_kept],
+        lengths=lengths.astype(np.int32),
+        weights=None if batch.weights is None else batch.weights[is_kept],
+    )
