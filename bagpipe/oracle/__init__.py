@@ -7,7 +7,7 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
          window.NextUses ──next uses, uses by rank──> placement  │          direct.DirectPlanner: no cache
             │                                          │ owners  │
          resident_set.ResidentSet, one per rank <──────┘         │
-            │ eviction.EvictionQueue, lrfu                       v
+            │ eviction.EvictionQueue, far_queue, lrfu            v
             └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier (tests)
                                                                      └──> rank_batch.RankBatch: one rank's part
 

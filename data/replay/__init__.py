@@ -7,6 +7,6 @@ LookaheadLoader ─batches─> RowCounter: numbers rows, counts accesses ─rows
 records (with skew), trials ─> out.json, out.html
 
 cli, options: the program and its Sweep. scanned_log, log_tables: the log, its rows and tables. sweep: every setting;
-passes: one of them, in any process.
+passes: one of them, in any process. next_use_file: the next use of each row of the log, for belady-log.
 plan_counts: counts from plans. recommendation: the setting to use.
 """
