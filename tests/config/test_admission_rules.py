@@ -8,7 +8,7 @@ import pytest
 
 from bagpipe.config.cacher_section import CacherConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, OptimConfig, StoreConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, OptimConfig, OracleConfig, StoreConfig
 from bagpipe.errors import InputError
 
 MANY = {"min_uses": 3}
@@ -55,6 +55,11 @@ def test_consistent_keys_pass() -> None:
             MANY,
             {"cacher": CacherConfig(shards=("2",))},
             "data.min_uses is not possible with cacher.shards: one process counts the uses of rows",
+        ),
+        (
+            MANY,
+            {"oracle": OracleConfig(horizon="log")},
+            "data.min_uses is not possible with oracle.horizon log: next uses are those of all rows, created or not",
         ),
         (
             {"default_row": "zero"},
