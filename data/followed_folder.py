@@ -22,23 +22,19 @@ from bagpipe.client.agreement import first_difference
 from bagpipe.config.ranges import seconds_of
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DataSchema
 from data.columns import Columns
 from data.folder_listing import DONE, Entry, FollowRule, Listing, arrived, listed, order_key
 from data.source import Block, Segment, Source
-from data.stream import Arrived, Stream
+from data.stream import Arrived, ConfiguredStream
 
 __all__ = ["FolderArrivals", "FollowedFolder", "entries_of"]
 
 #: Opens the source of one file.
 Opener = Callable[[DataConfig, int], Source]
 
-#: Most seconds between two looks at a folder.
-_POLL_S = 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedFolder(Stream):
+class FollowedFolder(ConfiguredStream):
     """A folder that grows.
 
     Attributes:
@@ -47,7 +43,7 @@ class FollowedFolder(Stream):
         seed: see `Opener`.
         opener: of the format.
         rule: of complete files.
-        first: the source of the first file, whose columns all files have.
+        parser: the source of the first file, whose columns all files have.
     """
 
     name: str
@@ -55,7 +51,7 @@ class FollowedFolder(Stream):
     seed: int
     opener: Opener
     rule: FollowRule
-    first: Source
+    parser: Source
 
     @classmethod
     def at(cls, config: DataConfig, seed: int, opener: Opener, suffixes: tuple[str, ...] = ()) -> FollowedFolder:
@@ -81,44 +77,11 @@ class FollowedFolder(Stream):
             wanted = f"with a marker {DONE}NAME" if rule.by_marker else f"unchanged for {rule.age_s:g} s"
             raise InputError(f"{config.path}: expected at least one complete file to begin with, {wanted}, got none")
         first = _source_of(opener, config, seed, os.path.join(config.path, found.files[0]))
-        return cls(name=config.path, config=config, seed=seed, opener=opener, rule=rule, first=first)
-
-    @property
-    def poll_s(self) -> float:
-        return min(_POLL_S, self.config.stream_wait_s)
-
-    @property
-    def idle_s(self) -> float:
-        return self.config.stream_idle_s
-
-    @property
-    def bad_rows(self) -> str:
-        return self.first.bad_rows
-
-    @property
-    def rules(self) -> Any:
-        """Of the columns, in formats with strings; None: there are none."""
-        return getattr(self.first, "rules", None)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return () if self.rules is None else tuple(self.rules.dictionaries)
-
-    @property
-    def schema(self) -> DataSchema:
-        return self.first.schema
-
-    @property
-    def in_processes(self) -> bool:
-        return self.first.in_processes
-
-    @property
-    def multi_hot(self) -> frozenset[str]:
-        return self.first.multi_hot
+        return cls(name=config.path, config=config, seed=seed, opener=opener, rule=rule, parser=first)
 
     @property
     def layout(self) -> str:
-        return f"folder/{self.first.layout}"
+        return f"folder/{self.parser.layout}"
 
     def arrivals(self, place: Mapping[str, Any] | None) -> FolderArrivals:
         return FolderArrivals(self, place)
@@ -148,7 +111,7 @@ class FollowedFolder(Stream):
         """
         path = os.path.join(self.name, name)
         found = self._source_at(path)
-        ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (self.first, found))
+        ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (self.parser, found))
         change = first_difference(ours, theirs)
         if change is not None:
             raise InputError(

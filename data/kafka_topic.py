@@ -12,40 +12,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bagpipe.config.ranges import seconds_of
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DataSchema
 from data.columns import Columns
 from data.kafka_client import Client, client_settings
 from data.source import Block, Segment, Source
-from data.stream import Stream
+from data.stream import ConfiguredStream
 from data.topic_arrivals import TopicArrivals
 
 __all__ = ["KafkaTopic", "parse_url"]
 
-_POLL_S = 0.5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaTopic(Stream):
+class KafkaTopic(ConfiguredStream):
     """A topic.
 
     Attributes:
         name: ``kafka://HOST:PORT/TOPIC``.
         config: of the data.
-        lines: parses the messages.
+        parser: parses the messages.
         settings: of the client, by librdkafka's names. They can hold passwords.
         num_partitions: of the topic.
     """
 
     name: str
     config: DataConfig
-    lines: Source
+    parser: Source
     settings: tuple[tuple[str, str], ...] = field(repr=False)
     num_partitions: int
+    longest_poll_s: ClassVar[float] = 0.5
 
     @classmethod
     def at(cls, config: DataConfig, lines: Source) -> KafkaTopic:
@@ -62,44 +60,11 @@ class KafkaTopic(Stream):
         settings = client_settings(brokers, config.kafka_config)
         with Client(config.path, topic, settings) as client:
             num_partitions = client.num_partitions()
-        return cls(name=config.path, config=config, lines=lines, settings=settings, num_partitions=num_partitions)
-
-    @property
-    def poll_s(self) -> float:
-        return min(_POLL_S, self.config.stream_wait_s)
-
-    @property
-    def idle_s(self) -> float:
-        return self.config.stream_idle_s
-
-    @property
-    def bad_rows(self) -> str:
-        return self.lines.bad_rows
-
-    @property
-    def rules(self) -> Any:
-        """Of the columns, in formats with strings; None: there are none."""
-        return getattr(self.lines, "rules", None)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return () if self.rules is None else tuple(self.rules.dictionaries)
-
-    @property
-    def schema(self) -> DataSchema:
-        return self.lines.schema
-
-    @property
-    def in_processes(self) -> bool:
-        return self.lines.in_processes
-
-    @property
-    def multi_hot(self) -> frozenset[str]:
-        return self.lines.multi_hot
+        return cls(name=config.path, config=config, parser=lines, settings=settings, num_partitions=num_partitions)
 
     @property
     def layout(self) -> str:
-        return f"kafka/{self.num_partitions}/{self.config.kafka_run}/{self.lines.layout}"
+        return f"kafka/{self.num_partitions}/{self.config.kafka_run}/{self.parser.layout}"
 
     def arrivals(self, place: Mapping[str, Any] | None) -> TopicArrivals:
         until = seconds_of(self.config.until) if self.config.until else None
@@ -115,7 +80,7 @@ class KafkaTopic(Stream):
 
     def read(self, block: Block) -> Columns:
         try:
-            return self.lines.read(replace(block, file="", line=1))
+            return self.parser.read(replace(block, file="", line=1))
         except InputError as error:  # `:LINE: reason`, the line counted in the block
             found = re.match(r":(\d+): ", str(error))
             if found is None:

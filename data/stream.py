@@ -14,13 +14,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from bagpipe.config.sections import DataConfig
 from bagpipe.types.schema import DataSchema
 from data.columns import Columns
-from data.source import Block, Segment
+from data.source import Block, Segment, Source
 
-__all__ = ["Arrivals", "Arrived", "Feed", "Stream"]
+__all__ = ["Arrivals", "Arrived", "ConfiguredStream", "Feed", "Stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,55 @@ class Stream(ABC):
 
     @abstractmethod
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int: ...
+
+
+class ConfiguredStream(Stream):
+    """A stream of a configuration, with the columns of a source that parses its segments.
+
+    Attributes:
+        config: the `data` section.
+        parser: has the columns of all segments.
+        longest_poll_s: most seconds between two looks for more.
+    """
+
+    __slots__ = ()
+
+    config: DataConfig
+    parser: Source
+    longest_poll_s: ClassVar[float] = 1.0
+
+    @property
+    def poll_s(self) -> float:
+        return min(self.longest_poll_s, self.config.stream_wait_s)
+
+    @property
+    def idle_s(self) -> float:
+        return self.config.stream_idle_s
+
+    @property
+    def bad_rows(self) -> str:
+        return self.parser.bad_rows
+
+    @property
+    def rules(self) -> Any:
+        """Of the columns, in formats with strings; None: there are none."""
+        return getattr(self.parser, "rules", None)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return () if self.rules is None else tuple(self.rules.dictionaries)
+
+    @property
+    def schema(self) -> DataSchema:
+        return self.parser.schema
+
+    @property
+    def in_processes(self) -> bool:
+        return self.parser.in_processes
+
+    @property
+    def multi_hot(self) -> frozenset[str]:
+        return self.parser.multi_hot
 
 
 class Feed:

@@ -240,7 +240,7 @@ def test_a_file_of_other_columns_is_refused(tmp_path: Path) -> None:
     put(folder, "a", criteo_lines(3))
     source = open_source(config(folder))
     assert isinstance(source, FollowedFolder)
-    other = dataclasses.replace(source, first=_with_fewer_features(source.first))
+    other = dataclasses.replace(source, parser=_with_fewer_features(source.parser))
     with pytest.raises(InputError, match="a: expected the columns of the first file, where features"):
         other.source_of("a")
 
