@@ -37,6 +37,8 @@ ARGUMENTS: Mapping[str, str] = {
     "checkpoint.start_without": "start_without",
     "checkpoint.take_over": "take_over",
     "data.batch_size": "the size of the batches",
+    "data.default_row": "the default row",
+    "data.min_uses": "the least uses of a row",
     "dense.shard": "the division of the dense part",
     "dense.wrap": "the units of that division",
     "optim.dense": "the dense optimizer",

@@ -46,11 +46,11 @@ def test_arrays_are_views_at_aligned_places() -> None:
 def test_the_format_matches_the_records() -> None:
     """The format lists every field of every record, in order, with the dtype of its annotation.
 
-    Batches that are sent have neither `rank_examples` nor `parts`: a planner's input has them.
+    Batches that are sent have no `next_use`, `rank_examples` and `parts`: a planner's input has them.
     """
     for record, fields in codec._RECORDS.items():
         names = [field.name for field in dataclasses.fields(record)]
-        assert list(fields) == [name for name in names if name not in ("rank_examples", "parts")]
+        assert list(fields) == [name for name in names if name not in ("next_use", "rank_examples", "parts")]
         hints = typing.get_type_hints(record)
         for name, expected in fields.items():
             hint = hints[name]
