@@ -62,4 +62,4 @@ def admission_stage(config: DataConfig, schema: DataSchema, phase: Literal["trai
     if rules is None:
         return None
     admission = RowAdmission(schema, rules)
-    return admission.admit if phase == "train" and not config.unlabelled else admission.check
+    return admission.admit if phase == "train" and not config.scored else admission.check

@@ -43,7 +43,7 @@ from trainer.open_job import TrainerJob, open_trainer_job
 from trainer.orders import write_orders
 from trainer.result import Result
 from trainer.scoring import test_metrics
-from trainer.settings import check_labelled, common_settings, config_of_rank, path_of_rank
+from trainer.settings import check_trained, common_settings, config_of_rank, path_of_rank
 from trainer.shards import check_shards
 from trainer.stages import check_dynamic, check_ranks, has_losses
 from trainer.totals import RankTotals, combine, totals_of
@@ -243,7 +243,7 @@ def _write(result: Result, path: str, config: Config) -> JobError | None:
 
 def _check(config: Config, membership: Membership | None, result_path: str) -> None:
     """Check the configuration before any resource is opened."""
-    check_labelled(config)
+    check_trained(config)
     rank = membership.rank if membership is not None else 0
     check_ranks(config.pipeline, membership.world_size if membership is not None else 1)
     check_dynamic(config, membership.world_size if membership is not None else 1)

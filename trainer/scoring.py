@@ -172,7 +172,9 @@ def _score(
     if config.data.is_topic and phase == "train":
         raise InputError(f"data.path {config.data.path}: a topic is for training: expected the files of the examples")
     checkpoint = _choose(config)
-    data = dataclasses.replace(config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0)
+    data = dataclasses.replace(
+        config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0, scored=True
+    )
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:
         cacher_url = open_cacher(config, stack)

@@ -26,6 +26,7 @@ from trainer.orders import replay_hash
 __all__ = [
     "changeable_settings",
     "check_labelled",
+    "check_trained",
     "common_settings",
     "config_of_rank",
     "default_settings",
@@ -108,6 +109,13 @@ def config_of_rank(config: Config, membership: Membership | None) -> Config:
         device = f"cuda:{membership.local_rank}"
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device))
     return config
+
+
+def check_trained(config: Config) -> None:
+    """Raise InputError if the examples are those of a job that only scores."""
+    if config.data.scored:
+        raise InputError("data.scored true is for eval and predict: training creates rows")
+    check_labelled(config)
 
 
 def check_labelled(config: Config) -> None:

@@ -95,6 +95,7 @@ class DataConfig:
         workers: parser processes; 0: the program itself parses.
         unlabelled: examples may lack labels and weights, as columns or as values; `trainer predict` sets it, training
             and evaluation need them.
+        scored: the examples are scored only, and create no row; `trainer eval` and `trainer predict` set it.
         min_uses: a row is created at its so-many-th use in the training examples, counted from the first batch on;
             earlier uses read default_row. 1: at its first.
         min_uses_by_table: the same of single tables, TABLE=USES.
@@ -130,6 +131,7 @@ class DataConfig:
     bad_rows: BadRows = "stop"
     workers: Annotated[int, at_least(0)] = 1
     unlabelled: bool = False
+    scored: bool = False
     min_uses: Annotated[int, Range("from 1 to 2**31 - 1", lambda value: 1 <= value < 2**31)] = 1
     min_uses_by_table: tuple[str, ...] = ()  # the values are a rule
     default_row: DefaultRow = "trained"

@@ -39,7 +39,7 @@ def read(data: DataConfig, phase: Any = "train", state: Any = None) -> list[Batc
 def test_only_training_batches_are_changed(clicks: DataConfig) -> None:
     data = with_uses(clicks)
     assert any((batch.values == UNBOUNDED_DEFAULT_ID).any() for batch in read(data))
-    for phase, config in (("eval", data), ("train", with_uses(clicks, unlabelled=True)), ("train", clicks)):
+    for phase, config in (("eval", data), ("train", with_uses(clicks, scored=True)), ("train", clicks)):
         plain = read(DataConfig(**{**vars(config), "min_uses": 1}), phase)
         for batch, expected in zip(read(config, phase), plain, strict=True):
             np.testing.assert_array_equal(batch.values, expected.values)

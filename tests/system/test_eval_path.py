@@ -77,6 +77,24 @@ def area_by_group(users: list[bytes], labels: list[float], scores: list[float]) 
     return float(np.average(areas, weights=sizes))
 
 
+def test_ids_that_are_rare_in_scored_examples_keep_their_rows(tmp_path: Path) -> None:
+    """With a threshold of uses: the job, and eval with any size of batches, score the examples alike."""
+    lines = grouped_lines(200)
+    for name, part in {"train": lines[:150], "test": lines[150:]}.items():
+        (tmp_path / name).write_bytes(b"".join(part))
+    folder = ["--checkpoint.dir", str(tmp_path / "checkpoints")]
+    data = ["--data.path", str(tmp_path / "train"), "--data.eval_fraction", "0", "--data.min_uses", "3"]
+    found = train(tmp_path, *data, *folder, "--data.test_path", str(tmp_path / "test"))
+    for size in ("5", "50"):
+        again = tmp_path / f"{size}.json"
+        test = ["--data.path", str(tmp_path / "test"), "--data.eval_fraction", "0", "--data.batch_size", size]
+        done = run_forked(["eval", *SMALL, *folder, *test, "--result", str(again)], tmp_path)
+        assert done.code == 0, done.err
+        scored = json.loads(again.read_text())
+        expected = {name: value for name, value in found["test"].items() if name not in ("tasks", "metrics_left_out")}
+        assert {name: scored[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_best_model_is_scored_once_on_the_test_file(tmp_path: Path) -> None:
     """As the command eval scores it, and by the scores that predict writes."""
     lines = grouped_lines(200)

@@ -237,6 +237,7 @@ LEFT: Mapping[str, str] = {
     "cacher.timeout_s": "a deadline",
     "store.timeout_s": "a deadline",
     "data.unlabelled": "refused in training",
+    "data.scored": "refused in training",
     "data.min_uses": "refuses store.existing rows-only, which single starts have",
     "data.min_uses_by_table": "names tables of one data set",
     "data.default_row": "needs data.min_uses",
