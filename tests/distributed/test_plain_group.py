@@ -22,6 +22,9 @@ pytestmark = pytest.mark.multiproc
 
 LR = 0.3
 STEPS = 4
+#: Kept to the end of the rank's process, which frees nothing: freeing a DistributedDataParallel model drops its process
+#: group with the interpreter's lock held, and waits for gloo's threads, which may need the lock to drop a tensor.
+_KEPT: list[DistributedDataParallel] = []
 
 
 def train(membership: Membership, factors: FactorSource) -> list[list[float]]:
@@ -34,6 +37,7 @@ def train(membership: Membership, factors: FactorSource) -> list[list[float]]:
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
         optimizer = KfacOptimizer(model, sgd, settings=settings, group=PlainGroup())
         parallel = DistributedDataParallel(model)
+        _KEPT.append(parallel)
         for step in range(STEPS):
             inputs, labels = (each[membership.rank :: 2] for each in batch_of(step))
             backward(binary_cross_entropy_with_logits(parallel(inputs).squeeze(1), labels))
