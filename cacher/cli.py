@@ -116,6 +116,10 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
     )
     start_logging(options["log-level"], options["log-to"])
     configure_process()
+    if options["plan-only"] and config.cacher.shards:
+        raise InputError(
+            f"--plan-only opens no data, so cacher.shards must be empty, got {' '.join(config.cacher.shards)}"
+        )
     data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
     with ExitStack() as opened:
         if data is not None and config.cacher.shards:

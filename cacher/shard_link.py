@@ -285,6 +285,8 @@ class ShardLink:
                 raise JobError(f"{self._shard.name} was lost at batch {self._next} and is not back: {reason}")
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped, delay_s)
+            if self._is_over():
+                return
             delay_s = min(2 * delay_s, _LAST_DELAY_S)
             self._revive()
 

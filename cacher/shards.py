@@ -74,6 +74,7 @@ class _LocalShard:
         self._opened = opened
         self._lock = threading.Lock()
         self._process: EmbeddedCacher | None = None
+        self._is_stopped = False
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class _LocalShard:
 
     def revive(self) -> None:
         with self._lock:
-            if self._process is not None and not self._process.has_ended:
+            if self._is_stopped or (self._process is not None and not self._process.has_ended):
                 return
             if self._process is not None:
                 self._process.__exit__()
@@ -95,6 +96,7 @@ class _LocalShard:
 
     def stop(self) -> None:
         with self._lock:
+            self._is_stopped = True
             if self._process is not None:
                 self._process.__exit__()
 

@@ -94,7 +94,7 @@ def decode_index(frame: bytes) -> ShardPart:
             _INT64,
             _INT64,
             *[_INT32] * (5 * ranks if ranks else 3),
-            *[_INT32] * (2 * has_links),
+            *[_INT32] * (2 * has_links + has_next_use),
         ]
         if shape is not None:
             dtypes.append(_BYTE if header["narrow"] else _INT32)
@@ -120,6 +120,8 @@ def decode_index(frame: bytes) -> ShardPart:
             links=links,
             next_use=next_use,
         )
+    except CodecError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"malformed index: {error}") from None
     _check(indexed)

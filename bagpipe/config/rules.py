@@ -65,6 +65,18 @@ def _shuffle_buffer_problem(config: Config) -> str | None:
     return f"{config.data.shuffle_buffer} needs data.shuffle true, got false"
 
 
+def _horizon_problem(config: Config) -> str | None:
+    if config.oracle.horizon == "window" or config.oracle.policy != "drop-unused":
+        return None
+    return "log orders rows that the window does not use, and oracle.policy drop-unused keeps none of them"
+
+
+def _shard_tables_problem(config: Config) -> str | None:
+    if not config.cacher.shard_tables or config.cacher.shards:
+        return None
+    return f"{','.join(config.cacher.shard_tables)} needs cacher.shards, whose tables it names, got none"
+
+
 def _row_dtype_problem(config: Config) -> str | None:
     rows, run = config.cache.dtype, config.run.dtype
     if rows == "run" or ROW_TYPES[rows].compute == run:
@@ -233,6 +245,8 @@ RULES: tuple[Rule, ...] = (
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     *(Rule(path, problem) for path, problem in STREAM_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in ADMISSION_PROBLEMS.items()),
+    Rule("oracle.horizon", _horizon_problem),
+    Rule("cacher.shard_tables", _shard_tables_problem),
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.password_file", _password_problem),
     Rule("store.durability", _durability_problem),

@@ -98,9 +98,6 @@ class LinkedHandles:
         self._ring = np.empty(1 << 12, dtype=np.int64)  # handles of the latest batches' rows
         self._counts: deque[int] = deque(maxlen=lookahead)  # rows of each of these batches
         self._tail = 0  # rows put in so far
-        self._first: int | None = (
-            None  # the first batch whose handles were asked for: a planner can begin in the middle
-        )
         # Where the rows of each table of a batch begin, by batch number modulo the window.
         self._starts = np.zeros((lookahead, num_tables), dtype=np.int64)
 

@@ -36,6 +36,9 @@ def test_a_part_survives(world_size: int, most: int) -> None:
     part = part_of(world_size, most)
     found = decode_index(encode_index(part, with_examples=True))
     assert repr(found) == repr(part)
+    told = dataclasses.replace(part.indexed, next_use=np.arange(len(part.indexed.unique), dtype=np.int32))
+    told_part = dataclasses.replace(part, indexed=told)
+    assert repr(decode_index(encode_index(told_part, with_examples=True))) == repr(told_part)
     assert part.indexed.links is not None
     assert part.indexed.links.back.tolist() == [1, 1, 1, 1]
     bare = decode_index(encode_index(ShardPart(indexed=part.indexed), with_examples=False))

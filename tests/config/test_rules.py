@@ -327,3 +327,14 @@ def test_errors_show_the_value_as_given():
 )
 def test_values_at_the_edge_pass(path, value):
     check_config(with_value(path, value))
+
+
+def test_a_horizon_needs_a_policy_that_keeps_idle_rows():
+    oracle = dataclasses.replace(Config().oracle, horizon="log", policy="drop-unused")
+    with pytest.raises(InputError, match=r"oracle\.horizon log orders rows .* drop-unused keeps none"):
+        check_config(dataclasses.replace(Config(), oracle=oracle))
+
+
+def test_tables_of_shards_need_shards():
+    with pytest.raises(InputError, match=r"cacher\.shard_tables C1,C2 needs cacher\.shards"):
+        check_config(with_value("cacher.shard_tables", ("C1", "C2")))

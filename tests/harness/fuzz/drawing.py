@@ -325,6 +325,8 @@ def _twin(
         settings["eval.every"] = "0"
     if job["optim.rows_weight_decay"] != "0" and settings["store.existing"] == "rows-only":
         settings["store.existing"] = "reset"  # decaying rows of another job are refused
+    if settings["oracle.policy"] == "drop-unused":
+        settings["oracle.horizon"] = "window"  # no idle row is kept, whose next use would be far
     if settings["eval.every"] == "0":
         settings["eval.unit"] = "step"
     settings |= _division(settings, job, world_size)
