@@ -56,7 +56,19 @@ _NOT_FOUND = (None, 404, 410)
 _Result = TypeVar("_Result")
 
 #: What stores name a version of an object's content, best first.
-_TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+_TAGS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "Content-MD5",
+    "Digest",
+    "generation",
+    "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "mtime",
+    "created",
+)
 
 _lock = threading.Lock()
 _objects: dict[str, RemoteObject] = {}
@@ -176,7 +188,7 @@ class RemoteObject:
         version: the one to read; None: the present one.
 
     Raises:
-        InputError: no access; or the object has another version.
+        InputError: no access; the object has another version; or the server does not tell its version.
         OSError: it does not exist, or the store does not answer.
     """
 
@@ -232,7 +244,10 @@ class RemoteObject:
             raise IsADirectoryError(f"{self.url} is a folder")
         if found.get("size") is None:
             raise InputError(f"{self.url}: the server does not tell the size of the file: copy the file")
-        return _version_of(found)
+        version = _version_of(found)
+        if not version.tag:
+            raise InputError(f"{self.url}: the server does not tell the version of the file: copy the file")
+        return version
 
     def _check(self, expected: FileVersion, found: FileVersion) -> None:
         if expected != found:

@@ -3,6 +3,10 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -33,6 +37,32 @@ def memory(name: str, content: bytes) -> str:
     fsspec.filesystem("memory").pipe_file(f"/{name}", content)
     remote.forget("memory://")
     return f"memory://{name}"
+
+
+@contextmanager
+def http_server(status: int, headers: dict[str, str]) -> Iterator[str]:
+    """The URL of three bytes on a server that gives these headers, which a test may change."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(status)
+            for name, value in {"Content-Length": "3", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(b"abc")
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/a.bin"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_faults_cost_time_alone(url: str, proxy: Proxy, quick: None) -> None:
@@ -83,6 +113,23 @@ def test_a_changed_object_of_a_store_without_conditions_is_refused() -> None:
     memory("changing", b"later!")
     with pytest.raises(InputError, match="changed while it was read: it had 6 bytes, etag"):
         source.read_range(0, 3)
+
+
+@pytest.mark.parametrize("name", ["ETag", "Content-MD5", "Digest", "Last-Modified"])
+def test_a_changed_object_of_a_web_server_is_refused(name: str) -> None:
+    headers = {name: "one"}
+    with http_server(200, headers) as url:
+        source = RemoteObject(url)
+        assert source.read_range(0, 3) == b"abc"
+        headers[name] = "two"
+        with pytest.raises(InputError, match="it had 3 bytes, etag one, and has 3 bytes, etag two"):
+            source.read_range(0, 3)
+
+
+def test_a_server_that_tells_no_version_is_refused() -> None:
+    with http_server(200, {}) as url, pytest.raises(InputError) as refused:
+        RemoteObject(url)
+    assert str(refused.value) == f"{url}: the server does not tell the version of the file: copy the file"
 
 
 def test_no_object_no_package_no_scheme(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
