@@ -50,8 +50,8 @@ _NO_ACCESS = frozenset(
     }
 )
 
-#: Statuses of a file that is not there. None: the store is no HTTP server.
-_NOT_FOUND = (None, 404, 410)
+#: Statuses of a file that is not there.
+_NOT_FOUND = (404, 410)
 
 _Result = TypeVar("_Result")
 
@@ -116,15 +116,30 @@ def retried(url: str, call: Callable[[], _Result]) -> _Result:
         except InputError:
             raise
         except Exception as error:
-            if isinstance(error, FileNotFoundError) and _status(error) in _NOT_FOUND:
+            if isinstance(error, FileNotFoundError) and _is_missing(url, error):
                 raise
             if _lacks_access(error):
                 raise _explained(url, error) from None
             if attempt == ATTEMPTS:
-                raise OSError(f"{_one_line(error)} ({ATTEMPTS} attempts)") from None
+                raise OSError(f"{_one_line(_root(error))} ({ATTEMPTS} attempts)") from None
         threading.Event().wait(pause_s)
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
     raise AssertionError("unreachable")
+
+
+def _is_missing(url: str, error: FileNotFoundError) -> bool:
+    """Whether the file is not there. Of web servers fsspec calls all that fails a missing file."""
+    status = _status(error)
+    if status is None and url.startswith(("http://", "https://")):
+        return isinstance(_root(error), FileNotFoundError)  # what it makes of status 404, at times
+    return status is None or status in _NOT_FOUND
+
+
+def _root(error: BaseException) -> BaseException:
+    """What a client met that it calls a missing file; other errors as they are."""
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _lacks_access(error: BaseException) -> bool:

@@ -15,7 +15,8 @@ import pytest
 from bagpipe.errors import InputError
 from bagpipe.files import remote
 from bagpipe.files.access import file_version, open_file
-from bagpipe.files.remote import RemoteObject, object_at, retried
+from bagpipe.files.remote import RemoteObject, kind_of, object_at, retried
+from bagpipe.files.transfer import get_bytes
 from tests.files.s3_server import Proxy
 
 CONTENT = random.Random(0).randbytes(1_500_000)
@@ -130,6 +131,44 @@ def test_a_server_that_tells_no_version_is_refused() -> None:
     with http_server(200, {}) as url, pytest.raises(InputError) as refused:
         RemoteObject(url)
     assert str(refused.value) == f"{url}: the server does not tell the version of the file: copy the file"
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_web_server_without_the_file_is_asked_once(status: int, quick: None) -> None:
+    with http_server(status, {}) as url:
+        with pytest.raises(FileNotFoundError):
+            RemoteObject(url)
+        assert kind_of(url) == ""
+
+
+def test_a_web_server_without_the_file_in_a_read(quick: None) -> None:
+    with http_server(404, {}) as url, pytest.raises(FileNotFoundError):
+        get_bytes(url)
+
+
+def test_an_unreachable_web_server_is_not_a_missing_file(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 3)
+    with http_server(200, {}) as url:
+        pass
+    with pytest.raises(OSError, match=r"Cannot connect to host .* \(3 attempts\)") as caught:
+        kind_of(url)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_web_server_that_starts_late_costs_time_alone(quick: None) -> None:
+    with http_server(200, {"ETag": "one"}) as url:
+        calls = []
+
+        def late() -> str:
+            calls.append(1)
+            if len(calls) < 3:
+                try:
+                    raise ConnectionRefusedError("not yet")
+                except OSError as error:
+                    raise FileNotFoundError(url) from error
+            return RemoteObject(url).version.tag
+
+        assert retried(url, late) == "one"
 
 
 def test_no_object_no_package_no_scheme(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
