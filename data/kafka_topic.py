@@ -104,5 +104,6 @@ def parse_url(url: str) -> tuple[str, str]:
     """
     found = re.fullmatch(r"kafka://([^/@\s]+)/([A-Za-z0-9._-]{1,249})", url)
     if found is None or not all(re.fullmatch(r".+:\d{1,5}", broker) for broker in found[1].split(",")):
-        raise InputError(f"data.path must be kafka://HOST:PORT[,HOST:PORT]/TOPIC, got {url}")
+        shown = f"kafka://{url.rpartition('@')[2]}" if "@" in url else url  # a password can stand before it
+        raise InputError(f"data.path must be kafka://HOST:PORT[,HOST:PORT]/TOPIC, got {shown}")
     return found[1], found[2]

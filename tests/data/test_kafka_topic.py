@@ -183,6 +183,13 @@ def test_addresses(url: str) -> None:
     assert parse_url("kafka://a:1,b:2/clicks.v1") == ("a:1,b:2", "clicks.v1")
 
 
+@pytest.mark.parametrize("user", ["user:SECRET", "SECRET", "user:SEC@RET/SECRET"])
+def test_a_password_in_an_address_is_not_shown(user: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_url(f"kafka://{user}@host:9092/clicks")
+    assert str(refused.value) == ("data.path must be kafka://HOST:PORT[,HOST:PORT]/TOPIC, got kafka://host:9092/clicks")
+
+
 def test_without_the_client_one_line_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['confluent_kafka'] = None\n"
