@@ -73,8 +73,11 @@ class CheckpointMirror:
             InputError: it does; or no access.
             OSError: the store does not answer.
         """
-        for position in self.positions()[:1]:
-            manifest = self._manifest(position)
+        for position in self.positions():
+            try:
+                manifest = self._manifest(position)
+            except BrokenCheckpoint:
+                continue
             if manifest.lineage != lineage:
                 raise InputError(
                     f"checkpoint.mirror {self.url} holds checkpoints of another job: name another mirror, or resume "
@@ -85,6 +88,7 @@ class CheckpointMirror:
                     f"checkpoint.mirror {self.url} holds a checkpoint of start {position[0]} (step {position[1]}), "
                     f"checkpoint.dir had {last_generation} starts: resume it in an empty checkpoint.dir"
                 )
+            return
 
     def upload(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint, unless it is there; afterwards it exists in the mirror.
@@ -92,10 +96,12 @@ class CheckpointMirror:
         Raises:
             InputError, OSError: it does not.
         """
-        if self._mirrored is None and checkpoint.position in self.positions():
-            self._mirrored = checkpoint.manifest
-            return
         target = self._step_url(checkpoint.position)
+        if self._mirrored is None and checkpoint.position in self.positions():
+            if self._has(checkpoint.manifest):
+                self._mirrored = checkpoint.manifest
+                return
+            remove(join(target, _MANIFEST))
         before = self._mirrored
         known = {} if before is None else {entry.name: entry for entry in before.files}
         for entry in checkpoint.manifest.files:
@@ -104,6 +110,13 @@ class CheckpointMirror:
                 put_file(checkpoint.folder / entry.name, url)
         put_bytes(encode(checkpoint.manifest), join(target, _MANIFEST))
         self._mirrored = checkpoint.manifest
+
+    def _has(self, manifest: Manifest) -> bool:
+        """Whether the mirrored manifest of this position is this one."""
+        try:
+            return self._manifest((manifest.generation, manifest.step)) == manifest
+        except BrokenCheckpoint:
+            return False
 
     def _copied(self, before: Manifest, entry: FileEntry, url: str) -> bool:
         """Whether the file could be copied from the checkpoint before, which somebody may have removed."""

@@ -8,10 +8,11 @@ import fsspec
 import pytest
 
 from bagpipe.checkpoint.best import Best, write_best
+from bagpipe.checkpoint.codec import encode
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.mirror import CheckpointMirror, MirrorThread
 from bagpipe.errors import InputError, JobError
-from bagpipe.files.transfer import files_below, put_bytes, remove
+from bagpipe.files.transfer import files_below, get_bytes, put_bytes, remove
 from tests.checkpoint.samples import LINEAGE, content, files_of, rows_of, three_checkpoints
 
 URL = "memory://mirrors/a"
@@ -132,6 +133,34 @@ def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
         mirror.check_lineage("f" * 32, 1)
     with pytest.raises(InputError, match=r"holds a checkpoint of start 1 \(step 10\), checkpoint.dir had 0 starts"):
         mirror.check_lineage(LINEAGE, 0)
+
+
+def test_a_damaged_manifest_does_not_hide_whose_checkpoints_these_are(tmp_path: Path) -> None:
+    _, checkpoints, _ = three_checkpoints(tmp_path)
+    mirror = CheckpointMirror(URL)
+    for checkpoint in checkpoints:
+        mirror.upload(checkpoint)
+    put_bytes(b"damaged", f"{URL}/generation-000001/step-00000030/manifest.json")
+    mirror.check_lineage(LINEAGE, 1)
+    with pytest.raises(InputError, match="holds checkpoints of another job"):
+        mirror.check_lineage("f" * 32, 1)
+
+
+def test_a_checkpoint_with_another_manifest_is_uploaded_anew(tmp_path: Path) -> None:
+    _, checkpoints, models = three_checkpoints(tmp_path / "here")
+    newest = checkpoints[-1]
+    manifest = f"{URL}/generation-000001/step-00000030/manifest.json"
+    other = dataclasses.replace(newest.manifest, lineage="f" * 32)
+    for content_there in (b"damaged", encode(other)):
+        put_bytes(content_there, manifest)
+        CheckpointMirror(URL).upload(newest)
+        assert get_bytes(manifest) == encode(newest.manifest)
+    folder = CheckpointFolder(tmp_path / "there")
+    CheckpointMirror(URL).restore(folder, "auto", lambda line: None)
+    assert content(rows_of(folder.at(30, no_warnings))) == models[-1]
+    remove(f"{URL}/generation-000001/step-00000030/{newest.manifest.files[0].name}")
+    CheckpointMirror(URL).upload(newest)  # it is there: nothing is uploaded
+    assert newest.manifest.files[0].name not in files_below(f"{URL}/generation-000001/step-00000030")
 
 
 def test_a_thread_uploads_what_is_offered(tmp_path: Path) -> None:
