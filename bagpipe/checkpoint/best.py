@@ -14,9 +14,10 @@ from bagpipe.checkpoint.files import open_plain, write_whole
 from bagpipe.errors import InputError
 from bagpipe.util.documents import parse_json
 
-__all__ = ["Best", "read_best", "write_best"]
+__all__ = ["BEST_NAME", "Best", "decode_best", "encode_best", "read_best", "write_best"]
 
-_NAME = "best.json"
+#: Name of the file.
+BEST_NAME = "best.json"
 _MAX_BYTES = 64 << 10
 
 
@@ -48,14 +49,27 @@ def read_best(folder: Path) -> Best | None:
         InputError: the file cannot be read.
     """
     try:
-        with open_plain(folder / _NAME) as file:
-            text = file.read(_MAX_BYTES).decode(errors="replace")
+        with open_plain(folder / BEST_NAME) as file:
+            content = file.read(_MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"checkpoint.dir: {folder / _NAME} cannot be read: {error.strerror}") from None
+        raise InputError(f"checkpoint.dir: {folder / BEST_NAME} cannot be read: {error.strerror}") from None
+    return decode_best(content, f"checkpoint.dir: {folder / BEST_NAME}")
+
+
+def decode_best(content: bytes, name: str) -> Best:
+    """The best checkpoint that a file names.
+
+    Args:
+        content: the file's bytes.
+        name: of the file, for messages.
+
+    Raises:
+        InputError: it names none.
+    """
     try:
-        value = parse_json(text)
+        value = parse_json(content.decode(errors="replace"))
         return Best(
             generation=int(value["generation"]),
             step=int(value["step"]),
@@ -63,7 +77,12 @@ def read_best(folder: Path) -> Best | None:
             value=float(value["value"]),
         )
     except (ValueError, OverflowError, TypeError, KeyError) as error:
-        raise InputError(f"checkpoint.dir: {folder / _NAME} does not name a checkpoint: {error!r}") from None
+        raise InputError(f"{name} does not name a checkpoint: {error!r}") from None
+
+
+def encode_best(best: Best) -> bytes:
+    """The content of the file."""
+    return (json.dumps(dataclasses.asdict(best)) + "\n").encode()
 
 
 def write_best(folder: Path, best: Best) -> None:
@@ -72,4 +91,4 @@ def write_best(folder: Path, best: Best) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    write_whole(folder / _NAME, (json.dumps(dataclasses.asdict(best)) + "\n").encode())
+    write_whole(folder / BEST_NAME, encode_best(best))

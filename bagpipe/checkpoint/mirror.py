@@ -1,7 +1,7 @@
 """`CheckpointMirror`: copies of a job's checkpoints behind a URL, such as `s3://bucket/jobs/a` (`checkpoint.mirror`).
 
     Publisher ──offer──> thread: files, then manifest.json ──> <mirror>/generation-000007/step-00000400/
-                                                      └──prune: the newest `keep`, and the best
+                                                      └──prune: best.json; the newest `keep`, and the best stay
     start, nothing in checkpoint.dir ──restore──> files, compared with the manifest's checksums, then manifest.json
 
 The layout is that of the folder. A checkpoint exists in the mirror exactly while its manifest does: the manifest is
@@ -16,12 +16,12 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bagpipe.checkpoint.best import read_best
+from bagpipe.checkpoint.best import BEST_NAME, Best, decode_best, encode_best, read_best, write_best
 from bagpipe.checkpoint.codec import decode_manifest, encode
 from bagpipe.checkpoint.files import check, sync_folder, write_whole
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
@@ -50,6 +50,7 @@ class CheckpointMirror:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._mirrored: Manifest | None = None
+        self._best: Best | None = None
 
     def positions(self) -> tuple[Position, ...]:
         """(generation, step) of all mirrored checkpoints, the newest first.
@@ -127,7 +128,7 @@ class CheckpointMirror:
         return True
 
     def prune(self, keep: int, newest: Position, folder: Path) -> None:
-        """Remove all but the `keep` newest checkpoints and the best one, and what killed uploads left.
+        """Name the best checkpoint; remove all but it and the `keep` newest ones, and what killed uploads left.
 
         Args:
             keep: at least 1.
@@ -141,19 +142,49 @@ class CheckpointMirror:
         whole = sorted((position for position, names in steps.items() if _MANIFEST in names), reverse=True)
         kept = {*whole[:keep], *(position for position in steps if position >= newest)}
         best = read_best(folder)
-        if best is not None:
-            kept.add(best.position)
+        kept |= {each.position for each in (best, self._name_best(best, whole)) if each is not None}
         for position, names in steps.items():
             if position not in kept:
                 for name in sorted(names, key=lambda name: name != _MANIFEST):
                     remove(join(self._step_url(position), name))
 
+    def name_best(self, folder: Path) -> None:
+        """Name the best checkpoint of the job's folder in the mirror too, if it is there.
+
+        Raises:
+            InputError, OSError: it is not named.
+        """
+        best = read_best(folder)
+        if best is not None and best != self._best:
+            self._name_best(best, self.positions())
+
+    def _name_best(self, best: Best | None, whole: Collection[Position]) -> Best | None:
+        """The best checkpoint of the mirror: the job's, if it is among the whole ones, else the one named before."""
+        if best is None or best.position not in whole:
+            self._best = self._best or self._read_best()
+        elif best != self._best:
+            put_bytes(encode_best(best), join(self.url, BEST_NAME))
+            self._best = best
+        return self._best
+
+    def _read_best(self) -> Best | None:
+        url = join(self.url, BEST_NAME)
+        try:
+            content = get_bytes(url)
+        except FileNotFoundError:
+            return None
+        try:
+            return decode_best(content, f"checkpoint.mirror: {url}")
+        except InputError as error:
+            _LOG.warning("%s", error)
+            return None
+
     def restore(self, folder: CheckpointFolder, resume: str, warn: Callable[[str], None]) -> None:
-        """Download the checkpoint that `checkpoint.resume` names into a folder that has none.
+        """Download the checkpoint that `checkpoint.resume` names, and the best one, into a folder that has none.
 
         Args:
             folder: the job's folder.
-            resume: auto, or a step.
+            resume: auto, best, or a step.
             warn: takes a line per checkpoint that is not whole.
 
         Raises:
@@ -161,7 +192,10 @@ class CheckpointMirror:
             OSError: the store does not answer.
         """
         positions = self.positions()
+        best = self._read_best()
         wanted = positions if resume == "auto" else [each for each in positions if str(each[1]) == resume]
+        if resume == "best" and best is not None:
+            wanted = [best.position]
         for position in wanted:
             try:
                 self._download(folder, position)
@@ -170,10 +204,25 @@ class CheckpointMirror:
             else:
                 # Starts of this folder are later than all that the mirror has seen.
                 folder.generation_folder(positions[0][0]).mkdir(exist_ok=True)
+                if best is not None:
+                    self._restore_best(folder, best, position, warn)
                 warn(f"checkpoint.dir has no checkpoint: took the one at step {position[1]} from {self.url}")
                 return
         if wanted:
             raise InputError(f"checkpoint.mirror {self.url}: none of its {len(wanted)} checkpoints is whole")
+
+    def _restore_best(self, folder: CheckpointFolder, best: Best, there: Position, warn: Callable[[str], None]) -> None:
+        """Download the best checkpoint, unless it is the one that is there, and name it the best."""
+        try:
+            if best.position != there:
+                self._download(folder, best.position)
+        except BrokenCheckpoint as error:
+            warn(f"checkpoint.mirror: skipping the best checkpoint, at step {best.step}: {error}")
+            return
+        try:
+            write_best(folder.path, best)
+        except OSError as error:
+            raise InputError(f"checkpoint.dir {folder.path} cannot be written: {error.strerror}") from None
 
     def _download(self, folder: CheckpointFolder, position: Position) -> None:
         manifest = self._manifest(position)
@@ -278,6 +327,10 @@ class MirrorThread:
                     f"checkpoint.mirror {self._mirror.url}: {reason}"
                 )
                 _LOG.warning("%s", self._failed)
+        try:  # an evaluation behind the last upload
+            self._mirror.name_best(self._folder)
+        except Exception as error:
+            _LOG.warning("checkpoint.mirror %s does not name the best checkpoint: %s", self._mirror.url, error)
 
     def _next(self) -> Checkpoint | None:
         """The next checkpoint; None: the job has ended."""

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from bagpipe.checkpoint.best import Best, write_best
+from bagpipe.checkpoint.best import Best, read_best, write_best
 from bagpipe.checkpoint.codec import encode
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.mirror import CheckpointMirror, MirrorThread
@@ -161,6 +162,77 @@ def test_a_checkpoint_with_another_manifest_is_uploaded_anew(tmp_path: Path) -> 
     remove(f"{URL}/generation-000001/step-00000030/{newest.manifest.files[0].name}")
     CheckpointMirror(URL).upload(newest)  # it is there: nothing is uploaded
     assert newest.manifest.files[0].name not in files_below(f"{URL}/generation-000001/step-00000030")
+
+
+def test_the_best_goes_to_another_machine_and_stays(tmp_path: Path) -> None:
+    folder, checkpoints, models = three_checkpoints(tmp_path / "here")
+    mirror = CheckpointMirror(URL)
+    for checkpoint in checkpoints:
+        mirror.upload(checkpoint)
+    best = Best(generation=1, step=10, metric="auc", value=0.5)
+    write_best(folder.path, best)
+    mirror.prune(1, (1, 30), folder.path)
+    there = CheckpointFolder(tmp_path / "there")
+    other = CheckpointMirror(URL)
+    other.restore(there, "auto", lambda line: None)
+    assert read_best(there.path) == best
+    assert content(rows_of(there.best(no_warnings))) == models[0]
+    found = there.newest(no_warnings)
+    assert found is not None
+    assert found.position == (1, 30)
+    there.prune(1, found)
+    other.upload(found)
+    other.prune(1, (1, 30), there.path)
+    assert there.positions() == other.positions() == ((1, 30), (1, 10))
+    alone = CheckpointFolder(tmp_path / "alone")
+    CheckpointMirror(URL).restore(alone, "best", lambda line: None)
+    assert alone.positions() == ((1, 10),)
+    assert alone.best(no_warnings).position == (1, 10)
+
+
+def test_the_best_stays_until_a_better_one_is_mirrored(tmp_path: Path) -> None:
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    mirror = CheckpointMirror(URL)
+    mirror.upload(checkpoints[0])
+    write_best(folder.path, Best(generation=1, step=10, metric="auc", value=0.5))
+    mirror.prune(1, (1, 10), folder.path)
+    write_best(folder.path, Best(generation=1, step=20, metric="auc", value=0.6))  # left out
+    again = CheckpointMirror(URL)
+    again.upload(checkpoints[2])
+    again.prune(1, (1, 30), folder.path)
+    assert again.positions() == ((1, 30), (1, 10))
+
+
+def test_a_broken_best_is_left_out(tmp_path: Path) -> None:
+    folder, checkpoints, _ = three_checkpoints(tmp_path / "here")
+    mirror = CheckpointMirror(URL)
+    for checkpoint in checkpoints:
+        mirror.upload(checkpoint)
+    write_best(folder.path, Best(generation=1, step=10, metric="auc", value=0.5))
+    mirror.name_best(folder.path)
+    remove(f"{URL}/generation-000001/step-00000010/{checkpoints[0].manifest.files[0].name}")
+    told: list[str] = []
+    there = CheckpointFolder(tmp_path / "there")
+    CheckpointMirror(URL).restore(there, "auto", told.append)
+    assert told[0].startswith("checkpoint.mirror: skipping the best checkpoint, at step 10: ")
+    assert read_best(there.path) is None
+    assert there.positions() == ((1, 30),)
+    put_bytes(b"damaged", f"{URL}/best.json")
+    other = CheckpointFolder(tmp_path / "other")
+    CheckpointMirror(URL).restore(other, "auto", lambda line: None)
+    assert other.positions() == ((1, 30),)
+
+
+def test_an_evaluation_behind_the_last_upload_counts(tmp_path: Path) -> None:
+    folder, checkpoints, _ = three_checkpoints(tmp_path)
+    with MirrorThread(CheckpointMirror(URL), keep=1, folder=folder.path) as thread:
+        thread.offer(checkpoints[-1])
+        while thread.held():
+            time.sleep(0.01)
+        write_best(folder.path, Best(generation=1, step=30, metric="auc", value=0.5))
+    there = CheckpointFolder(tmp_path / "there")
+    CheckpointMirror(URL).restore(there, "best", lambda line: None)
+    assert there.best(no_warnings).position == (1, 30)
 
 
 def test_a_thread_uploads_what_is_offered(tmp_path: Path) -> None:
