@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from bagpipe.errors import InputError
 from data.text_files import natural_key
@@ -46,7 +47,8 @@ class FollowRule:
     Attributes:
         by_marker: it has a marker; else its age decides.
         age_s: without a marker: seconds since the last modification.
-        until_s: files (markers, if they decide) that are modified later are not read; seconds since 1970; None: all.
+        until_s: seconds since 1970; None: all is read. Without markers the first file that is modified later ends the
+            folder, or a resumed job would find other files before its place. Later markers do not count.
         suffixes: ends of the names of data files; empty: any.
     """
 
@@ -79,12 +81,11 @@ def order_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
 def listed(entries: Iterable[Entry], rule: FollowRule, now_s: float) -> Listing:
     """The listing of these entries at this time, in seconds since 1970."""
     until_s = float("inf") if rule.until_s is None else rule.until_s
-    # Of marked files the time of the marker counts.
-    entries = [
-        entry for entry in entries if entry.modified_s <= until_s or (rule.by_marker and _is_data(entry.name, rule))
-    ]
-    names = {entry.name for entry in entries}
+    entries = list(entries)
+    names = {entry.name for entry in entries if entry.modified_s <= until_s}
     files = sorted((entry for entry in entries if _is_data(entry.name, rule)), key=lambda entry: order_key(entry.name))
+    if not rule.by_marker:  # of marked files the time of the marker counts
+        files = list(takewhile(lambda entry: entry.modified_s <= until_s, files))
     has_ended = not names.isdisjoint(ENDS)
     is_late = now_s >= until_s + (_CLOCK_S if rule.by_marker else rule.age_s)
     if is_late and rule.by_marker and not has_ended:  # the others were not marked in time

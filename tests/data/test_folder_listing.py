@@ -42,6 +42,9 @@ def entries(text: str) -> list[Entry]:
         # the time at which a stream ends
         (FollowRule(by_marker=False, age_s=30.0, until_s=150.0), "d1@150 d2@151 _END@151", 179, "d1", 0, False),
         (FollowRule(by_marker=False, age_s=30.0, until_s=150.0), "d1@150 d2@151 _END@151", 180, "d1", 1, True),
+        # a later file ends it, whatever the times of those after it
+        (FollowRule(by_marker=False, age_s=30.0, until_s=150.0), "d1@150 d2@151 d3@100", 179, "d1", 0, False),
+        (FollowRule(by_marker=False, age_s=30.0, until_s=150.0), "d1@150 d2@151 d3@100", 180, "d1", 1, True),
         (
             FollowRule(by_marker=True, age_s=0.0, until_s=150.0),
             "d1@0 d2@0 d3@0 _DONE.d2@150 _DONE.d3@151",

@@ -148,6 +148,19 @@ def test_a_time_ends_a_stream(days: Path) -> None:
         open_source(by_age)
 
 
+def test_a_time_ends_a_stream_at_the_first_later_file(days: Path) -> None:
+    for number, seconds in enumerate((1000, 1000, 1001, 1002, 1000)):
+        os.utime(days / f"day_{number}", (seconds, seconds))
+    job = config(days, follow="age", follow_age_s=0.0, until="1970-01-01T00:16:41")
+    batches = check_resume(lambda state: open_loader(job, seed=0, state=state))
+    assert sum(batch.num_examples for batch in batches) == 41
+    with open_loader(job, seed=0) as loader:
+        list(loader)
+        state = json.loads(json.dumps(loader.state()))
+    rest = read_all(open_loader(config(days, stream_idle_s=0.05), seed=0, state=state))
+    assert sum(batch.num_examples for batch in rest) == 31
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_formats(tmp_path: Path, workers: int) -> None:
     folder, schema = tmp_path / "days", tmp_path / "schema.toml"
