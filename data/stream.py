@@ -214,7 +214,7 @@ class Feed:
         self._arrivals = stream.arrivals(place)
         self._poll_s, self._idle_s = stream.poll_s, stream.idle_s
         self._clock = clock
-        self._latest_s = clock()
+        self._empty_since_s: float | None = None  # the first poll without a segment since the last one with one
         self._next = first
         self._places: dict[int, Mapping[str, Any]] = {} if place is None else {first: place}
         self._closed = threading.Event()
@@ -222,15 +222,22 @@ class Feed:
     def poll(self) -> tuple[int, Segment] | None:
         """The next segment with its number; None: it has not arrived, or there is none (`is_over`)."""
         arrived = self._arrivals.poll()
-        if arrived is None and self._idle_s and self._clock() - self._latest_s >= self._idle_s:
+        if arrived is None and self._is_idle():
             self._arrivals.end()
             arrived = self._arrivals.poll()
         if arrived is None:
             return None
         number, self._next = self._next, self._next + 1
         self._places[number] = arrived.place
-        self._latest_s = self._clock()
+        self._empty_since_s = None
         return number, arrived.segment
+
+    def _is_idle(self) -> bool:
+        """Whether nothing has come for the idle time. Nobody polls while queues are full: that time does not count."""
+        now_s = self._clock()
+        if self._empty_since_s is None:
+            self._empty_since_s = now_s
+        return self._idle_s > 0 and now_s - self._empty_since_s >= self._idle_s
 
     @property
     def is_over(self) -> bool:

@@ -83,12 +83,26 @@ def test_a_stream_without_news_for_its_idle_time_is_over() -> None:
     assert not feed.is_over
     letters.there = "a"
     assert feed.poll() is not None
-    now[0] = 118.0
-    assert feed.poll() is None
-    assert not feed.is_over
-    now[0] = 119.0
+    for seconds in (118.0, 127.0):
+        now[0] = seconds
+        assert feed.poll() is None
+        assert not feed.is_over
+    now[0] = 128.0
     assert feed.poll() is None
     assert feed.is_over
+
+
+def test_time_in_which_nobody_polls_is_no_idle_time() -> None:
+    letters, now = Letters("a"), [0.0]
+    stream = LetterStream(letters)
+    stream.idle_s = 10.0
+    feed = feed_of(stream, None, 0, clock=lambda: now[0])
+    assert feed.poll() is not None
+    now[0] = 100.0  # the queue was full
+    assert feed.poll() is None
+    assert not feed.is_over
+    letters.there = "b"
+    assert feed.poll() is not None
 
 
 def test_a_closed_feed_ends_the_wait() -> None:
