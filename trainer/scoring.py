@@ -26,7 +26,7 @@ from bagpipe.checkpoint.manifest import DATA_COLUMNS, BrokenCheckpoint
 from bagpipe.client.agreement import first_difference
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.load import Option, parse_config
-from bagpipe.config.sections import CacherConfig, CheckpointConfig, Config
+from bagpipe.config.sections import CacherConfig, CheckpointConfig, Config, DataConfig
 from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.training.engine import Engine
@@ -172,9 +172,7 @@ def _score(
     if config.data.is_topic and phase == "train":
         raise InputError(f"data.path {config.data.path}: a topic is for training: expected the files of the examples")
     checkpoint = _choose(config)
-    data = dataclasses.replace(
-        config.data, shuffle=False, epochs=1, follow="off", until="", stream_idle_s=0.0, scored=True
-    )
+    data = dataclasses.replace(as_it_is(config.data), scored=True)
     config = _as_trained(dataclasses.replace(config, data=data), checkpoint)
     with ExitStack() as stack:
         cacher_url = open_cacher(config, stack)
@@ -213,6 +211,13 @@ def _choose(config: Config) -> Checkpoint:
     if found is None or not found.manifest.parts:
         raise InputError(f"checkpoint.dir {settings.dir} has no checkpoint of trained weights")
     return found
+
+
+def as_it_is(data: DataConfig) -> DataConfig:
+    """The data that is there now, in its order."""
+    keys = ("follow", "follow_age_s", "stream_wait_s", "stream_idle_s", "until")
+    defaults: dict[str, Any] = {key: getattr(DataConfig(), key) for key in keys}
+    return dataclasses.replace(data, shuffle=False, epochs=1, **defaults)
 
 
 def _as_trained(config: Config, checkpoint: Checkpoint) -> Config:

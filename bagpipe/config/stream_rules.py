@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import Config, DataConfig
 
 __all__ = ["STREAM_PROBLEMS"]
 
@@ -12,6 +12,7 @@ __all__ = ["STREAM_PROBLEMS"]
 _FORMATS = ("avazu-csv", "criteo-tsv", "csv", "parquet", "tfrecord")
 #: Formats whose lines stand alone.
 _TOPIC_FORMATS = ("criteo-tsv", "csv")
+_DEFAULTS = DataConfig()
 
 
 def _follow_problem(config: Config) -> str | None:
@@ -57,18 +58,35 @@ def _order_problem(config: Config, stream: str) -> str | None:
     return None
 
 
-def _without_stream(name: str) -> Callable[[Config], str | None]:
+def _needs(name: str, wanted: str, is_there: Callable[[DataConfig], bool]) -> Callable[[Config], str | None]:
+    """The rule of a key that does nothing without what is wanted."""
+
     def problem(config: Config) -> str | None:
         value = getattr(config.data, name)
-        return f"{value} needs a stream: data.follow marker or age, or data.path kafka://…" if value else None
+        if value == getattr(_DEFAULTS, name) or is_there(config.data):
+            return None
+        return f"{value} needs {wanted}"
 
-    return lambda config: None if config.data.is_stream else problem(config)
+    return problem
+
+
+def _needs_stream(name: str) -> Callable[[Config], str | None]:
+    wanted = "a stream: data.follow marker or age, or data.path kafka://…"
+    return _needs(name, wanted, lambda data: data.is_stream)
+
+
+def _needs_topic(name: str) -> Callable[[Config], str | None]:
+    return _needs(name, "a topic: data.path kafka://…", lambda data: data.is_topic)
 
 
 #: By key, the rest of a message that begins with it.
 STREAM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     "data.path": _topic_problem,
     "data.follow": _follow_problem,
-    "data.until": _without_stream("until"),
-    "data.stream_idle_s": _without_stream("stream_idle_s"),
+    "data.until": _needs_stream("until"),
+    "data.stream_idle_s": _needs_stream("stream_idle_s"),
+    "data.stream_wait_s": _needs_stream("stream_wait_s"),
+    "data.follow_age_s": _needs("follow_age_s", "data.follow age", lambda data: data.follow == "age"),
+    "data.kafka_run": _needs_topic("kafka_run"),
+    "data.kafka_config": _needs_topic("kafka_config"),
 }

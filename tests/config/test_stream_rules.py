@@ -43,6 +43,24 @@ STREAM = DataConfig(path="days", format="criteo-tsv", eval_fraction=0.0, follow=
             "data.stream_idle_s 5.0 needs a stream: data.follow marker or age, or data.path kafka://…",
         ),
         (
+            {"follow": "off", "stream_wait_s": 0.5},
+            "data.stream_wait_s 0.5 needs a stream: data.follow marker or age, or data.path kafka://…",
+        ),
+        ({"follow_age_s": 0.0, "stream_wait_s": 0.5}, ""),
+        ({"follow": "marker", "follow_age_s": 0.0}, "data.follow_age_s 0.0 needs data.follow age"),
+        ({"kafka_run": 32}, "data.kafka_run 32 needs a topic: data.path kafka://…"),
+        ({"kafka_config": "client"}, "data.kafka_config client needs a topic: data.path kafka://…"),
+        (
+            {
+                "follow": "off",
+                "path": "kafka://host:9092/clicks",
+                "kafka_run": 32,
+                "kafka_config": "client",
+                "stream_wait_s": 0.5,
+            },
+            "",
+        ),
+        (
             {"until": "tonight"},
             "data.until must be a time such as 2026-11-26T18:00:00+01:00, or empty, got 'tonight'",
         ),

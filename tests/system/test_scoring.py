@@ -10,12 +10,14 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from bagpipe.config.rules import check_config
+from bagpipe.config.sections import Config, DataConfig
 from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.system.programs import run_forked
 from tests.system.resumed import JOB, Resumed
 from trainer.metrics import METRICS, Scores
-from trainer.scoring import evaluate
+from trainer.scoring import as_it_is, evaluate
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -115,3 +117,21 @@ def test_a_topic_is_not_scored(tmp_path: Path) -> None:
     topic = ["--data.path", "kafka://host:9092/clicks", "--data.format", "criteo-tsv", "--data.eval_fraction", "0"]
     with pytest.raises(InputError, match="kafka://host:9092/clicks: a topic is for training: expected the files of"):
         evaluate([*topic, "--checkpoint.dir", str(tmp_path)])
+
+
+def test_the_data_of_a_stream_is_scored_as_it_is() -> None:
+    """The cacher that scoring starts checks the keys anew."""
+    stream = DataConfig(
+        path="days",
+        format="criteo-tsv",
+        eval_fraction=0.0,
+        follow="age",
+        follow_age_s=0.0,
+        stream_wait_s=0.5,
+        stream_idle_s=5.0,
+        until="2026-11-26",
+    )
+    check_config(Config(data=stream))
+    data = as_it_is(stream)
+    check_config(Config(data=data))
+    assert not data.is_stream
