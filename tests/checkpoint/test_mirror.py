@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bagpipe.checkpoint.mirror import CheckpointMirror, MirrorThread
 from bagpipe.errors import InputError, JobError
 from bagpipe.files.transfer import files_below, get_bytes, put_bytes, remove
 from tests.checkpoint.samples import LINEAGE, content, files_of, rows_of, three_checkpoints
+from tests.pipeline.small_loop import until
 
 URL = "memory://mirrors/a"
 
@@ -227,8 +227,7 @@ def test_an_evaluation_behind_the_last_upload_counts(tmp_path: Path) -> None:
     folder, checkpoints, _ = three_checkpoints(tmp_path)
     with MirrorThread(CheckpointMirror(URL), keep=1, folder=folder.path) as thread:
         thread.offer(checkpoints[-1])
-        while thread.held():
-            time.sleep(0.01)
+        until(lambda: not thread.held())
         write_best(folder.path, Best(generation=1, step=30, metric="auc", value=0.5))
     there = CheckpointFolder(tmp_path / "there")
     CheckpointMirror(URL).restore(there, "best", lambda line: None)
