@@ -14,7 +14,6 @@ The hash is one to one: ids are found again from their keys, and distances are e
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -78,10 +77,10 @@ class NextUseSort:
         self._places = np.zeros((2, 0, 0), dtype=np.int64)
 
     def __enter__(self) -> Self:
-        for _ in range(3):  # keys, examples within the part, distances
-            file, path = tempfile.mkstemp(prefix="next-use-", dir=self._folder)
+        for number in range(3):  # keys, examples within the part, distances
+            path = os.path.join(self._folder, f"next-use-{number}")
+            self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             os.unlink(path)
-            self._files.append(file)
         return self
 
     def __exit__(self, *_: object) -> None:

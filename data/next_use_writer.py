@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.outputs import cannot_write
+from bagpipe.util.temporary_folder import temporary_folder
 from data.batcher import BlockOrder
 from data.columnar_writer import WrittenFile, as_lists, as_scalars, open_writer, write_columnar
 from data.next_use_mark import NextUseMark, schema_digest
@@ -120,7 +121,7 @@ def annotate(sources: Sequence[str], paths: Sequence[str], order: NextUseOrder) 
             [groups_for(count, max_entries // order.threads) for count in counts],
             max_entries=max_entries,
             threads=order.threads,
-            folder=Path(folder),
+            folder=folder,
         ) as sort,
     ):
         try:
@@ -132,12 +133,15 @@ def annotate(sources: Sequence[str], paths: Sequence[str], order: NextUseOrder) 
             _write_file(files, number, path, dataclasses.replace(mark, file=number), sort, places)
 
 
-def _folder_beside(path: str) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def _folder_beside(path: str) -> Iterator[Path]:
     """A temporary folder on the disk of a file."""
-    try:
-        return tempfile.TemporaryDirectory(prefix=".next-use-", dir=Path(path).parent)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    with ExitStack() as opened:
+        try:
+            folder = opened.enter_context(temporary_folder("next-use", Path(path).parent))
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        yield folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

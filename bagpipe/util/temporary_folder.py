@@ -23,13 +23,14 @@ _LOCK = "owner.lock"
 
 
 @contextmanager
-def temporary_folder(purpose: str = "") -> Iterator[Path]:
+def temporary_folder(purpose: str = "", parent: Path | None = None) -> Iterator[Path]:
     """A folder that only this user can read, removed at the end of the block.
 
     Args:
         purpose: part of its name.
+        parent: where it is; None: the folder for temporary files.
     """
-    parent = Path(tempfile.gettempdir())
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
     _sweep(parent)
     # Hidden from `_sweep` until it is locked.
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{purpose}-" if purpose else f".{_PREFIX}", dir=parent))

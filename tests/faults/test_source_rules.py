@@ -9,12 +9,13 @@ import pytest
 
 from tests.test_layout import modules, name_of
 
-#: Modules that write the time of an event into a log.
+#: Modules that write the time of an event into a log. (A followed folder compares it with the times of files.)
 LOGS = ("cacher/logs.py", "trainer/observe/lines.py")
 #: Reads the files of torch.distributed.checkpoint, by an unpickler that knows their records only, and weights_only.
 FOREIGN_PICKLES = ("bagpipe/start_from/dcp_files.py",)
 #: Call, as the last parts of its name -> modules where it is allowed.
-WALL_CLOCKS = {"time.time": LOGS, "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
+WALL_CLOCKS = {"time.time": (*LOGS, "data/followed_folder.py"),
+               "time.time_ns": (), "datetime.now": (), "datetime.utcnow": (), "datetime.today": (),
                "date.today": (), "time.localtime": (), "time.gmtime": LOGS,
                "clock_gettime": ()}  # fmt: skip
 EXPIRY = {"expire": (), "pexpire": (), "expireat": (), "pexpireat": (), "setex": (), "psetex": ()}
@@ -33,7 +34,7 @@ OWN_JSON = (
     "bagpipe/distributed/failure.py", "bagpipe/distributed/control_channel.py", "bagpipe/distributed/error_line.py",
     "bagpipe/checkpoint/codec.py", "data/testing.py", "data/formats.py", "cacher/requests.py", "trainer/settings.py",
     "bagpipe/testing/local_peers.py",
-    "trainer/scoring.py",
+    "trainer/scoring.py", "data/conversion.py", "data/conversion_manifest.py", "data/followed_folder.py",
 )  # fmt: skip
 DOCUMENTS = {"json.loads": (*OWN_JSON, "bagpipe/util/documents.py"), "json.load": (), "tomllib.load": (),
              "tomllib.loads": ("bagpipe/util/documents.py",)}  # fmt: skip
