@@ -32,9 +32,15 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def _is_told(record: logging.LogRecord) -> bool:
+    """False for the record that grpc writes, with a traceback, where a peer is gone before its status is sent."""
+    return not (record.name.startswith("grpc") and str(record.msg).startswith("ExecuteBatchError raised in core"))
+
+
 def start_logging(level: str, stream: str = "stderr") -> None:
     """Log all records at or above `level` to one of `STREAMS`."""
     handler = logging.StreamHandler(getattr(sys, stream))
     handler.setFormatter(JsonLines())
+    handler.addFilter(_is_told)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)

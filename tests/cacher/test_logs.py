@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.client.agreement import job_label
-from cacher.logs import JsonLines
+from cacher.logs import JsonLines, start_logging
 from tests.cacher.daemons import Daemon, all_batches, config
 
 
@@ -31,6 +31,21 @@ def test_a_record_is_one_line_whatever_it_holds() -> None:
         "peer": "unix:\n",
         "reason": "/x",
     }
+
+
+def test_a_peer_that_is_gone_leaves_no_traceback_of_grpc(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        start_logging("info", "stdout")
+        logging.getLogger("grpc._cython.cygrpc").error(
+            "ExecuteBatchError raised in core by servicer method [%s]", "Plan"
+        )
+        logging.getLogger("grpc._cython.cygrpc").error("Unexpected [%s]", "Plan")
+    finally:
+        root.handlers[:], root.level = before
+        logging.captureWarnings(False)
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["Unexpected [Plan]"]
 
 
 @pytest.mark.multiproc
