@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -20,15 +20,30 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.errors import CapacityError, InputError, JobError
 from cacher.counters import Counters
 
-__all__ = ["Calls", "ProtocolError", "error_of", "kind_of", "receive"]
+__all__ = ["Calls", "MessageStream", "ProtocolError", "error_of", "kind_of", "move", "receive", "send_messages"]
 
 _LOG = logging.getLogger("cacher")
 
 _Message = TypeVar("_Message", bound=Message)
+_Result = TypeVar("_Result")
 
 
 class ProtocolError(Exception):
     """The peer violates the protocol."""
+
+
+class MessageStream(Protocol):
+    """A thread whose messages a call sends.
+
+    Attributes:
+        has_message: set while `take` has something to return.
+    """
+
+    has_message: asyncio.Event
+
+    def take(self) -> tuple[bytes | None, bool]:
+        """The next message, None if there is none now; and whether the stream has ended."""
+        ...
 
 
 class Calls:
@@ -124,6 +139,38 @@ async def receive(context: Any, message_type: type[_Message]) -> _Message | None
     except DecodeError:
         raise ProtocolError(f"expected a {message_type.__name__}, got {len(data)} bytes of something else") from None
     return message
+
+
+async def move(*sides: Coroutine[Any, Any, _Result]) -> list[_Result]:
+    """Run the sides of a call, such as its reader and its sender, until one of them ends; the others are cancelled.
+
+    Returns:
+        The results of those that have ended.
+
+    Raises:
+        Exception: of one that has ended.
+    """
+    tasks = [asyncio.create_task(side) for side in sides]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # The tasks end before the call: writing to an ended call is an error.
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in done]
+
+
+async def send_messages(stream: MessageStream, context: Any) -> None:
+    """Write the messages of a stream until it ends."""
+    while True:
+        message, has_ended = stream.take()
+        if has_ended:
+            return
+        if message is None:
+            await stream.has_message.wait()
+        else:
+            await context.write(message)
 
 
 def error_of(error: Exception) -> pb.Error:

@@ -21,7 +21,7 @@ from bagpipe.client.codec import CodecError
 from bagpipe.errors import JobError
 from bagpipe.lookahead.pieces import FrameJoiner
 from cacher.admission import Admission, made_room
-from cacher.calls import Calls, ProtocolError, kind_of, receive
+from cacher.calls import Calls, ProtocolError, kind_of, move, receive, send_messages
 from cacher.counters import Counters
 from cacher.plan_requests import CheckedIntake
 from cacher.plan_stream import PlanStream
@@ -103,7 +103,7 @@ class PlanService:
             stream.start()
             self._counters.add(streams=1)
             await context.write(pb.PlanReply(welcome=pb.PlanWelcome()).SerializeToString())
-            await _move(stream, context, job)
+            await move(_read(stream, context, job), send_messages(stream, context))
         except asyncio.CancelledError:
             if job.error is None:
                 raise
@@ -162,20 +162,6 @@ class PlanService:
         return False
 
 
-async def _move(stream: PlanStream, context: Any, job: _PlanJob) -> None:
-    """Move frames both ways until the trainer leaves, or the planner ends."""
-    reader, sender = asyncio.create_task(_read(stream, context, job)), asyncio.create_task(_send(stream, context))
-    try:
-        done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (reader, sender):
-            task.cancel()
-        # The tasks end before the call: writing to an ended call is an error.
-        await asyncio.gather(reader, sender, return_exceptions=True)
-    for task in done:
-        task.result()
-
-
 async def _read(stream: PlanStream, context: Any, job: _PlanJob) -> None:
     joiner = FrameJoiner(MAX_IDS_BYTES)
     while (message := await receive(context, pb.PlanRequest)) is not None:
@@ -188,14 +174,3 @@ async def _read(stream: PlanStream, context: Any, job: _PlanJob) -> None:
             raise ProtocolError(str(error)) from None
         while frame is not None and not stream.put(frame):
             await stream.has_room.wait()
-
-
-async def _send(stream: PlanStream, context: Any) -> None:
-    while True:
-        message, has_ended = stream.take()
-        if has_ended:
-            return
-        if message is None:
-            await stream.has_message.wait()
-        else:
-            await context.write(message)

@@ -19,7 +19,7 @@ import grpc
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.shared_ring import MIN_SHARED_BYTES, RingWriter
 from bagpipe.errors import InputError
-from cacher.calls import Calls, ProtocolError, error_of, kind_of, receive
+from cacher.calls import Calls, ProtocolError, error_of, kind_of, move, receive
 from cacher.counters import Counters
 from cacher.jobs import EnteredRun, Jobs, Member
 from cacher.planning import PlannedData
@@ -152,15 +152,7 @@ class _Stream:
 
     async def serve(self) -> bool:
         """Serve until the rank leaves or gets an error (True), or its stream ends (False)."""
-        reader, sender = asyncio.create_task(self._read()), asyncio.create_task(self._send_batches())
-        try:
-            done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (reader, sender):
-                task.cancel()
-            # The tasks end before the call: writing to an ended call is an error.
-            await asyncio.gather(reader, sender, return_exceptions=True)
-        return all(task.result() for task in done)
+        return all(await move(self._read(), self._send_batches()))
 
     async def _read(self) -> bool:
         assert self.member is not None

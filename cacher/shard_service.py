@@ -8,7 +8,6 @@ Requests are untrusted. A stream holds no state that its data does not give: whe
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.agreement import MAX_CREDITS
 from bagpipe.client.shared_ring import RingWriter
 from bagpipe.errors import InputError, JobError
-from cacher.calls import Calls, ProtocolError, kind_of, receive
+from cacher.calls import Calls, ProtocolError, kind_of, move, receive, send_messages
 from cacher.counters import Counters
 from cacher.planning import PlannedData
 from cacher.requests import MAX_RANKS, check_protocol, check_settings, json_object, parse_start
@@ -108,7 +107,7 @@ class IndexService:
         self._num_streams += 1
         try:
             stream.start()
-            await _move(stream, context)
+            await move(_read(stream, context), send_messages(stream, context))
         finally:
             stream.close()
             self._num_streams -= 1
@@ -164,34 +163,9 @@ class IndexService:
         )
 
 
-async def _move(stream: IndexStream, context: Any) -> None:
-    """Move messages both ways until the cacher leaves, or the thread ends."""
-    reader, sender = asyncio.create_task(_read(stream, context)), asyncio.create_task(_send(stream, context))
-    try:
-        done, _ = await asyncio.wait((reader, sender), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (reader, sender):
-            task.cancel()
-        # The tasks end before the call: writing to an ended call is an error.
-        await asyncio.gather(reader, sender, return_exceptions=True)
-    for task in done:
-        task.result()
-
-
 async def _read(stream: IndexStream, context: Any) -> None:
     while (message := await receive(context, pb.IndexRequest)) is not None:
         if message.WhichOneof("kind") != "ack":
             raise ProtocolError(f"expected IndexAck, got {kind_of(message)}")
         if not stream.acknowledge(message.ack.watermark):
             raise ProtocolError(f"acknowledged batches below {message.ack.watermark}, which were not sent")
-
-
-async def _send(stream: IndexStream, context: Any) -> None:
-    while True:
-        message, has_ended = stream.take()
-        if has_ended:
-            return
-        if message is None:
-            await stream.has_message.wait()
-        else:
-            await context.write(message)

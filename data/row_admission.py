@@ -53,7 +53,7 @@ def admitted_schema(config: DataConfig, schema: DataSchema) -> DataSchema:
 
 
 def admission_stage(config: DataConfig, schema: DataSchema, phase: Literal["train", "eval"]) -> BatchStage | None:
-    """What a loader does to its batches; None: nothing.
+    """Stage of a loader that admits rows, or checks ids; None: every row is admitted at once.
 
     Training batches are counted, and their ids of rows that are not admitted are replaced. Batches to score keep their
     ids: a row that the store does not have was not admitted.

@@ -42,7 +42,7 @@ def _topic_problem(config: Config) -> str | None:
 
 
 def _order_problem(config: Config, stream: str) -> str | None:
-    """What needs the end of the data before it is read."""
+    """Problem of keys that need the end of the data before it is read; None: there are none."""
     data = config.data
     if data.epochs > 1:
         return f"{stream} needs data.epochs 1, got {data.epochs}: a stream is read once"

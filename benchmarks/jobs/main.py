@@ -1,4 +1,4 @@
-"""How much faster do several processes convert and replay?
+"""Speed of convert and replay in several processes, against one.
 
     python -m benchmarks.jobs.main [--parts convert replay] [--jobs 1 2] [--rounds 5] [--out DIR]
 

@@ -1,4 +1,4 @@
-"""What saturates first where the planner is in shards? Shards, planner and port timed apart, and projected.
+"""Projection of a planner in shards: shards, planner and port timed apart, and the first that saturates.
 
 python -m benchmarks.scale_out.main [--batches 10] [--out DIR]
 """

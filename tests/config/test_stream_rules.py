@@ -1,4 +1,4 @@
-"""What data that grows does not go with is refused, in one line."""
+"""Keys that do not go with data that grows are refused in one line."""
 
 from __future__ import annotations
 
