@@ -7,6 +7,7 @@ import fsspec
 import pytest
 
 from bagpipe.files import remote
+from tests.files.contents import CONTENT
 from tests.files.s3_server import Proxy, s3_server, use_server
 
 
@@ -41,6 +42,13 @@ def bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         system.mkdir("bucket")
         yield "s3://bucket"
         system.rm("bucket", recursive=True)
+
+
+@pytest.fixture
+def url(bucket: str) -> str:
+    """The URL of an object with `CONTENT`."""
+    fsspec.filesystem("s3").pipe_file("bucket/a.bin", CONTENT)
+    return f"{bucket}/a.bin"
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 import threading
@@ -17,27 +16,14 @@ from bagpipe.files import remote
 from bagpipe.files.access import file_version, open_file
 from bagpipe.files.remote import RemoteObject, kind_of, object_at, retried
 from bagpipe.files.transfer import get_bytes
+from tests.files.contents import CONTENT, memory
 from tests.files.s3_server import Proxy
-
-CONTENT = random.Random(0).randbytes(1_500_000)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of a millisecond."""
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture
-def url(bucket: str) -> str:
-    fsspec.filesystem("s3").pipe_file("bucket/a.bin", CONTENT)
-    return f"{bucket}/a.bin"
-
-
-def memory(name: str, content: bytes) -> str:
-    fsspec.filesystem("memory").pipe_file(f"/{name}", content)
-    remote.forget("memory://")
-    return f"memory://{name}"
 
 
 @contextmanager

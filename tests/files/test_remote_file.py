@@ -2,34 +2,17 @@ from __future__ import annotations
 
 import gzip
 import io
-import random
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.files import remote
 from bagpipe.files.access import open_file
 from bagpipe.files.remote import object_at
 from bagpipe.files.remote_file import RemoteFile
+from tests.files.contents import CONTENT, memory
 from tests.files.s3_server import Proxy
-
-CONTENT = random.Random(0).randbytes(1_500_000)
-
-
-@pytest.fixture
-def url(bucket: str) -> str:
-    fsspec.filesystem("s3").pipe_file("bucket/a.bin", CONTENT)
-    return f"{bucket}/a.bin"
-
-
-def memory(name: str, content: bytes) -> str:
-    fsspec.filesystem("memory").pipe_file(f"/{name}", content)
-    remote.forget("memory://")
-    return f"memory://{name}"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["read", "seek", "line"]), st.integers(0, 300)), max_size=12))
