@@ -18,7 +18,7 @@ from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
+__all__ = ["DeleteRequest", "ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
 
 Rows = NDArray[Any]  # float32, float64, or uint16 for half types, [num_rows, row_width]
 
@@ -54,6 +54,19 @@ class WriteRequest:
     ids: NDArray[np.int64]
     rows: Rows
     replaced: NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequest:
+    """Rows of one table to delete.
+
+    Attributes:
+        table: number of the table.
+        ids: int64 ``[n]``, distinct; those without a row are passed over.
+    """
+
+    table: int
+    ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
