@@ -4,7 +4,7 @@
 
     URL ──open──> memory.MemoryStore | redis.RedisStore          both pass bagpipe.testing.store_conformance
 
-    RedisStore   ids ──keys──> buckets ──routing──> commands per server ──row_codecs──> frames of requests
+    RedisStore   ids ──keys──> buckets ──routing──> commands per server ──codecs──> frames of requests
                  resp_rows, row_replies: arrays <-> RESP    request_pipeline: frames <-> links, one deadline
                  shard_client: a list of servers            cluster_client: a cluster's masters, redirections
                  namespace + schema_record: compared before anything is written; job_record: who made the rows

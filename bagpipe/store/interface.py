@@ -74,6 +74,7 @@ class StoreStatistics:
     """Totals since the store was opened. Bytes are those on the wire, 0 for an in-memory store.
 
     Attributes:
+        rows_deleted: rows that `Store.delete_many` found and removed.
         moved, asked: MOVED and ASK redirections of a cluster.
         failovers: masters of a cluster that were replaced after their connection was lost.
     """
@@ -81,6 +82,7 @@ class StoreStatistics:
     rows_read: int = 0
     rows_found: int = 0
     rows_written: int = 0
+    rows_deleted: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     moved: int = 0
@@ -142,12 +144,23 @@ class Store(Protocol):
         """
         ...
 
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
+        """Remove rows of several tables in one exchange, or a few if there are many. Idempotent.
+
+        Returns when every server has acknowledged. Ids without a row are passed over. Call from the writing thread.
+
+        Raises:
+            StoreError: as for `read_many`; the rows may or may not have been removed.
+            ValueError: an id appears twice among the requests for one table.
+        """
+        ...
+
     def fence(self, fence: Fence) -> None:
-        """Fence all further writes: every group is logged, and rejected once another job owns its bucket.
+        """Fence all further writes and deletions: every group is logged, and rejected once another job owns its bucket.
 
         The writer's logs must exist and be empty (`Ledger.acquire` or `begin`). Without a fence a store logs nothing.
-        With one, `write_many` also raises `FencedError`, and `RolledBackError` if the store has lost groups of this
-        writer that it had acknowledged.
+        With one, `write_many` and `delete_many` also raise `FencedError`, and `RolledBackError` if the store has lost
+        groups of this writer that it had acknowledged. The log of a deletion names the ids asked for.
         """
         ...
 
@@ -184,10 +197,11 @@ class Store(Protocol):
         ...
 
     def sum_changes(self) -> RowSums:
-        """The change of each bucket's sum of check words by this store's acknowledged writes.
+        """The change of each bucket's sum of check words by this store's acknowledged writes and deletions.
 
         Counts the writes that name what they replaced. They changed the sums by this much if the rows they replaced
-        were those. Call from the writing thread, between writes.
+        were those. A deletion takes out the words that its rows had just before. Call from the writing thread, between
+        writes.
         """
         ...
 

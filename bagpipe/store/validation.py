@@ -5,13 +5,15 @@ A wrong shape or a duplicate id is a bug of the caller, hence ValueError and not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.interface import Rows, WriteRequest
+from bagpipe.store.interface import DeleteRequest, Rows, WriteRequest
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["check_read", "check_write", "row_dtype"]
+__all__ = ["check_deletion", "check_read", "check_write", "row_dtype"]
 
 
 def row_dtype(schema: RowSchema, table: int) -> np.dtype[np.generic]:
@@ -51,10 +53,29 @@ def check_write(schema: RowSchema, request: WriteRequest) -> tuple[NDArray[np.in
             f"replaced check words of table {request.table} must be uint64 {list(ids.shape)}, "
             f"got {replaced.dtype} {list(replaced.shape)}"
         )
+    _check_distinct(ids, f"a write to table {request.table}")
+    return ids, np.ascontiguousarray(request.rows)
+
+
+def check_deletion(schema: RowSchema, requests: Sequence[DeleteRequest]) -> list[tuple[int, NDArray[np.int64]]]:
+    """The tables of the requests, each once, and their ids, contiguous.
+
+    Raises:
+        ValueError: as for `check_read`; or an id twice in a table, in one request or in several.
+    """
+    parts: dict[int, list[NDArray[np.int64]]] = {}
+    for request in requests:
+        parts.setdefault(request.table, []).append(check_read(schema, request.table, request.ids))
+    deletions = [(table, ids[0] if len(ids) == 1 else np.concatenate(ids)) for table, ids in parts.items()]
+    for table, ids in deletions:
+        _check_distinct(ids, f"a deletion from table {table}")
+    return deletions
+
+
+def _check_distinct(ids: NDArray[np.int64], where: str) -> None:
     # Plans list ids in ascending order, so the cheap test usually suffices.
     if not (ids[1:] > ids[:-1]).all():
         ordered = np.sort(ids)
         twice = np.flatnonzero(ordered[1:] == ordered[:-1])
         if twice.size:
-            raise ValueError(f"id {ordered[twice[0]]} appears twice in a write to table {request.table}")
-    return ids, np.ascontiguousarray(request.rows)
+            raise ValueError(f"id {ordered[twice[0]]} appears twice in {where}")

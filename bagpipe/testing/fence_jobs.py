@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, Ledger
-from bagpipe.store.interface import Rows, Store
+from bagpipe.store.interface import DeleteRequest, Rows, Store
 from bagpipe.store.keys import bucket_of
 from bagpipe.types.schema import RowSchema, RowTable
 
@@ -47,6 +47,9 @@ class Job:
 
     def write(self, ids: NDArray[np.int64], value: float, *, writer: int = 0, table: int = 0) -> None:
         self.stores[writer].write(table, ids, rows_of(table, ids, value))
+
+    def delete(self, ids: NDArray[np.int64], *, writer: int = 0, table: int = 0) -> None:
+        self.stores[writer].delete_many([DeleteRequest(table, ids)])
 
     def rotate(self) -> list[NDArray[np.int64]]:
         return [store.rotate() for store in self.stores]

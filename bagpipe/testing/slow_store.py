@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, Ledger
-from bagpipe.store.interface import ReadResult, Rows, Store, StoreStatistics, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, Rows, Store, StoreStatistics, WriteRequest
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
@@ -91,7 +91,7 @@ class SlowStore:
     Args:
         store: the wrapped store; entered and exited with this one.
         read_gate: passed by every `read_many` before it is sent.
-        write_gate: passed by every `write_many` before it is sent.
+        write_gate: passed by every `write_many` and `delete_many` before it is sent.
     """
 
     def __init__(self, store: Store, *, read_gate: Gate | None = None, write_gate: Gate | None = None) -> None:
@@ -115,7 +115,7 @@ class SlowStore:
         self._failures["read"] = error
 
     def fail_writes(self, error: Exception) -> None:
-        """Make every later write raise `error` after it has passed the gate."""
+        """Make every later write or deletion raise `error` after it has passed the gate."""
         self._failures["write"] = error
 
     def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
@@ -145,6 +145,12 @@ class SlowStore:
         self.write_gate.pass_through()
         self._fail("write")
         self.store.write_many(requests)
+
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
+        """See `Store.delete_many`."""
+        self.write_gate.pass_through()
+        self._fail("write")
+        self.store.delete_many(requests)
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""

@@ -22,6 +22,7 @@ from bagpipe.errors import InputError
 from bagpipe.store.audit import stored_sums
 from bagpipe.store.interface import Rows, Store, WriteRequest
 from bagpipe.store.row_checksum import table_check_words
+from bagpipe.testing.delete_conformance import DELETE_CHECKS
 from bagpipe.testing.fence_conformance import FENCE_CHECKS
 from bagpipe.testing.namespace_conformance import NAMESPACE_CHECKS
 from bagpipe.types.schema import RowSchema, RowTable
@@ -391,9 +392,8 @@ def check_sums_change_by_what_is_written_and_replaced(make_store: MakeStore) -> 
         assert store.sum_changes().to_list() == expected.to_list()
 
 
-#: All checks, in the order of this file, then the checks of fencing.
+#: All checks, in the order of this file, then those of deletions, of fencing and of namespaces.
 CHECKS: tuple[Callable[[MakeStore], None], ...] = (
     *(value for name, value in list(globals().items()) if name.startswith("check_") and name != "check_store"),
-    *FENCE_CHECKS,
-    *NAMESPACE_CHECKS,
+    *(DELETE_CHECKS + FENCE_CHECKS + NAMESPACE_CHECKS),
 )

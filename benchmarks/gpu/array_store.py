@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, WriteRequest
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.types.schema import RowSchema
 
@@ -37,3 +37,8 @@ class ArrayStore(MemoryStore):
         for request in requests:
             self._rows[request.table][request.ids] = request.rows
             self._there[request.table][request.ids] = True
+
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
+        for request in requests:
+            self._rows[request.table][request.ids] = 0
+            self._there[request.table][request.ids] = False

@@ -53,7 +53,7 @@ PASSES: Mapping[str, list[tuple[Any, str]]] = {
     "parse replies": [
         (RowReplies, "__init__"),
         (RowReplies, "decode"),
-        (row_codecs, "decode_hsets"),
+        (row_codecs, "decode_counts"),
         (Transaction, "accept"),
     ],
     "rows to their places": [(read_codec, "fill_group")],

@@ -18,6 +18,7 @@ from bagpipe.client import codec
 from bagpipe.client.codec import CodecError, decode_rank_batch, values_are_derivable
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.rank_batch import RankBatch
+from bagpipe.types.batch import Batch
 from tests.cacher.daemons import config, planned_batches
 from tests.client.rank_batches import arrays_of, assert_same, example_rank_batch, frame_of, rank_batches
 from tests.effort import at_most
@@ -33,6 +34,14 @@ def test_round_trip(rank_batch: RankBatch) -> None:
     assert frame_of(back) == frame
 
 
+def test_times_do_not_travel() -> None:
+    plain = example_rank_batch()
+    times_s = np.arange(plain.batch.num_examples, dtype=np.int64)
+    timed = dataclasses.replace(plain, batch=dataclasses.replace(plain.batch, times_s=times_s))
+    assert frame_of(timed) == frame_of(plain)
+    assert decode_rank_batch(frame_of(timed)).batch.times_s is None
+
+
 def test_arrays_are_views_at_aligned_places() -> None:
     """The arrays are writable: torch.from_numpy warns about read-only arrays."""
     frame = frame_of(example_rank_batch())
@@ -46,11 +55,12 @@ def test_arrays_are_views_at_aligned_places() -> None:
 def test_the_format_matches_the_records() -> None:
     """The format lists every field of every record, in order, with the dtype of its annotation.
 
-    Batches that are sent have no `next_use`, `rank_examples` and `parts`: a planner's input has them.
+    What only a planner's input has is not sent.
     """
+    unsent = {"times_s", "next_use", "is_born", "expired", "rank_examples", "parts"}
     for record, fields in codec._RECORDS.items():
         names = [field.name for field in dataclasses.fields(record)]
-        assert list(fields) == [name for name in names if name not in ("next_use", "rank_examples", "parts")]
+        assert list(fields) == [name for name in names if not (record is Batch and name in unsent)]
         hints = typing.get_type_hints(record)
         for name, expected in fields.items():
             hint = hints[name]

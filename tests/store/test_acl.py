@@ -13,6 +13,7 @@ import redis
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
+from bagpipe.store.interface import DeleteRequest
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
 from bagpipe.store.redis.server_checks import REQUIRED_COMMANDS
 from bagpipe.store.redis.store import RedisStore
@@ -79,6 +80,7 @@ def play(store: RedisStore, ledger: Ledger, token: str) -> None:
     num_groups = store.rotate().tolist()
     ledger.inspect()
     ledger.commit("m:1", 1, [num_groups])
+    store.delete_many([DeleteRequest(0, IDS)])
     store.write(0, IDS, ROWS)
     assert (store.ids(0) == IDS).all()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import StoreError
+from bagpipe.store.interface import DeleteRequest
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.slow_store import Gate, SlowStore
 from bagpipe.types.schema import RowSchema, RowTable
@@ -59,6 +60,8 @@ def test_failures_on_demand() -> None:
         store.fail_writes(StoreError("disk on fire"))
         with pytest.raises(StoreError, match="disk on fire"):
             store.write(0, IDS, 2 * ROWS)
+        with pytest.raises(StoreError, match="disk on fire"):
+            store.delete_many([DeleteRequest(0, IDS)])
         assert (store.read(0, IDS).rows == ROWS).all()
         store.fail_reads(StoreError("no answer"))
         with pytest.raises(StoreError, match="no answer"):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bagpipe.store.interface import WriteRequest
-from bagpipe.store.validation import check_read, check_write, row_dtype
+from bagpipe.store.interface import DeleteRequest, WriteRequest
+from bagpipe.store.validation import check_deletion, check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="adagrad")
@@ -52,3 +52,13 @@ def test_bad_rows(rows: np.ndarray, message: str) -> None:
 def test_an_id_that_appears_twice(ids: list[int]) -> None:
     with pytest.raises(ValueError, match=f"id {max(ids, key=ids.count)} appears twice in a write to table 0"):
         check_write(SCHEMA, WriteRequest(0, np.array(ids, np.int64), ROWS))
+
+
+def test_a_deletion_names_each_row_once() -> None:
+    requests = [DeleteRequest(0, IDS), DeleteRequest(0, IDS + 10)]
+    [(table, ids)] = check_deletion(SCHEMA, requests)
+    assert (table, ids.tolist()) == (0, [5, -1, 3, 15, 9, 13])
+    with pytest.raises(ValueError, match="id -1 appears twice in a deletion from table 0"):
+        check_deletion(SCHEMA, [*requests, DeleteRequest(0, IDS[1:2])])
+    with pytest.raises(ValueError, match=r"table number must be in \[0, 1\), got 1"):
+        check_deletion(SCHEMA, [DeleteRequest(1, IDS)])

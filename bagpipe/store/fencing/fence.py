@@ -1,23 +1,25 @@
 """Fencing of a namespace: owner tokens and write logs per bucket. Key names, records and the `Ledger` interface.
 
-A job acquires every bucket with its token; after that, writes of earlier tokens fail. Every write is logged, so the
-logs name the rows that differ from the last checkpoint. Keys beside the rows of bucket b, in the same hash slot:
+A job acquires every bucket with its token; after that, writes of earlier tokens fail. Every write and every deletion is
+logged, so the logs name the rows that differ from the last checkpoint. Keys beside the rows of bucket b, in the same
+hash slot:
 
     <ns>:{b}                                 hash    rows
     <ns>:{b}:owner                           string  token of the last job that acquired the bucket
     <ns>:{b}:checkpoint_id                   string  the checkpoint that rows and logs are relative to
     <ns>:{b}:logs                            set     <token>:<epoch>:<writer> of every log
-    <ns>:{b}:log:<token>:<epoch>:<writer>    list    "", then one element per group: the fields it wrote
+    <ns>:{b}:log:<token>:<epoch>:<writer>    list    "", then one element per group: its fields
     <ns>:{b}:fenced:<token>:<epoch>:<writer> list    a log whose job has lost the bucket
     <ns>:{b}:open                            hash    the rows while a group is written (never visible from outside)
     <ns>:{0}:job                             hash    the namespace's job, see `bagpipe.store.job_record`; bucket 0 only
 
 A *writer* is a rank. An *epoch* is the interval between two checkpoints (0: recovery). A *group* is what one command
-sequence writes into one bucket; logging and writing a group is one atomic step. Hence, at any time and after any loss
-of recent commands, every row that differs from the checkpoint is named in a log, or was not written back by then.
+sequence writes into one bucket or deletes from it; logging and applying a group is one atomic step. Hence, at any time
+and after any loss of recent commands, every row that differs from the checkpoint is named in a log, or was not written
+back by then.
 
 A log lives only while its writer's job owns the bucket: acquiring the bucket renames the log, and a group without its
-log is rejected. A group states the length that its log must have, so a duplicate is written once and a lost group is
+log is rejected. A group states the length that its log must have, so a duplicate is applied once and a lost group is
 detected.
 """
 

@@ -136,14 +136,15 @@ class MemoryLedger:
         with self._namespace.lock:
             self._namespace.check_owner(self._token)
             for number, table in enumerate(self._namespace.tables):
-                table.remove(np.isin(table.ids, ids[tables == number]))
+                table.remove(ids[tables == number])
 
     def drop(self, bucket: int) -> None:
         """See `Ledger.drop`."""
         with self._namespace.lock:
             self._namespace.check_owner(self._token)
             for number, table in enumerate(self._namespace.tables):
-                table.remove(self._namespace.buckets(np.full(1, number), table.ids) == bucket)
+                here = self._namespace.buckets(np.full(1, number), table.ids) == bucket
+                table.remove(table.ids[here])
 
     def begin(
         self,

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
-from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.keys import FIELD_DTYPE, check_layout
 from bagpipe.store.memory.ledger import MemoryLedger, MemoryNamespace
 from bagpipe.store.memory.table import Table
 from bagpipe.store.row_checksum import table_check_words
 from bagpipe.store.row_sums import RowSums
 from bagpipe.store.schema_record import SchemaRecord
-from bagpipe.store.validation import check_read, check_write, row_dtype
+from bagpipe.store.validation import check_deletion, check_read, check_write, row_dtype
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["MemoryStore"]
@@ -49,7 +49,7 @@ class MemoryStore:
         self._is_open = False
         self._namespace = _open_namespace(name, namespace, num_buckets)
         self._fence: Fence | None = None
-        self._rows_read = self._rows_found = self._rows_written = 0
+        self._rows_read = self._rows_found = self._rows_written = self._rows_deleted = 0
         self._sum_changes = RowSums(num_buckets)
 
     def __enter__(self) -> Self:
@@ -104,11 +104,7 @@ class MemoryStore:
         """See `Store.write_many`."""
         checked = [(request.table, *check_write(self.schema, request)) for request in requests]
         with self._namespace.lock:
-            if self._fence is not None and any(len(ids) > 0 for _, ids, _ in checked):
-                self._check_fence(self._fence)
-                self._namespace.logs[self._fence].append(
-                    np.concatenate([_fields(table, ids) for table, ids, _ in checked])
-                )
+            self._log([(table, ids) for table, ids, _ in checked])
             for table, ids, rows in checked:
                 self._table(table).write(ids, rows)
         self._rows_written += sum(len(ids) for _, ids, _ in checked)
@@ -116,6 +112,19 @@ class MemoryStore:
             if request.replaced is not None:
                 words = table_check_words(table, ids, rows)
                 self._sum_changes.replace_rows(np.array([table], np.uint32), ids, words, request.replaced)
+
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
+        """See `Store.delete_many`."""
+        checked = check_deletion(self.schema, requests)
+        with self._namespace.lock:
+            self._log(checked)
+            for table, ids in checked:
+                stored = self._table(table)
+                rows, found = stored.read(ids)
+                stored.remove(ids)
+                words = table_check_words(table, ids, rows)[found]
+                self._sum_changes.replace_rows(np.array([table], np.uint32), ids[found], np.zeros_like(words), words)
+                self._rows_deleted += len(words)
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""
@@ -157,13 +166,28 @@ class MemoryStore:
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`."""
-        return StoreStatistics(rows_read=self._rows_read, rows_found=self._rows_found, rows_written=self._rows_written)
+        return StoreStatistics(
+            rows_read=self._rows_read,
+            rows_found=self._rows_found,
+            rows_written=self._rows_written,
+            rows_deleted=self._rows_deleted,
+        )
+
+    def _log(self, changes: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+        """Log the rows of one write or deletion, by table, if there is a fence and any row. Call under the lock.
+
+        Raises:
+            FencedError, RolledBackError: see `Store.fence`.
+        """
+        if self._fence is not None and any(len(ids) > 0 for _, ids in changes):
+            self._check_fence(self._fence)
+            self._namespace.logs[self._fence].append(np.concatenate([_fields(table, ids) for table, ids in changes]))
 
     def _check_fence(self, fence: Fence) -> None:
         """Call under the lock.
 
         Raises:
-            FencedError, RolledBackError: see `Store.write_many`.
+            FencedError, RolledBackError: see `Store.fence`.
         """
         if self._namespace.owner:
             self._namespace.check_owner(fence.token)

@@ -1,6 +1,10 @@
 """`Table`: rows of one table in numpy arrays, found by a hash index.
 
 ids ──hash, linear probing, all ids at once──> row numbers ──> rows array (append only, doubles when full)
+                                                    └─────────> alive: false for removed rows
+
+A removed row keeps its number until its id is written again. Once half of the rows are removed ones, the others move to
+new arrays; so a removal takes constant time per id on average.
 """
 
 from __future__ import annotations
@@ -77,16 +81,19 @@ class Table:
     def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
         self._index = _IdIndex()
         self._rows = np.empty((len(self._index.ids), width), dtype)
+        self._alive = np.zeros(len(self._index.ids), np.bool_)  # by row number
+        self._num_removed = 0
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Ids of all rows, in the order of their first write."""
-        return self._index.ids[: self._index.num_rows]
+        """Ids of all rows, in no particular order."""
+        num_numbers = self._index.num_rows
+        ids = self._index.ids[:num_numbers]
+        return ids[self._alive[:num_numbers]] if self._num_removed else ids
 
     def read(self, ids: NDArray[np.int64]) -> tuple[Rows, NDArray[np.bool_]]:
         """Rows of ids in any order, with or without duplicates, zero where missing; and which were found."""
-        numbers = self._index.find(ids)
-        found = numbers != _EMPTY
+        numbers, found = self._find(ids)
         if found.all():
             return self._rows[numbers], found
         rows = np.zeros((len(ids), self._rows.shape[1]), self._rows.dtype)
@@ -101,12 +108,35 @@ class Table:
         if len(self._index.ids) > len(self._rows):
             larger = np.empty((len(self._index.ids), self._rows.shape[1]), self._rows.dtype)
             larger[: len(self._rows)] = self._rows
-            self._rows = larger
+            alive = np.zeros(len(larger), np.bool_)
+            alive[: len(self._alive)] = self._alive
+            self._rows, self._alive = larger, alive
+        if self._num_removed:
+            self._num_removed -= int(np.count_nonzero(~self._alive[numbers[~new]]))
+        self._alive[numbers] = True
         self._rows[numbers] = rows
 
-    def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Remove rows; `gone` is bool ``[num_rows]`` in the order of `ids`."""
-        if gone.any():
-            ids, rows = self.ids[~gone], self._rows[: len(gone)][~gone]
-            self._index = _IdIndex()
-            self.write(ids, rows)
+    def remove(self, ids: NDArray[np.int64]) -> None:
+        """Remove the rows of ids in any order, with or without duplicates and ids without a row."""
+        numbers, found = self._find(ids)
+        gone = np.unique(numbers[found])
+        self._alive[gone] = False
+        self._num_removed += len(gone)
+        if 2 * self._num_removed > self._index.num_rows:
+            self._move()
+
+    def _find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Row number of each id, and whether it has a row; the number is meaningless if not."""
+        numbers = self._index.find(ids)
+        found = numbers != _EMPTY
+        if self._num_removed:
+            found &= self._alive[numbers]
+        return numbers, found
+
+    def _move(self) -> None:
+        """Move the rows to new arrays, which have no room for removed ones."""
+        alive = self._alive[: self._index.num_rows]
+        ids, rows = self.ids, self._rows[: len(alive)][alive]
+        moved = Table(rows.shape[1], rows.dtype)
+        moved.write(ids, rows)
+        self._index, self._rows, self._alive, self._num_removed = moved._index, moved._rows, moved._alive, 0

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import StoreError
 from bagpipe.store.keys import NUM_SLOTS
-from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
+from bagpipe.store.redis.log_guard import ShortLog
 from bagpipe.store.redis.request_pipeline import Accept, Accepted
 from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.redis.routing import BucketCommand

@@ -9,10 +9,7 @@
     EXEC
 
 The guard fails closed: if anything fails before the rename (log length, script, missing right), the rows end up under a
-name that no reader uses. Scripts are sent as text, not by digest: that costs a microsecond, and a server cannot have
-forgotten them.
-The log's length tells what happened. No log: the bucket has another owner, or the server lost the log. Longer than
-expected: the group was written before (a connection broke and it was sent again). Shorter: the server lost groups.
+name that no reader uses. `bagpipe.store.redis.log_guard` says what the log's length means.
 """
 
 from __future__ import annotations
@@ -20,15 +17,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
-from bagpipe.errors import FencedError, RolledBackError, StoreError
+from bagpipe.errors import StoreError
 from bagpipe.store.redis.link import Bytes
-from bagpipe.store.redis.remedies import with_remedy
+from bagpipe.store.redis.log_guard import (
+    ANSWER_BYTES,
+    REFUSAL_BYTES,
+    GuardedCommand,
+    bulk_strings,
+    check_refusals,
+    eval_head,
+    eval_request,
+    guarded_eval,
+    log_error,
+    strange_reply,
+)
 from bagpipe.store.redis.resp import ErrorLine, Reply, parse_reply
 from bagpipe.store.redis.resp_rows import ErrorReply
 
-__all__ = ["GuardedCommand", "Rotation", "ShortLog", "Transaction"]
+__all__ = ["Rotation", "Transaction"]
 
 #: Returns 0, or for each rejected bucket: its number, the length its log would have had, its owner.
 _OPEN = b"""local refused={}
@@ -66,39 +73,6 @@ return {length,redis.call('GET',KEYS[4]) or ''}"""
 _MULTI = b"*1\r\n$5\r\nMULTI\r\n"
 _EXEC = b"*1\r\n$4\r\nEXEC\r\n"
 _ABORTED = "EXECABORT Transaction discarded because of: "
-#: Maximum bytes of one rejection and of one command's reply, without error lines.
-_REFUSAL_BYTES = 160
-_ANSWER_BYTES = 40
-
-
-class ShortLog(RolledBackError):
-    """A log is shorter than expected; nothing was written.
-
-    Attributes:
-        end: offset after the reply.
-    """
-
-    def __init__(self, message: str, end: int) -> None:
-        super().__init__(message)
-        self.end = end
-
-
-class GuardedCommand(NamedTuple):
-    """Guard of one HSET. A tuple, because a batch creates one per bucket.
-
-    Attributes:
-        bucket: key of the bucket.
-        open: key of the bucket while it is written.
-        log: key of the writer's log.
-        length: elements of the log including this group.
-        num_rows: rows of the HSET.
-    """
-
-    bucket: bytes
-    open: bytes
-    log: bytes
-    length: int
-    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +93,17 @@ class Transaction:
         Args:
             fields: for each command, the concatenated 12-byte fields of its rows.
         """
-        num_commands = len(self.commands)
-        parts = [_MULTI, _eval_head(_OPEN, 3 * num_commands, 2 * num_commands)]
-        parts += [_bulk_strings(command[:3]) for command in self.commands]
-        for command, blob in zip(self.commands, fields, strict=True):
-            length = b"%d" % command.length
-            parts.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(length), length, len(blob), blob))
-        return b"".join(parts)
+        return _MULTI + guarded_eval(_OPEN, self.commands, fields)
 
     def tail(self) -> bytes:
         """Bytes after the HSETs."""
-        closing = [_bulk_strings(command[:2]) for command in self.commands]
-        return b"".join([_eval_head(_CLOSE, 2 * len(closing), 0), *closing, _EXEC])
+        closing = [bulk_strings(command[:2]) for command in self.commands]
+        return b"".join([eval_head(_CLOSE, 2 * len(closing), 0), *closing, _EXEC])
 
     @property
     def max_reply_bytes(self) -> int:
         """Maximum length of the whole reply."""
-        return (_ANSWER_BYTES + _REFUSAL_BYTES) * (len(self.commands) + 3)
+        return (ANSWER_BYTES + REFUSAL_BYTES) * (len(self.commands) + 3)
 
     def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
         """Offset after the replies; None while they are incomplete.
@@ -186,32 +154,14 @@ class Transaction:
         num_refused = 0
         if isinstance(opened, list):
             num_refused = len(opened)
-            for refusal in opened:
-                self._check_refusal(refusal, end)
+            check_refusals(opened, self.token, self.commands, end)
         elif opened != 0:
-            raise _strange(opened)
+            raise strange_reply(opened)
         for command, count in zip(commands, counts, strict=True):
             if not isinstance(count, int) or not 0 <= count <= command.num_rows:
-                raise _strange(count)
+                raise strange_reply(count)
         if closed != len(commands) - num_refused:
-            raise _strange(closed)
-
-    def _check_refusal(self, refusal: Reply, end: int) -> None:
-        """Return if the group was written by an earlier attempt.
-
-        Raises:
-            FencedError, RolledBackError, StoreError: the group is not written.
-        """
-        match refusal:
-            case [int(number), int(length), bytes(owner)] if 1 <= number <= len(self.commands):
-                command = self.commands[number - 1]
-                if length <= command.length:
-                    # `length` includes the group that the guard appended.
-                    raise _lost(self.token, command.bucket, command.length - 1, max(length - 1, 0), owner, end)
-            case [int(), bytes(words), bytes()]:
-                raise StoreError(f"the store answered an error: {with_remedy(words.decode(errors='replace'))}")
-            case _:
-                raise _strange(refusal)
+            raise strange_reply(closed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +190,14 @@ class Rotation:
 
     def encode(self) -> bytes:
         """Bytes of the request."""
-        return _eval(_ROTATE, [self.log, self.next_log, self.logs, self.owner], [b"%d" % self.length, self.next_name])
+        return eval_request(
+            _ROTATE, [self.log, self.next_log, self.logs, self.owner], [b"%d" % self.length, self.next_name]
+        )
 
     @property
     def max_reply_bytes(self) -> int:
         """Maximum length of the reply."""
-        return _REFUSAL_BYTES
+        return REFUSAL_BYTES
 
     def accept(self, buffer: Bytes, start: int, end: int) -> int | None:
         """See `Transaction.accept`."""
@@ -255,11 +207,11 @@ class Rotation:
         match parsed.reply:
             case [int(length), bytes(owner)]:
                 if length != self.length:
-                    raise _lost(self.token, self.bucket, self.length, length, owner, start + parsed.end)
+                    raise log_error(self.token, self.bucket, self.length, length, owner, start + parsed.end)
             case ErrorLine(line):
                 raise ErrorReply(line, start, start + parsed.end)
             case other:
-                raise _strange(other)
+                raise strange_reply(other)
         return start + parsed.end
 
 
@@ -273,43 +225,3 @@ def _usual_replies(num_commands: int) -> bytes:
     """Replies to a transaction that every bucket accepts and that replaces rows only."""
     answers = b":0\r\n" + b":0\r\n" * num_commands + b":%d\r\n" % num_commands
     return _queued(num_commands) + b"*%d\r\n" % (num_commands + 2) + answers
-
-
-def _lost(token: str, bucket: bytes, expected: int, found: int, owner: bytes, end: int) -> StoreError:
-    """The error for a log of unexpected length; lengths include the first, empty element."""
-    label = f"bucket {bucket.decode()}"
-    generation = token.partition("-")[0]
-    if owner and owner != token.encode():
-        theirs = owner.decode(errors="replace").partition("-")[0]
-        return FencedError(
-            f"{label} was taken over by another start of a job (generation {theirs}, this one is {generation}); "
-            "nothing more is written"
-        )
-    if found == 0:
-        return RolledBackError(f"{label}: the store has lost the log of this job; rows may be lost")
-    return ShortLog(
-        f"{label}: the store acknowledged {expected - 1} groups of rows and has {found - 1} in its log", end
-    )
-
-
-def _strange(reply: Reply) -> StoreError:
-    if isinstance(reply, ErrorLine):
-        return StoreError(f"the store answered an error: {with_remedy(reply.line)}")
-    return StoreError(f"the store answered {reply!r:.80} to a fenced write")
-
-
-def _eval(script: bytes, keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-    words = [b"$%d\r\n%b\r\n" % (len(word), word) for word in (*keys, *values)]
-    return _eval_head(script, len(keys), len(values)) + b"".join(words)
-
-
-@lru_cache(maxsize=1024)
-def _eval_head(script: bytes, num_keys: int, num_values: int) -> bytes:
-    """An EVAL without its keys and values."""
-    return b"*%d\r\n" % (3 + num_keys + num_values) + _bulk_strings((b"EVAL", script, b"%d" % num_keys))
-
-
-@lru_cache(maxsize=4096)
-def _bulk_strings(words: tuple[bytes, ...]) -> bytes:
-    """Words as elements of an array. The keys of a bucket recur with every batch."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])

@@ -1,8 +1,10 @@
 """RESP encoders for batches of fixed-width rows, vectorised with numpy, and decoders of short replies. No sockets.
 
     request   *{2+n} HMGET key  then n fields   `$12 | table id`              one strided record array, filled by column
+              *{2+n} HDEL key   then n fields
               *{2+2n} HSET key  then n pairs    `$12 | table id | $W | row check`
     reply     :{created}                                                      (HSET)
+              :{removed}                                                      (HDEL)
 
 A row is the whole value, including its check word; only `RowEncoder` distinguishes the two. Replies with rows are
 decoded by `bagpipe.store.redis.row_replies`.
@@ -21,13 +23,15 @@ from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.row_checksum import CHECK_BYTES, check_words
 
 __all__ = [
+    "COUNT_REPLY_BYTES",
     "CommandHeaders",
     "ErrorReply",
     "FieldEncoder",
     "RowEncoder",
-    "decode_hset",
-    "decode_hsets",
+    "decode_count",
+    "decode_counts",
     "decode_ok",
+    "hdel_header",
     "hmget_header",
     "hset_header",
     "refuse_reply",
@@ -40,8 +44,8 @@ _CRLF = b"\r\n"
 _OK = b"+OK\r\n"
 #: Numbers of rows whose headers `CommandHeaders` keeps.
 _KEPT_STARTS = 256
-#: Longest accepted reply to an HSET.
-_HSET_REPLY_BYTES = 24
+#: Longest accepted reply to an HSET or HDEL.
+COUNT_REPLY_BYTES = 24
 #: Longest accepted error line; servers truncate theirs far earlier.
 _MAX_LINE_BYTES = 64 * 1024
 
@@ -67,6 +71,11 @@ def hmget_header(key: bytes, num_rows: int) -> bytes:
     return b"*%d\r\n$5\r\nHMGET\r\n$%d\r\n%b\r\n" % (num_rows + 2, len(key), key)
 
 
+def hdel_header(key: bytes, num_rows: int) -> bytes:
+    """Header of an HDEL of `num_rows` rows."""
+    return b"*%d\r\n$4\r\nHDEL\r\n$%d\r\n%b\r\n" % (num_rows + 2, len(key), key)
+
+
 def hset_header(key: bytes, num_rows: int) -> bytes:
     """Header of an HSET of `num_rows` rows."""
     return b"*%d\r\n$4\r\nHSET\r\n$%d\r\n%b\r\n" % (2 * num_rows + 2, len(key), key)
@@ -77,7 +86,7 @@ class CommandHeaders:
 
     Args:
         keys: key of each bucket.
-        encode: `hmget_header` or `hset_header`.
+        encode: `hmget_header`, `hdel_header` or `hset_header`.
     """
 
     def __init__(self, keys: Sequence[bytes], encode: Callable[[bytes, int], bytes]) -> None:
@@ -94,7 +103,7 @@ class CommandHeaders:
 
 
 class FieldEncoder:
-    """Encodes the fields of an HMGET. Constant bytes stay in a scratch array between calls."""
+    """Encodes the fields of an HMGET or HDEL. Constant bytes stay in a scratch array between calls."""
 
     def __init__(self) -> None:
         self._dtype = np.dtype([("head", "S5"), ("table", ">u4"), ("id", ">i8"), ("tail", "S2")])
@@ -166,40 +175,40 @@ class RowEncoder:
         return records.view(np.uint8)
 
 
-def decode_hset(buffer: Bytes, start: int, end: int, num_rows: int) -> int | None:
-    """Offset after the HSET reply at `start`; None while it is incomplete.
+def decode_count(buffer: Bytes, start: int, end: int, num_rows: int) -> int | None:
+    """Offset after the reply of an HSET or HDEL at `start`; None while it is incomplete.
 
     Raises:
         StoreError: an error reply (with the server's text), or not a count between 0 and `num_rows`.
     """
-    line = buffer[start : min(start + _HSET_REPLY_BYTES, end)].tobytes()
+    line = buffer[start : min(start + COUNT_REPLY_BYTES, end)].tobytes()
     text, separator, _ = line.partition(_CRLF)
     if text.startswith(b":") and text[1:].isdigit() and separator and int(text[1:]) <= num_rows:
         return start + len(text) + 2
-    if not line or (line.startswith(b":") and len(line) < _HSET_REPLY_BYTES and not separator):
+    if not line or (line.startswith(b":") and len(line) < COUNT_REPLY_BYTES and not separator):
         return None
     refuse_reply(buffer, start, end, b":0..%d\r\n" % num_rows)
     return None
 
 
-def decode_hsets(buffer: Bytes, start: int, end: int, counts: Sequence[int]) -> int | None:
-    """Offset after the replies at `start` to HSETs of `counts` rows each; None while they are incomplete.
+def decode_counts(buffer: Bytes, start: int, end: int, counts: Sequence[int]) -> int | None:
+    """Offset after the replies at `start` to HSETs or HDELs of `counts` rows each; None while they are incomplete.
 
     Raises:
-        StoreError: as `decode_hset`, for the first wrong reply.
+        StoreError: as `decode_count`, for the first wrong reply.
     """
-    data = buffer[start : min(start + _HSET_REPLY_BYTES * len(counts), end)].tobytes()
+    data = buffer[start : min(start + COUNT_REPLY_BYTES * len(counts), end)].tobytes()
     lines = data.split(_CRLF, len(counts))
-    if len(lines) > len(counts) and all(map(_is_hset_reply, lines, counts)):
+    if len(lines) > len(counts) and all(map(_is_count, lines, counts)):
         return start + len(data) - len(lines[-1])
     position: int | None = start
     for count in counts:
         if position is not None:
-            position = decode_hset(buffer, position, end, count)
+            position = decode_count(buffer, position, end, count)
     return position
 
 
-def _is_hset_reply(line: bytes, num_rows: int) -> bool:
+def _is_count(line: bytes, num_rows: int) -> bool:
     return line == b":0" or (line.startswith(b":") and line[1:].isdigit() and int(line[1:]) <= num_rows)
 
 

@@ -20,13 +20,22 @@ from numpy.typing import NDArray
 from bagpipe.store.fencing.fence import logs_key, open_key, owner_key
 from bagpipe.store.fencing.writer_logs import LogEntries
 from bagpipe.store.keys import FIELD_BYTES, FIELD_DTYPE
-from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, Transaction
+from bagpipe.store.redis.fenced_write import Rotation, Transaction
+from bagpipe.store.redis.log_guard import GuardedCommand
 from bagpipe.store.redis.request_pipeline import Frame, Request
-from bagpipe.store.redis.resp_rows import CommandHeaders, RowEncoder, decode_hset, decode_hsets, hset_header
+from bagpipe.store.redis.resp_rows import (
+    COUNT_REPLY_BYTES,
+    CommandHeaders,
+    RowEncoder,
+    decode_count,
+    decode_counts,
+    hset_header,
+)
 from bagpipe.store.redis.routing import BucketCommand, RoutedRows
 from bagpipe.util.failpoints import hit
 
 __all__ = [
+    "MAX_REQUEST_COMMANDS",
     "Codec",
     "Group",
     "LogRotation",
@@ -43,8 +52,7 @@ _COMMAND_BYTES = 64 << 10
 _FIRST_BYTES = 32 << 10
 _RUN_BYTES = 512 << 10
 #: Keeps a request within its limit of 256 pieces.
-_MAX_REQUEST_COMMANDS = 100
-_HSET_REPLY_BYTES = 24
+MAX_REQUEST_COMMANDS = 100
 _SHORT_BYTES = 2 << 10
 #: Log rotations per frame.
 _ROTATIONS = 256
@@ -119,7 +127,7 @@ class WriteCodec:
         max_request_commands: maximum HSETs per request; above 1 all buckets of a link must share a server.
     """
 
-    def __init__(self, keys: Sequence[bytes], *, max_request_commands: int = _MAX_REQUEST_COMMANDS) -> None:
+    def __init__(self, keys: Sequence[bytes], *, max_request_commands: int = MAX_REQUEST_COMMANDS) -> None:
         self._keys = keys
         self._open_keys = [open_key(key) for key in keys]
         self._headers = CommandHeaders(keys, hset_header)
@@ -149,17 +157,17 @@ class WriteCodec:
                 for (bucket, first, stop, _), body in zip(commands_of, bodies[start : start + at_once], strict=True):
                     pieces += (self._headers.of(bucket, stop - first), body)
                 counts = [stop - first for _, first, stop, _ in commands_of]
-                accept = partial(decode_hsets, counts=counts)
-                requests.append(Request(_joined(pieces), _HSET_REPLY_BYTES * len(counts), accept))
+                accept = partial(decode_counts, counts=counts)
+                requests.append(Request(_joined(pieces), COUNT_REPLY_BYTES * len(counts), accept))
             yield requests
             hit("mid-write-back")
 
     def _single(self, command: BucketCommand, body: memoryview) -> Request:
         bucket, first, stop, _ = command
-        header, accept = self._headers.of(bucket, stop - first), partial(decode_hset, num_rows=stop - first)
+        header, accept = self._headers.of(bucket, stop - first), partial(decode_count, num_rows=stop - first)
         if len(body) < _SHORT_BYTES:
-            return Request((memoryview(header + body),), _HSET_REPLY_BYTES, accept)
-        return Request((memoryview(header), body), _HSET_REPLY_BYTES, accept)
+            return Request((memoryview(header + body),), COUNT_REPLY_BYTES, accept)
+        return Request((memoryview(header), body), COUNT_REPLY_BYTES, accept)
 
     def _guarded(self, group: WriteGroup, entries: LogEntries, commands: Sequence[BucketCommand]) -> Iterator[Frame]:
         encoder, at_once = self._encoder(group), self._max_request_commands

@@ -62,8 +62,8 @@ class RowReader:
         self._schema = schema
         self._num_buckets = num_buckets
 
-    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
-        """See `Store.read_many`."""
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]], *, repeat: bool = True) -> list[ReadResult]:
+        """See `Store.read_many`. `repeat`: a lost connection is made again and the rows are read anew."""
         checked = [(table, check_read(self._schema, table, ids)) for table, ids in requests]
         results = [ReadResult(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.uint64))] * len(checked)
         groups = []
@@ -78,7 +78,7 @@ class RowReader:
                 stop = start + length
                 results[member] = ReadResult(rows[start:stop], found[start:stop], checks[start:stop])
                 start = stop
-        self._client.execute(groups, repeat=True)
+        self._client.execute(groups, repeat=repeat)
         for group in groups:
             num_rows, num_found = len(group.found), int(np.count_nonzero(group.found))
             if num_found < num_rows:

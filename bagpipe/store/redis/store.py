@@ -2,7 +2,8 @@
 
     read_many   see `bagpipe.store.redis.row_reader`
     write_many  the same way with HSET; returns when every server has acknowledged every row
-    fence       all further HSETs are guarded and logged; rotate: checks every bucket's log and opens the next
+    delete_many reads the check words of the rows, then HDEL
+    fence       all further HSETs and HDELs are guarded and logged; rotate: checks every bucket's log and opens the next
     check/claim the schema record of every server (of the cluster), compared field by field
 
 One shard client for reading and one for writing, so that a reader thread and a writer thread never share a socket.
@@ -10,9 +11,8 @@ One shard client for reading and one for writing, so that a reader thread and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -22,23 +22,26 @@ from numpy.typing import NDArray
 from bagpipe.errors import FencedError, InputError, RolledBackError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.fencing.writer_logs import WriterLogs
-from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
-from bagpipe.store.keys import bucket_key, check_layout
+from bagpipe.store.interface import DeleteRequest, ReadResult, Rows, StoreStatistics, WriteRequest
+from bagpipe.store.keys import FIELD_BYTES, bucket_key, check_layout
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.cluster_client import ClusterClient
+from bagpipe.store.redis.delete_codec import DeleteGroup, batches_of
 from bagpipe.store.redis.ledger import RedisLedger
 from bagpipe.store.redis.namespace import Backend, Namespace
-from bagpipe.store.redis.row_codecs import LogRotation, WriteCodec, WriteGroup
+from bagpipe.store.redis.row_codecs import LogRotation, WriteGroup
 from bagpipe.store.redis.row_reader import RowReader, by_width, reading_client
-from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
+from bagpipe.store.redis.writing_client import Change, writing_client
 from bagpipe.store.row_checksum import as_voids
 from bagpipe.store.row_sums import RowSums
-from bagpipe.store.validation import check_read, check_write
+from bagpipe.store.validation import check_deletion, check_read, check_write
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
 
 __all__ = ["RedisStore"]
+
+#: Rows deleted at a time: 16 MiB of 256-byte records are read for their check words.
+_DELETED_ROWS = 65_536
 
 
 class RedisStore:
@@ -73,21 +76,17 @@ class RedisStore:
             raise InputError(f"store.timeout_s must be greater than 0, got {timeout_s}")
         self.schema = schema
         keys = self._keys = [bucket_key(namespace, bucket) for bucket in range(num_buckets)]
-        self._writing: ShardClient[WriteGroup | LogRotation]
         if is_cluster_url(urls):
             cluster = Cluster(seeds=parse_cluster_url(urls))
-            one_by_one = partial(WriteCodec, keys, max_request_commands=1)  # every bucket has its own slot
             backends: tuple[Backend, ...] = (cluster,)
             self._reading = reading_client(cluster, keys, timeout_s)
-            self._writing = ClusterClient(cluster, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
+            self._writing = writing_client(cluster, keys, timeout_s)
         else:
             backends = servers = parse_urls(urls)
             if len(servers) > num_buckets:
                 raise InputError(f"store.buckets = {num_buckets} is fewer than the {len(servers)} servers of store.url")
             self._reading = reading_client(servers, keys, timeout_s)
-            self._writing = ServerListClient(
-                servers, num_buckets=num_buckets, timeout_s=timeout_s, make_codec=partial(WriteCodec, keys)
-            )
+            self._writing = writing_client(servers, keys, timeout_s)
         self._namespace = Namespace(
             name=namespace,
             schema=schema,
@@ -97,10 +96,11 @@ class RedisStore:
             durability=durability,
         )
         self._reader = RowReader(self._reading, schema, num_buckets)
+        self._writing_reader = RowReader(self._writing, schema, num_buckets)
         self._stack: ExitStack | None = None
         self._logs: WriterLogs | None = None
         self._refusal: FencedError | RolledBackError | None = None
-        self._rows_written = 0
+        self._rows_written = self._rows_deleted = 0
         self._sum_changes = RowSums(num_buckets)
 
     def __enter__(self) -> Self:
@@ -174,6 +174,12 @@ class RedisStore:
             self._add_changes(group, parts)
         hit("after-write-back")
 
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
+        """See `Store.delete_many`."""
+        self._check_writable()
+        for batch in batches_of(check_deletion(self.schema, requests), _DELETED_ROWS):
+            self._delete(batch)
+
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""
         self._logs = WriterLogs(fence, self._keys)
@@ -214,6 +220,7 @@ class RedisStore:
             rows_read=self._reader.rows_read,
             rows_found=self._reader.rows_found,
             rows_written=self._rows_written,
+            rows_deleted=self._rows_deleted,
             bytes_sent=reading.bytes_sent + writing.bytes_sent,
             bytes_received=reading.bytes_received + writing.bytes_received,
             moved=reading.moved + writing.moved,
@@ -221,9 +228,28 @@ class RedisStore:
             failovers=reading.failovers + writing.failovers,
         )
 
-    def _execute(self, groups: Sequence[WriteGroup | LogRotation]) -> None:
-        try:
+    def _delete(self, batch: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+        """Delete ids by table. Another thread may read over the reading client, so the rows are read over this one."""
+        with self._keeping_refusals():
+            stored = self._writing_reader.read_many(batch, repeat=self._logs is not None)
+        routed, entries = self._writing.route(batch), None
+        if self._logs is not None:
+            entries = self._logs.entries(self._writing.num_commands(routed, FIELD_BYTES))
+        self._execute([DeleteGroup.of(routed, entries)])
+        for (table, ids), result in zip(batch, stored, strict=True):
+            none = np.zeros_like(result.checks)
+            self._sum_changes.replace_rows(np.array([table], np.uint32), ids, none, result.checks)
+            self._rows_deleted += int(np.count_nonzero(result.found))
+
+    def _execute(self, groups: Sequence[Change]) -> None:
+        with self._keeping_refusals():
             self._writing.execute(groups, repeat=self._logs is not None)
+
+    @contextmanager
+    def _keeping_refusals(self) -> Iterator[None]:
+        """Keep the error of a rejected writer for its later calls."""
+        try:
+            yield
         except FencedError as error:
             self._refusal = FencedError(str(error))
             raise

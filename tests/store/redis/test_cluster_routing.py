@@ -18,8 +18,8 @@ from bagpipe.store.redis.cluster_routing import (
     parse_redirect,
     parse_slots,
 )
-from bagpipe.store.redis.fenced_write import ShortLog
 from bagpipe.store.redis.link import Bytes
+from bagpipe.store.redis.log_guard import ShortLog
 from bagpipe.store.redis.resp_rows import decode_ok
 from bagpipe.store.redis.routing import BucketCommand
 

@@ -14,7 +14,8 @@ from bagpipe.errors import CorruptRowError, FencedError, RolledBackError, StoreE
 from bagpipe.store.fencing.fence import Fence, log_key, logs_key, open_key, owner_key
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
-from bagpipe.store.redis.fenced_write import GuardedCommand, Rotation, ShortLog, Transaction
+from bagpipe.store.redis.fenced_write import Rotation, Transaction
+from bagpipe.store.redis.log_guard import GuardedCommand, ShortLog
 from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.redis.hostile_server import MISBEHAVIOURS, hostile_server
@@ -64,6 +64,7 @@ CALLS: dict[str, tuple[str, Callable[[RedisStore], object]]] = {
     "ids, scan": ("HSCAN", lambda store: store.ids(0)),
     "read": ("HMGET", lambda store: store.read_many([(0, IDS)])),
     "write": ("HSET", lambda store: store.write_many([WriteRequest(0, IDS, np.zeros((20, 4), np.float32))])),
+    "delete": ("HDEL", lambda store: store.delete_many([DeleteRequest(0, IDS)])),
     "ledger, INFO": ("INFO", inspect),
     "ledger, state": ("EVAL", state),
     "ledger, logs": ("EVAL", touched),

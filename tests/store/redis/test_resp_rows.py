@@ -14,8 +14,8 @@ from bagpipe.store.redis.resp_rows import (
     ErrorReply,
     FieldEncoder,
     RowEncoder,
-    decode_hset,
-    decode_hsets,
+    decode_count,
+    decode_counts,
     decode_ok,
     hmget_header,
     hset_header,
@@ -25,14 +25,14 @@ from bagpipe.store.row_checksum import check_words
 
 def test_an_error_line_may_arrive_in_parts() -> None:
     buffer = np.frombuffer(b"-ERR no\r\n", np.uint8)
-    assert [decode_hset(buffer, 0, end, 2) for end in range(9)] == [None] * 9
+    assert [decode_count(buffer, 0, end, 2) for end in range(9)] == [None] * 9
 
 
 @pytest.mark.parametrize(
     ("data", "end"), [(b":0\r\n", 4), (b":12\r\n*", 5), (b":", None), (b":1", None), (b":1\r", None)]
 )
 def test_hset_reply(data: bytes, end: int | None) -> None:
-    assert decode_hset(np.frombuffer(data, np.uint8), 0, len(data), 12) == end
+    assert decode_count(np.frombuffer(data, np.uint8), 0, len(data), 12) == end
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_hset_reply(data: bytes, end: int | None) -> None:
 )
 def test_a_wrong_hset_reply_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError):
-        decode_hset(np.frombuffer(data, np.uint8), 0, len(data), 12)
+        decode_count(np.frombuffer(data, np.uint8), 0, len(data), 12)
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.data())
@@ -56,14 +56,14 @@ def test_hset_replies_equal_those_of_one_after_the_other(created: list[int], dat
         error = None
         try:
             for count in counts:
-                position = None if position is None else decode_hset(buffer, position, end, count)
+                position = None if position is None else decode_count(buffer, position, end, count)
         except StoreError as raised:
             error = str(raised)
         if error is None:
-            assert decode_hsets(buffer, 2, end, counts) == position
+            assert decode_counts(buffer, 2, end, counts) == position
         else:
             with pytest.raises(StoreError) as caught:
-                decode_hsets(buffer, 2, end, counts)
+                decode_counts(buffer, 2, end, counts)
             assert str(caught.value) == error
 
 
@@ -99,7 +99,7 @@ def test_an_encoder_is_used_again_with_more_and_fewer_rows() -> None:
 def test_an_error_reply_has_its_position() -> None:
     data = b":1\r\n-MOVED 3999 10.0.0.1:7000\r\n:0\r\n"
     with pytest.raises(ErrorReply) as caught:
-        decode_hset(np.frombuffer(data, np.uint8), 4, len(data), 12)
+        decode_count(np.frombuffer(data, np.uint8), 4, len(data), 12)
     assert (caught.value.line, caught.value.start, caught.value.end) == ("MOVED 3999 10.0.0.1:7000", 4, len(data) - 4)
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
-from bagpipe.store.interface import Rows, WriteRequest
+from bagpipe.store.interface import DeleteRequest, Rows, WriteRequest
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.row_checksum import table_check_words
+from bagpipe.store.row_sums import RowSums
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from bagpipe.types.schema import RowSchema, RowTable
@@ -25,6 +28,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=16), RowTable(name="item", dim=4)), optimizer="sgd")
 NUM_BUCKETS = 4
 IDS = np.arange(6_000, dtype=np.int64)
+GONE, AGAIN = IDS[::3].copy(), IDS[::2].copy()
+DIMS = (16, 4)
 
 
 def rows_of(version: int, dim: int = 16) -> Rows:
@@ -35,32 +40,50 @@ def opened(url: str, namespace: str, timeout_s: float = 30.0) -> RedisStore:
     return RedisStore(url, schema=SCHEMA, namespace=namespace, num_buckets=NUM_BUCKETS, timeout_s=timeout_s)
 
 
-def num_groups(num_writes: int) -> list[int]:
-    """Groups of each bucket after several writes of both tables: one per command."""
-    total = np.zeros(NUM_BUCKETS, np.int64)
-    for table, row_bytes in ((0, 64), (1, 16)):
-        counts = np.bincount(bucket_of(np.full(1, table, np.uint32), IDS, NUM_BUCKETS), minlength=NUM_BUCKETS)
-        total += -(-counts // (65_536 // row_bytes))
-    return [int(groups) for groups in num_writes * total]
+def num_groups() -> list[int]:
+    """Groups of each bucket after a `Workload.run`: one per command."""
+    total = np.ones(NUM_BUCKETS, np.int64)  # the deletion
+    for ids in (IDS, AGAIN):
+        for table, row_bytes in ((0, 64), (1, 16)):
+            counts = np.bincount(bucket_of(np.full(1, table, np.uint32), ids, NUM_BUCKETS), minlength=NUM_BUCKETS)
+            total += -(-counts // (65_536 // row_bytes))
+    return total.tolist()
 
 
 class Workload:
-    """Write versions, read them back, count the groups."""
+    """Write all rows, delete some, write half of the rows again; read them, count the groups, compare the sums."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._version = 0
+        self._checks = [np.zeros(len(IDS), np.uint64) for _ in DIMS]
 
     def run(self) -> None:
-        for _ in range(2):
-            self._version += 1
-            self._store.write_many(
-                [WriteRequest(0, IDS, rows_of(self._version)), WriteRequest(1, IDS, rows_of(self._version, 4))]
-            )
-        assert self._store.rotate().tolist() == num_groups(2), "each group counts once"
-        user, item = self._store.read_many([(0, IDS), (1, IDS)])
-        assert (user.rows == rows_of(self._version)).all()
-        assert (item.rows == rows_of(self._version, 4)).all()
+        first, second = [[rows_of(self._version + number, dim) for dim in DIMS] for number in (1, 2)]
+        self._version += 2
+        self._write(IDS, first)
+        self._store.delete_many([DeleteRequest(table, GONE) for table in (0, 1)])
+        for checks in self._checks:
+            checks[GONE] = 0
+        self._write(AGAIN, second)
+        assert self._store.rotate().tolist() == num_groups(), "each group counts once"
+        for table, result in enumerate(self._store.read_many([(0, IDS), (1, IDS)])):
+            rows = first[table]
+            rows[GONE] = 0
+            rows[AGAIN] = second[table][AGAIN]
+            assert (result.rows == rows).all()
+            assert (result.checks == self._checks[table]).all()
+        sums = RowSums(NUM_BUCKETS)
+        for table, checks in enumerate(self._checks):
+            sums.add_rows(np.array([table], np.uint32), IDS, checks)
+        assert self._store.sum_changes().to_list() == sums.to_list()
+
+    def _write(self, ids: NDArray[np.int64], rows: list[Rows]) -> None:
+        self._store.write_many(
+            [WriteRequest(table, ids, rows[table][ids], self._checks[table][ids]) for table in (0, 1)]
+        )
+        for table in (0, 1):
+            self._checks[table][ids] = table_check_words(table, ids, rows[table][ids])
 
 
 @pytest.fixture
@@ -123,8 +146,14 @@ def test_without_a_fence_the_first_loss_ends_it(proxies: tuple[FaultyProxy, Faul
             store.write(0, IDS, rows_of(2))
         with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):  # the first reason, repeated
             store.write(0, IDS, rows_of(2))
+        with pytest.raises(StoreError, match=r"closed|Broken pipe|reset"):
+            store.delete_many([DeleteRequest(0, IDS)])
         first.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER))
         assert store.read(0, IDS).found.all(), "reading does no harm"
+    with opened(f"{first.url},{second.url}", namespace) as store:
+        first.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER, at=2))  # the rows have been read
+        with pytest.raises(StoreError, match=r"closed the connection|Broken pipe|reset"):
+            store.delete_many([DeleteRequest(0, IDS)])
 
 
 def test_a_server_out_of_reach_until_the_deadline(tmp_path: Path) -> None:
@@ -168,7 +197,10 @@ def test_a_server_that_comes_back_as_another_process(tmp_path: Path, durability:
             store.read(0, IDS)
 
 
-def test_a_zombie_that_retries_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy], namespace: str) -> None:
+@pytest.mark.parametrize("deletes", [False, True], ids=["writes", "deletes"])
+def test_a_zombie_that_retries_is_fenced(
+    proxies: tuple[FaultyProxy, FaultyProxy], namespace: str, deletes: bool
+) -> None:
     """The rejection is lost; the repeated group is rejected again."""
     first, second = proxies
     url = f"{first.url},{second.url}"
@@ -182,6 +214,6 @@ def test_a_zombie_that_retries_is_fenced(proxies: tuple[FaultyProxy, FaultyProxy
             proxy.inject(ConnectionFault(kind=ConnectionFaultKind.DROP_ANSWER))
         for _ in range(2):
             with pytest.raises(FencedError, match="generation 2, this one is 1"):
-                zombie.write(0, IDS, rows_of(4))
+                zombie.delete_many([DeleteRequest(0, IDS)]) if deletes else zombie.write(0, IDS, rows_of(4))
         assert first.num_fired + second.num_fired > fired
         assert (job.read(0, IDS).rows == rows_of(3)).all()
