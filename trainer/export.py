@@ -81,9 +81,10 @@ def _write(checkpoint: Checkpoint, options: argparse.Namespace, work: Path, fold
         base = SourceBase(source_of(before, replace(source_options, with_program=False), work, on_note=note))
     delta = write_delta(source, base, folder)
     size = delta.file.num_bytes / 1e6
+    deleted = f"{sum(delta.num_deleted.values())} deleted, " if delta.num_deleted else ""
     return (
         f"step {delta.manifest.step}: {sum(delta.num_rows.values())} rows changed since step {delta.base_step}, "
-        f"{size:.1f} MB"
+        f"{deleted}{size:.1f} MB"
     )
 
 

@@ -11,6 +11,7 @@
             part-0000.json                        rank 0's part
             dense-0000.safetensors                parameters, buffers, optimizer, random state
             rows-00000400-0000-000384.npy         rows of 384 bytes that changed since the previous checkpoint
+            deleted-00000400-0000.npy             rows that were deleted since then
             dirty-0000.npy                        rows newer than the store's
             full-00000300-000384.npy, …           files of earlier checkpoints that this one builds on, as hard links
 
@@ -18,7 +19,7 @@ The manifest lists every file with its length and XXH3-128 checksum. No file is 
 
     mirror                copies of checkpoints behind a URL
     recorder, recorded    copies of a rank's state            writer, publisher    files of one rank, one checkpoint
-    journal, row_file     changed rows, sorted on disk        merge                row files, newest record of each row
+    journal, row_file     changed, deleted rows, sorted       merge                row files, newest record of each row
     folder, files         generations, links, checksums       manifest, codec      records, as JSON
     folder_lock           which job runs on the folder
     checkpoint_rows, checkpoint_store   by table, as a store  written_rows         rows written recently

@@ -1,6 +1,6 @@
 """`CheckpointRows`: reads a checkpoint's rows by table from its mapped files.
 
-    rows-… and full-… files ──open_files──> per table, oldest first ──search newest last──> read(table, ids)
+    rows-…, full-…, deleted-… ──open_files──> per table, oldest first ──search newest last──> read(table, ids)
                                                                     ├──merged chunks────> requests(buckets)
                                                                     └──merged ids───────> contains(table, ids)
 
@@ -59,7 +59,7 @@ class CheckpointRows:
 
     def num_records_of(self, table: int) -> int:
         """Records of one table: an upper bound on its number of rows."""
-        return sum(len(file.of(table)) for file in self._files[table])
+        return sum(len(file.of(table)) for file in self._files[table] if not file.source.is_deletions)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
         """Rows of one table, in the order of the ids; zeros for missing rows."""
@@ -67,6 +67,7 @@ class CheckpointRows:
         order = np.argsort(ids)
         wanted = ids[order]
         ages = np.full(len(ids), -1, np.int64)
+        is_deleted = np.zeros(len(ids), np.bool_)
         for file in self._files[table]:
             records = file.of(table)
             if not len(records):
@@ -76,9 +77,11 @@ class CheckpointRows:
             steps = (np.int64(file.source.step) << 32) | records["step"][positions[hits]].astype(np.int64)
             newer = steps >= ages[order[hits]]
             hits, steps = hits[newer], steps[newer]
-            ages[order[hits]] = steps
-            rows[order[hits]] = words_as(records["row"][positions[hits]], rows.dtype)
-        found = ages >= 0
+            places = order[hits]
+            ages[places] = steps
+            is_deleted[places] = file.source.is_deletions  # these files come last
+            rows[places] = 0 if file.source.is_deletions else words_as(records["row"][positions[hits]], rows.dtype)
+        found = (ages >= 0) & ~is_deleted
         return ReadResult(rows, found, np.where(found, table_check_words(table, ids, rows), np.uint64(0)))
 
     def contains(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:

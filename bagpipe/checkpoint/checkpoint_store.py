@@ -17,7 +17,7 @@ from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
-from bagpipe.store.interface import ReadResult, Rows, StoreStatistics, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
@@ -77,6 +77,10 @@ class CheckpointStore:
         raise self._refusal()
 
     def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """Raises StoreError."""
+        raise self._refusal()
+
+    def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
         """Raises StoreError."""
         raise self._refusal()
 

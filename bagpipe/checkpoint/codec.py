@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from bagpipe.checkpoint.manifest import FORMAT_VERSION, BrokenCheckpoint, FileEntry, Manifest, Part
+from bagpipe.checkpoint.manifest import (
+    FORMAT_VERSION,
+    VERSION_WITHOUT_DELETIONS,
+    BrokenCheckpoint,
+    FileEntry,
+    Manifest,
+    Part,
+)
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import check_token
 from bagpipe.store.keys import MAX_BUCKETS
@@ -45,6 +52,8 @@ _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.(npy|safetensors)")
 def encode(record: Manifest | Part) -> bytes:
     """File content of a manifest or part. ValueError if a value is not JSON."""
     value = json.loads(_canonical(dataclasses.asdict(record)))
+    if isinstance(record, Manifest) and not any(file.is_deletions for file in record.row_files):
+        value["format_version"] = VERSION_WITHOUT_DELETIONS
     value[_CHECKSUM] = _checksum(value)
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
@@ -151,7 +160,7 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     if steps != sorted(steps) or (steps and steps[-1] > manifest.step):
         raise InputError(f"{path}: row files: expected ascending steps up to {manifest.step}, got {steps}")
     for file in manifest.row_files:
-        if not file.row_bytes or not file.num_rows:
+        if not file.num_rows or (file.is_deletions and file.full):
             raise InputError(f"{path}: row file {file.file.name!r} has no rows")
     num_buckets = len(manifest.row_sums)
     if num_buckets > MAX_BUCKETS or num_buckets & (num_buckets - 1):

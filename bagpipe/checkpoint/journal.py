@@ -1,7 +1,9 @@
 """`RowWriter`: rows changed between two checkpoints, journaled at write-back and sorted at the checkpoint.
 
     net-out lane ──append(requests, step)──> journal, one per row width (in write order, with duplicates)
+                 ──delete(requests, step)──> journal of deletions
     background   ──seal(folder, step)──> rows-<step>-<rank>-<row bytes>.npy (sorted, each row once, its latest value)
+                                         deleted-<step>-<rank>.npy (sorted, each row once, its latest deletion)
 
 The journal is scratch space: it is not durable and not read after a crash.
 """
@@ -28,7 +30,7 @@ from bagpipe.checkpoint.row_file import (
     take_records,
     words_as,
 )
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.types.schema import RowSchema
 
 __all__ = ["RowWriter", "save_dirty"]
@@ -42,7 +44,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Journal:
-    """Consecutive records of one width, without a header."""
+    """Consecutive records of one width, without a header. Deletions have width 0."""
 
     path: Path
     row_bytes: int
@@ -80,28 +82,33 @@ class RowWriter:
             requests: rows of any tables.
             step: batch for which the rows were evicted; the checkpoint's own step for rows of its snapshot.
         """
-        if not 0 <= step <= MAX_STEP:
-            raise ValueError(f"step must be in [0, {MAX_STEP}], got {step}")
+        _check_step(step)
         by_width: dict[int, list[WriteRequest]] = {}
         for request in requests:
             if len(request.ids):
                 by_width.setdefault(self._schema.row_bytes(request.table), []).append(request)
         for row_bytes, group in by_width.items():
             journal = self._journal(row_bytes)
-            records = np.zeros(sum(len(request.ids) for request in group), journal.dtype)
-            records["step"] = step
-            first = 0
-            for request in group:
-                span = slice(first, first + len(request.ids))
-                records["table"][span] = request.table
-                records["id"][span] = request.ids
+            records, spans = _named(group, step, journal.dtype)
+            for request, span in zip(group, spans, strict=True):
                 records["row"][span] = words_as(request.rows, journal.dtype["row"].base)
-                first = span.stop
-            journal.file.write(records.data)
-            journal.num_rows += len(records)
+            _put(journal, records)
+
+    def delete(self, requests: Sequence[DeleteRequest], step: int) -> None:
+        """Append deletions. Each removes all records of its row up to its step, in this and earlier intervals.
+
+        Args:
+            requests: rows of any tables.
+            step: batch before which the rows expired.
+        """
+        _check_step(step)
+        named = [request for request in requests if len(request.ids)]
+        if named:
+            journal = self._journal(0)
+            _put(journal, _named(named, step, journal.dtype)[0])
 
     def seal(self, folder: Path, step: int) -> tuple[RowFile, ...]:
-        """Sort the rows into durable files, one per width that has rows, and remove the journal.
+        """Sort the rows into durable files, one per width that has rows, one of deletions, and remove the journal.
 
         Heap: about 40 B per appended row, plus a few MiB.
 
@@ -114,6 +121,8 @@ class RowWriter:
             journal = self._journals[row_bytes]
             journal.file.close()
             name = f"rows-{step:08d}-{self._rank:04d}-{row_bytes:06d}.npy"
+            if not row_bytes:
+                name = f"deleted-{step:08d}-{self._rank:04d}.npy"
             sealed.append(self._sort(journal, folder / name, step))
         self.discard()
         return tuple(sealed)
@@ -144,6 +153,30 @@ class RowWriter:
             for first in range(0, len(positions), chunk_rows):
                 file.write(take_records(records, positions[first : first + chunk_rows]))
         return RowFile(file=file.entry, row_bytes=journal.row_bytes, num_rows=len(positions), full=False, step=step)
+
+
+def _check_step(step: int) -> None:
+    if not 0 <= step <= MAX_STEP:
+        raise ValueError(f"step must be in [0, {MAX_STEP}], got {step}")
+
+
+def _named(
+    requests: Sequence[WriteRequest | DeleteRequest], step: int, dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], list[slice]]:
+    """Records that name the rows of requests, and the span of each request."""
+    ends = np.cumsum([len(request.ids) for request in requests]).tolist()
+    spans = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+    records = np.zeros(ends[-1], dtype)
+    records["step"] = step
+    for request, span in zip(requests, spans, strict=True):
+        records["table"][span] = request.table
+        records["id"][span] = request.ids
+    return records, spans
+
+
+def _put(journal: _Journal, records: NDArray[np.void]) -> None:
+    journal.file.write(records.data)
+    journal.num_rows += len(records)
 
 
 def save_dirty(folder: Path, *, rank: int, tables: NDArray[np.uint32], ids: NDArray[np.int64]) -> FileEntry:

@@ -13,12 +13,23 @@ from typing import Any
 
 from bagpipe.errors import InputError
 
-__all__ = ["DATA_COLUMNS", "FORMAT_VERSION", "BrokenCheckpoint", "FileEntry", "Manifest", "Part", "RowFile"]
+__all__ = [
+    "DATA_COLUMNS",
+    "FORMAT_VERSION",
+    "VERSION_WITHOUT_DELETIONS",
+    "BrokenCheckpoint",
+    "FileEntry",
+    "Manifest",
+    "Part",
+    "RowFile",
+]
 
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
 #: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`, version 5
-#: `Manifest.origin`, version 6 pieces of tensors in the dense files.
-FORMAT_VERSION = 6
+#: `Manifest.origin`, version 6 pieces of tensors in the dense files, version 7 files of deletions: a manifest without
+#: any is written as `VERSION_WITHOUT_DELETIONS`.
+FORMAT_VERSION = 7
+VERSION_WITHOUT_DELETIONS = 6
 
 #: Key of the columns of the data (`DataSchema.to_json`) in `Manifest.settings`, of jobs that read data of a schema.
 DATA_COLUMNS = "data columns"
@@ -45,11 +56,11 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """Distinct rows of one width, sorted by (table, id); see `bagpipe.checkpoint.row_file`.
+    """Distinct rows of one width, or deletions of rows, sorted by (table, id); see `bagpipe.checkpoint.row_file`.
 
     Attributes:
         file: the file.
-        row_bytes: bytes of one row.
+        row_bytes: bytes of one row; 0: the file has deletions.
         num_rows: records in the file.
         full: the file holds every row of its width that existed at `step`; earlier files are not needed.
         step: step of the checkpoint that created the file.
@@ -61,6 +72,11 @@ class RowFile:
     full: bool
     step: int
 
+    @property
+    def is_deletions(self) -> bool:
+        """Whether the file names rows that were deleted, of tables of any width."""
+        return not self.row_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -69,12 +85,15 @@ class Part:
     Attributes:
         rank: the rank.
         dense: file of its dense part.
-        rows: rows changed since the previous checkpoint, one file per width.
+        rows: rows changed since the previous checkpoint, one file per width; deletions of rows, in one file.
         dirty: names of rows newer in its cache than in the store.
         num_groups: per bucket, groups in its log of the interval that ends here.
         row_sums: per bucket, the rank's share of `Manifest.row_sums`: the change by its writes since the job's start,
             without the stored values of its dirty rows.
-        progress: counters to resume from: samples, loss_sum, reader_state, …; floats are exact.
+        progress: counters to resume from; floats are exact. ``steps``, the counters of all parts of the training loop
+            (samples, skipped batches, reader state, loss scale), ``loss_sum``, ``loss_sums`` by counter, and ``dense``:
+            digests of parameters and optimizer state by chunk, equal on replicas. The digests exclude buffers, which
+            stay local during training.
     """
 
     rank: int

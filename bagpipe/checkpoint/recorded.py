@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bagpipe.checkpoint.dense_state import DenseCopy
     from bagpipe.pipeline.stream import Streams
 
-__all__ = ["NoRun", "RecordedDense", "RecordedRun"]
+__all__ = ["NoRun", "RecordedDense", "RecordedRun", "items_of"]
 
 
 class RecordedDense(Protocol):
@@ -99,3 +99,10 @@ class NoRun:
 
     def row_tensors(self) -> Mapping[str, Tensor]:
         return {}
+
+
+def items_of(dense: RecordedDense, run: RecordedRun) -> set[str]:
+    """Names of the items of a checkpoint with files; it is complete when lanes have completed all of them."""
+    copies = [*dense.chunks, *(f"loss {name}" for name in dense.loss_counters)]
+    copies += ["rows"] if run.keeps_rows else []
+    return {"snapshot", "log", "rows", *(f"dense {name}" for name in copies)}

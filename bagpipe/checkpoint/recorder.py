@@ -5,6 +5,7 @@
     compute, push  before_update(b)  copy-on-write snapshot at C; dirty rows ─┤ `PendingCheckpoint`
     copy     (RowCache.evict_in_epoch)  evicted rows, tagged with their epoch │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
+             after_delete  deleted rows, for the journal too
     caller   checkpoint(C)  between two batches, when no lane acts and all rows are written back
     main     finish(N)  the last checkpoint, after the write-back of all rows
 
@@ -23,10 +24,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bagpipe.checkpoint.recorded import NoRun, RecordedDense, RecordedRun
+from bagpipe.checkpoint.recorded import NoRun, RecordedDense, RecordedRun, items_of
 from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, OnPart, PendingCheckpoint, SnapshotSink
 from bagpipe.checkpoint.written_rows import WrittenRows
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.util.failpoints import hit
 
 if TYPE_CHECKING:
@@ -69,10 +70,6 @@ class Recorder:
     Attributes:
         written: rows that this process has written, at least the latest.
         stall_s: time lanes spent in checkpoint work, without the last checkpoint.
-
-    `Part.progress` holds ``steps``, the counters of all parts of the training loop (samples, skipped batches, reader
-    state, loss scale), ``loss_sum``, ``loss_sums`` by counter, and ``dense``: digests of parameters and optimizer state
-    by chunk, equal on replicas. The digests exclude buffers, which stay local during training.
     """
 
     def __init__(
@@ -187,7 +184,8 @@ class Recorder:
             if pending is None:
                 # Its snapshot begins later. Epochs end with checkpoints, in the same order.
                 epoch = max([self._cache.snapshot.epoch - 1, *self._pending]) + 1
-                pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=self._items())
+                missing = items_of(self._dense, self._run) if self._has_files else {"snapshot", "log"}
+                pending = self._pending[epoch] = PendingCheckpoint(step=step, epoch=epoch, missing=missing)
                 pending.progress["steps"] = step
                 if self._has_files:
                     self._writer.admit()
@@ -201,13 +199,6 @@ class Recorder:
         checkpoint begins. Lanes that wait here must be further on than that, or the ranks deadlock.
         """
         return 2 + -(-(self._read_ahead + 2) // max(self._every, 1))
-
-    def _items(self) -> set[str]:
-        if not self._has_files:
-            return {"snapshot", "log"}
-        copies = [*self._dense.chunks, *(f"loss {name}" for name in self._dense.loss_counters)]
-        copies += ["rows"] if self._run.keeps_rows else []
-        return {"snapshot", "log", "rows", *(f"dense {name}" for name in copies)}
 
     def _find(self, step: int) -> PendingCheckpoint | None:
         with self._lock:
@@ -299,14 +290,21 @@ class Recorder:
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
         """Called after the store has acknowledged rows that were evicted in an epoch for batch `step`."""
-        if not requests:
-            return
         for request in requests:
             self.written.add(request.table, request.ids)
-        if self._has_files:
-            self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
+        if requests and self._has_files:
+            self._await_room()
             num_bytes = sum(request.rows.nbytes for request in requests)
             self._writer.rows(lambda: requests, num_bytes, epoch=epoch, step=step)
+
+    def after_delete(self, requests: Sequence[DeleteRequest], epoch: int, step: int) -> None:
+        """Called after `before_write` of the epoch and the store's deletion of rows that expire at batch `step`.
+
+        All ranks' caches have released these rows in that epoch or before: no later snapshot or write-back has them.
+        """
+        if requests and self._has_files:
+            self._await_room()
+            self._writer.deletions(requests, epoch=epoch, step=step)
 
     # ---- no lane acts --------------------------------------------------------------------------------------------
 
@@ -314,7 +312,7 @@ class Recorder:
         """Copy the remaining rows of the snapshot; called before all dirty rows are written."""
         snapshot = self._cache.snapshot
         while snapshot.num_left:
-            self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
+            self._await_room()
             snapshot.drain(max(self._drain_slots, 1))
             self._after_drain()
 
@@ -383,6 +381,9 @@ class Recorder:
                 self._writer.dense(pending)
             if not pending.missing:
                 self._writer.complete(pending)
+
+    def _await_room(self) -> None:
+        self._wait_for(lambda: self._writer.backlog_bytes < BACKLOG_BYTES)
 
     def _wait_for(self, test: Callable[[], bool]) -> None:
         self._writer.wait_for(test, self._run.first_error)

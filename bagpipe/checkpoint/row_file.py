@@ -6,7 +6,7 @@
           16   row    words of the table [row_width], then zeros up to a multiple of 8 B
 
 A file has the rows of all tables whose records have one size. If their words differ, its rows are words of
-2 B (`file_dtype`).
+2 B (`file_dtype`). A file of deletions has records without a row; their step is the batch before which the row expired.
 
 A reader compares the header with the expected bytes and maps the rest; it never parses a header. `numpy.load` reads the
 files too.
@@ -29,6 +29,7 @@ from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
 from bagpipe.types.schema import ROW_TYPES, RowSchema
 
 __all__ = [
+    "DELETION_DTYPE",
     "MAX_STEP",
     "NAME_DTYPE",
     "RecordFile",
@@ -46,6 +47,9 @@ __all__ = [
 
 MAX_STEP = (1 << 32) - 1
 _HEAD_BYTES = 16
+
+#: A deletion: the first fields of a row's record.
+DELETION_DTYPE = np.dtype([("id", "<i8"), ("table", "<u4"), ("step", "<u4")])
 
 #: A row's name: table and id.
 NAME_DTYPE = np.dtype([("table", "<u4"), ("id", "<i8")])
@@ -67,10 +71,12 @@ def record_dtype(row_bytes: int, dtype: str) -> np.dtype[np.void]:
 
 
 def file_dtype(schema: RowSchema, row_bytes: int) -> np.dtype[np.void]:
-    """Record dtype of the file of the tables with rows of `row_bytes` bytes.
+    """Record dtype of the file of the tables with rows of `row_bytes` bytes; 0: of deletions.
 
     Their rows are `words_as` this dtype's words: those of the tables if they agree, otherwise uint16, as raw bits.
     """
+    if not row_bytes:
+        return DELETION_DTYPE
     dtypes = {schema.dtype_of(table) for table in range(len(schema.tables)) if schema.row_bytes(table) == row_bytes}
     narrowest = min(sorted(dtypes), key=lambda dtype: ROW_TYPES[dtype].word_bytes, default=schema.dtype)
     return record_dtype(row_bytes, narrowest)

@@ -1,6 +1,6 @@
 """`CheckpointWriter`: a thread that writes a rank's checkpoint files and a second one that publishes its parts.
 
-lanes ──rows, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
+lanes ──rows, deletions, dense parts, "that was all"──> work ──writer──> journals, dense, dirty and row files
                                                          └──Part──> parts ──publisher──> on_part
 
 The writer thread never waits for a lane or another rank, so every lane's wait for it ends. It waits only for device
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import FileEntry, Part
 from bagpipe.errors import InputError, JobError, StoreError
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.failpoints import hit
@@ -161,9 +161,12 @@ class CheckpointWriter:
 
     def rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, *, epoch: int, step: int) -> None:
         """Queue rows for an epoch's journal. The writer thread calls `rows`. Does not block."""
-        with self._changed:
-            self.backlog_bytes += num_bytes
-        self._put(self._work, lambda: self._write_rows(rows, num_bytes, epoch, step))
+        self._put_journal(lambda: self._journal(epoch).append(rows(), step), num_bytes)
+
+    def deletions(self, requests: Sequence[DeleteRequest], *, epoch: int, step: int) -> None:
+        """Queue deletions of rows for an epoch's journal. Does not block."""
+        num_bytes = sum(request.ids.nbytes for request in requests)
+        self._put_journal(lambda: self._journal(epoch).delete(requests, step), num_bytes)
 
     def dense(self, pending: PendingCheckpoint) -> None:
         """Queue a complete dense part. Does not block."""
@@ -232,13 +235,23 @@ class CheckpointWriter:
             self._changed.notify_all()
         self._on_error(error)
 
-    def _write_rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, epoch: int, step: int) -> None:
+    def _put_journal(self, append: Callable[[], None], num_bytes: int) -> None:
+        """Queue an append to a journal, which counts in `backlog_bytes` until it is done."""
+        with self._changed:
+            self.backlog_bytes += num_bytes
+
+        def work() -> None:
+            append()
+            with self._changed:
+                self.backlog_bytes -= num_bytes
+
+        self._put(self._work, work)
+
+    def _journal(self, epoch: int) -> RowWriter:
         if epoch not in self._journals:
             assert self._paths is not None, "rows go to files"
             self._journals[epoch] = RowWriter(self._paths.generation, self._schema, rank=self._rank, epoch=epoch)
-        self._journals[epoch].append(rows(), step)
-        with self._changed:
-            self.backlog_bytes -= num_bytes
+        return self._journals[epoch]
 
     def _write_dense(self, pending: PendingCheckpoint) -> None:
         from bagpipe.checkpoint.dense_state import DenseState, combine

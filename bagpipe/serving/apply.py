@@ -1,7 +1,7 @@
 """`apply_delta`: base + delta = full export, byte for byte.
 
-base, mapped ──rows that did not change──┐
-delta ──rows that changed, dense part────┴──tensor by tensor──> files, whose checksums are those of the full export
+base, mapped ──unchanged rows──────────┐
+delta ──changed, deleted rows, dense───┴──tensor by tensor──> files, whose checksums are those of the full export
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.serving.delta import DELTA_FILE, Delta, key_of, read_delta, rows_key
+from bagpipe.serving.delta import DELTA_FILE, Delta, deleted_key, key_of, read_delta, rows_key
 from bagpipe.serving.export_folder import file_writers
 from bagpipe.serving.manifest import (
     MANIFEST,
@@ -119,13 +119,15 @@ class _Merge:
 
     Attributes:
         count: rows after it.
-        kept: positions of the base's rows among them; None: their own, there are no ids.
+        kept: positions of the base's rows among them, but for deleted rows; None: their own, there are no ids.
+        alive: bool ``[rows of the base]``, those that are not deleted; None: all.
         changed: positions of the delta's rows.
         ids: of the rows after it; None: position i is id i.
     """
 
     count: int
     kept: NDArray[np.int64] | None
+    alive: NDArray[np.bool_] | None
     changed: NDArray[np.int64]
     ids: NDArray[np.int64] | None
 
@@ -134,10 +136,14 @@ class _Merge:
         changed = changes.words(rows_key(table.name))
         if table.ids is None:
             count = old[MODEL_FILE].specs[table.weight].shape[0]
-            return cls(count=count, kept=None, changed=changed, ids=None)
-        before = old[MODEL_FILE].words(table.ids)
+            return cls(count=count, kept=None, alive=None, changed=changed, ids=None)
+        before, alive = old[MODEL_FILE].words(table.ids), None
+        if deleted_key(table.name) in changes.specs:
+            alive = np.isin(before, changes.words(deleted_key(table.name)), invert=True)
+            before = before[alive]
         ids = np.union1d(before, changed)
-        return cls(count=len(ids), kept=np.searchsorted(ids, before), changed=np.searchsorted(ids, changed), ids=ids)
+        kept, places = np.searchsorted(ids, before), np.searchsorted(ids, changed)
+        return cls(count=len(ids), kept=kept, alive=alive, changed=places, ids=ids)
 
     def words(self, before: NDArray[Any], change: NDArray[Any] | None) -> NDArray[Any]:
         """The words of a tensor after it; `change` None: the tensor of ids."""
@@ -145,7 +151,7 @@ class _Merge:
             assert self.ids is not None, "only ids have no change of their own"
             return self.ids
         after = np.empty((self.count, *before.shape[1:]), before.dtype)
-        after[slice(None) if self.kept is None else self.kept] = before
+        after[slice(None) if self.kept is None else self.kept] = before if self.alive is None else before[self.alive]
         after[self.changed] = change
         return after
 

@@ -1,14 +1,16 @@
-"""A delta: the rows of an export that differ from an earlier one, and its whole dense part.
+"""A delta: the rows of an export that differ from an earlier one, the ids that it lacks, and its whole dense part.
 
     rows of B, table by table ──compare with the base's words──> ids and words of the rows that differ ─┐
     dense tensors, dense.pt2 of B ──whole───────────────────────────────────────────────────────────────┤
     checksums of the base's tensors, manifest of the full export of B ──delta.json──────────────────────┴──> folder
 
     delta.safetensors     rows:<table>                int64 [k], the ids that changed, ascending
+                          deleted:<table>             int64 [k], ids of the base's rows that are gone, ascending
                           <file>:<tensor of a table>  [k, …]
                           <file>:<dense tensor>       whole
 
-Rows are compared by their words, so a row that was trained and ended with its old bits is not in the delta.
+Rows are compared by their words, so a row that was trained and ended with its old bits is not in the delta. A deleted
+row of a bounded table has its initial value again, which differs. Only tables whose rows are gone have deleted ids.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ __all__ = [
     "Delta",
     "FolderBase",
     "SourceBase",
+    "deleted_key",
     "key_of",
     "read_delta",
     "rows_key",
@@ -44,7 +47,8 @@ __all__ = [
 ]
 
 DELTA, DELTA_FILE = "delta.json", "delta.safetensors"
-FORMAT_VERSION = 1
+#: Newer versions are rejected. Version 2 added deleted rows; a delta without any is written as version 1.
+FORMAT_VERSION = 2
 _KIND = "bagpipe export delta"
 #: Rows compared at a time.
 _CHUNK_ROWS = 1 << 16
@@ -121,6 +125,7 @@ class Delta:
         base_tensors: SHA-256 of the tensors of the base, by name, by file, by table.
         manifest: that of the full export, which `apply` makes.
         num_rows: rows in the delta, by table.
+        num_deleted: rows of the base that are gone, by table; only tables with any.
         file: `DELTA_FILE`.
     """
 
@@ -128,17 +133,20 @@ class Delta:
     base_tensors: Mapping[str, Mapping[str, Mapping[str, str]]]
     manifest: ExportManifest
     num_rows: Mapping[str, int] = field(default_factory=dict)
+    num_deleted: Mapping[str, int] = field(default_factory=dict)
     file: ExportFile
 
     def encode(self) -> bytes:
         """Content of ``delta.json``."""
+        deleted = {"num_deleted": self.num_deleted} if self.num_deleted else {}
         value = {
             "kind": _KIND,
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION if deleted else 1,
             "base_step": self.base_step,
             "base_tensors": self.base_tensors,
             "manifest": json.loads(self.manifest.encode()),
             "num_rows": self.num_rows,
+            **deleted,
             "file": asdict(self.file),
         }
         return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
@@ -155,13 +163,14 @@ def read_delta(folder: Path) -> Delta:
         value = parse_json(path.read_bytes())
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise InputError(f"{path}: expected a delta of `trainer export --since`, got something else")
-        if value["format_version"] != FORMAT_VERSION:
-            raise InputError(f"{path}: has format version {value['format_version']!r}, expected {FORMAT_VERSION}")
+        if value["format_version"] not in range(1, FORMAT_VERSION + 1):
+            raise InputError(f"{path}: has format version {value['format_version']!r}, expected 1 to {FORMAT_VERSION}")
         delta = Delta(
             base_step=value["base_step"],
             base_tensors=value["base_tensors"],
             manifest=ExportManifest.decode(value["manifest"], path),
             num_rows=value["num_rows"],
+            num_deleted=value.get("num_deleted", {}),
             file=ExportFile(**value["file"]),
         )
         found = (folder / DELTA_FILE).stat().st_size
@@ -183,7 +192,7 @@ def write_delta(source: ExportSource, base: Base, folder: Path) -> Delta:
         folder: empty.
 
     Raises:
-        InputError: the base has other tables, or rows that the source lacks.
+        InputError: the base has other tables.
         OSError: a file cannot be written.
     """
     _check(source.manifest, base.manifest)
@@ -191,13 +200,16 @@ def write_delta(source: ExportSource, base: Base, folder: Path) -> Delta:
     changes = {key_of(file, name): words for file, tensors in dense.items() for name, words in tensors.items()}
     after = {file: {name: checksum_of(words.values) for name, words in own.items()} for file, own in dense.items()}
     before: dict[str, dict[str, dict[str, str]]] = {}
-    num_rows = {}
+    num_rows, num_deleted = {}, {}
     layouts = source.layouts()
     for table, layout in zip(source.tables, layouts, strict=True):
         old, new = base.tensors(table, layout), source.tensors(table)
         _compare_layouts(table.table, old, new)
-        ids, positions = _changed(table.table, old, new)
+        ids, positions, deleted = _changed(old, new)
         num_rows[table.table] = len(ids)
+        if len(deleted):
+            num_deleted[table.table] = len(deleted)
+            changes[deleted_key(table.table)] = Words(dtype="I64", values=deleted)
         changes[rows_key(table.table)] = Words(dtype="I64", values=ids)
         before[table.table] = {
             file: {name: base.checksum(file, name, words) for name, words in tensors.items()}
@@ -218,6 +230,7 @@ def write_delta(source: ExportSource, base: Base, folder: Path) -> Delta:
         base_tensors=before,
         manifest=with_program(source, folder, layouts, files),
         num_rows=num_rows,
+        num_deleted=num_deleted,
         file=ExportFile(num_bytes=out.num_bytes, tensors=out.checksums),
     )
     (folder / DELTA).write_bytes(delta.encode())
@@ -232,6 +245,11 @@ def key_of(file: str, name: str) -> str:
 def rows_key(table: str) -> str:
     """Name in `DELTA_FILE` of the ids of a table's rows."""
     return f"rows:{table}"
+
+
+def deleted_key(table: str) -> str:
+    """Name in `DELTA_FILE` of the ids of a table's deleted rows; absent if there are none."""
+    return f"deleted:{table}"
 
 
 def _check(ours: ExportManifest, base: ExportManifest) -> None:
@@ -258,8 +276,9 @@ def _compare_layouts(table: str, old: TableTensors, new: TableTensors) -> None:
             raise InputError(f"--since: table {table!r} of the base has {lengths[0]} rows, this export {lengths[1]}")
 
 
-def _changed(table: str, old: TableTensors, new: TableTensors) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids of the rows that differ or are new, ascending, and their positions among the new rows."""
+def _changed(old: TableTensors, new: TableTensors) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Ids of the rows that differ or are new, their positions among the new rows, and ids that are gone; ascending."""
+    deleted = np.empty(0, np.int64)
     if new.place.ids is None:
         count = len(new.by_file[MODEL_FILE][new.place.weight].values)
         ids, places, known = np.arange(count), np.arange(count), np.ones(count, np.bool_)
@@ -269,7 +288,7 @@ def _changed(table: str, old: TableTensors, new: TableTensors) -> tuple[NDArray[
         places = np.minimum(np.searchsorted(before, ids), max(0, len(before) - 1))
         known = before[places] == ids if len(before) else np.zeros(len(ids), np.bool_)
         if np.count_nonzero(known) < len(before):
-            raise InputError(f"--since: the base has rows of table {table!r} that this checkpoint lacks")
+            deleted = np.setdiff1d(before, ids, assume_unique=True)
     differs = ~known
     both = np.flatnonzero(known)
     for file, tensors in new.by_file.items():
@@ -280,7 +299,7 @@ def _changed(table: str, old: TableTensors, new: TableTensors) -> tuple[NDArray[
                     part = both[first : first + _CHUNK_ROWS]
                     differs[part] |= _differ(earlier[places[part]], words.values[part])
     positions = np.flatnonzero(differs)
-    return ids[positions].astype(np.int64), positions
+    return ids[positions].astype(np.int64), positions, deleted
 
 
 def _differ(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:

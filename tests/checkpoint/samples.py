@@ -1,9 +1,9 @@
-"""A small checkpoint with every feature: two ranks, two widths, a full file, rows changed since, dirty rows."""
+"""A small checkpoint with every feature: two ranks, two widths, a full file, changed, deleted and dirty rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.manifest import Manifest, Part, RowFile
 from bagpipe.checkpoint.merge import merge_files
 from bagpipe.pipeline.stream import NullStreams
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(
@@ -43,6 +43,14 @@ def requests(rows: Mapping[tuple[int, int], float], schema: RowSchema = SCHEMA) 
         values = np.array([value for (at, _), value in rows.items() if at == table], schema.dtype)
         found.append(WriteRequest(table, ids, np.repeat(values[:, None], schema.row_width(table), axis=1)))
     return found
+
+
+def deletions(keys: Collection[tuple[int, int]]) -> list[DeleteRequest]:
+    """Deletions of rows by (table, id)."""
+    return [
+        DeleteRequest(table, np.array([number for at, number in keys if at == table], np.int64))
+        for table in sorted({table for table, _ in keys})
+    ]
 
 
 def content(rows: CheckpointRows) -> Model:
@@ -86,8 +94,12 @@ def save(
     base: tuple[RowFile, ...] | None = None,
     sources: tuple[Path, ...] = (),
     shares: Sequence[DenseState] = (),
+    gone: Collection[tuple[int, int]] = (),
 ) -> Checkpoint:
-    """Save and publish; `changes` by rank, and `shares` of the dense part if the ranks have divided it."""
+    """Save and publish; `changes` by rank, and `shares` of the dense part if the ranks have divided it.
+
+    Rank 0 deletes the rows of `gone` before the changes.
+    """
     model, optimizer = model_and_optimizer()
     dense = captured(model, optimizer, rng=random_state(torch.device("cpu")))
     states = shares or [dense] * len(changes)
@@ -96,6 +108,7 @@ def save(
         writer = RowWriter(folder.generation_folder(generation), SCHEMA, rank=rank, epoch=step)
         names = np.array(list(rows), np.int64).reshape(-1, 2)
         try:
+            writer.delete(deletions(gone if rank == 0 else ()), step - 1)
             writer.append(requests(rows), step)
             sealed = writer.seal(where, step)
         finally:
@@ -161,7 +174,7 @@ def empty_manifest(
 
 
 def three_checkpoints(path: Path) -> tuple[CheckpointFolder, list[Checkpoint], list[Model]]:
-    """Steps 10, 20 and 30 of generation 1. The last builds on a full file of step 20."""
+    """Steps 10, 20 and 30 of generation 1. The last builds on a full file of step 20. The last two delete rows."""
     random = np.random.default_rng(5)
     folder = CheckpointFolder(path)
     generation = folder.new_generation()
@@ -172,9 +185,10 @@ def three_checkpoints(path: Path) -> tuple[CheckpointFolder, list[Checkpoint], l
         # A row has one owner: rank 0 does not write rank 1's rows.
         changes = draw_rows(random, 60)
         halves = [{key: value for key, value in changes.items() if key[1] % 2 == rank} for rank in (0, 1)]
-        model = model | changes
+        gone = sorted(model)[:: step // 5]
+        model = {key: value for key, value in model.items() if key not in gone} | changes
         before = checkpoints[-1] if checkpoints else None
-        checkpoints.append(save(folder, generation, step, halves, before=before, base=base, sources=sources))
+        checkpoints.append(save(folder, generation, step, halves, before=before, base=base, sources=sources, gone=gone))
         models.append(model)
         if step == 20:
             scratch = path / "full"

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bagpipe.checkpoint import merge
 from bagpipe.checkpoint.adoption import adopt
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows, check_row_sums
-from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.journal import RowWriter
 from bagpipe.checkpoint.manifest import BrokenCheckpoint
 from bagpipe.store.audit import stored_sums
@@ -19,7 +25,20 @@ from bagpipe.store.memory.store import MemoryStore
 from bagpipe.store.validation import row_dtype
 from bagpipe.testing.fence_jobs import new_token
 from bagpipe.types.schema import RowSchema, RowTable
-from tests.checkpoint.samples import SCHEMA, content, empty_manifest, manifest_of, rows_of, three_checkpoints
+from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning
+from tests.checkpoint.samples import (
+    LINEAGE,
+    SCHEMA,
+    Model,
+    content,
+    draw_rows,
+    empty_manifest,
+    manifest_of,
+    requests,
+    rows_of,
+    three_checkpoints,
+)
+from tests.effort import at_most
 
 #: The rows of the first three tables have 16 B in different words.
 MIXED = RowSchema(
@@ -77,6 +96,71 @@ def test_all_rows_come_once_and_by_bucket(saved, monkeypatch, chunk_bytes):
                         assert (request.table, row_id) not in found
                         found[request.table, row_id] = float(row[0])
         assert found == model
+
+
+@at_most(6)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ranks=st.integers(1, 3),
+    full_every=st.integers(1, 3),
+    chunk_bytes=st.sampled_from([1, 200, 1 << 20]),
+)
+def test_a_deleted_row_is_in_no_reading(seed, ranks, full_every, chunk_bytes):
+    """Rows are written, deleted by rank 0 and created anew by another rank, between checkpoints and over them."""
+    random = np.random.default_rng(seed)
+    with TemporaryDirectory() as path, ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(merge, "CHUNK_BYTES", chunk_bytes)
+        name = uuid.uuid4().hex
+        stores = [stack.enter_context(MemoryStore(SCHEMA, name=name, num_buckets=4)) for _ in range(ranks)]
+        folder = CheckpointFolder(Path(path))
+        job = RowsOfJob.start(stack, folder, stores, stores[0].ledger(), {}, full_every=full_every, keep=99)
+        for _ in range(5):
+            for _ in range(random.integers(1, 4)):
+                job.train(draw_rows(random, 12))
+                job.write_back(random.random(), random)
+                if random.random() < 0.7:
+                    job.delete({key for key in job.newest if random.random() < 0.4})
+            job.publish(job.step, job.snapshot())
+            checkpoint = folder.newest(no_warning)  # compares the sums
+            check_readings(rows_of(checkpoint), job.newest)
+            check_full_files(checkpoint, job)
+
+
+def check_readings(rows: CheckpointRows, model: Model) -> None:
+    """All readings agree with the rows that exist."""
+    assert content(rows) == model
+    every = np.arange(-45, 45)
+    counts = np.zeros(4, np.int64)
+    for table in range(len(SCHEMA.tables)):
+        ids = sorted(row_id for at, row_id in model if at == table)
+        result = rows.read(table, every)
+        assert result.found.tolist() == rows.contains(table, every).tolist() == np.isin(every, ids).tolist()
+        assert (result.rows[:, 0] == np.array([model.get((table, i), 0.0) for i in every.tolist()], np.float32)).all()
+        assert not result.checks[~result.found].any()
+        assert rows.ids(table).tolist() == ids
+        assert [row_id for chunk in rows.rows(table) for row_id in chunk.ids.tolist()] == ids
+        assert rows.extent(table) == (len(ids), *((ids[0], ids[-1]) if ids else (0, -1)))
+        assert rows.num_records_of(table) >= len(ids)
+        counts += np.bincount(bucket_of(np.array([table], np.uint32), np.array(ids, np.int64), 4), minlength=4)
+    assert rows.count(4).tolist() == counts.tolist()
+    with MemoryStore(SCHEMA, num_buckets=4) as store:
+        store.write_many(requests(model))
+        assert rows.sums(4).to_list() == stored_sums(store).to_list()
+
+
+def check_full_files(checkpoint: Checkpoint, job: RowsOfJob) -> None:
+    """Full files have the rows of their checkpoint, and no deletion up to it is in the base."""
+    full = [file for file in checkpoint.manifest.base if file.full]
+    records = [np.load(checkpoint.folder / file.file.name) for file in full]
+    found = {
+        (table, row_id): row[0]
+        for table, row_id, row in (
+            (record["table"].item(), record["id"].item(), record["row"].tolist()) for part in records for record in part
+        )
+    }
+    for file in full:
+        assert found == job.committed[f"{LINEAGE}:{job.token}:{file.step}"]
+        assert all(other.full or other.step > file.step for other in checkpoint.manifest.base)
 
 
 def test_dirty_rows_of_all_ranks(saved):

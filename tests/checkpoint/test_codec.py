@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,19 @@ PART = Part(
 MANIFEST = manifest_of(3, 5, parts=(PART,), base=(row_file("rows-0.npy", 4),))
 
 
+def deletions(name: str, step: int = 5) -> RowFile:
+    return dataclasses.replace(row_file(name, step), row_bytes=0)
+
+
+#: Rows deleted in this interval by rank 0, and in the one before.
+DELETING = manifest_of(
+    3,
+    5,
+    parts=(dataclasses.replace(PART, rows=(deletions("deleted-00000005-0000.npy"), row_file("rows-a.npy"))),),
+    base=(deletions("deleted-00000004-0000.npy", 4), row_file("rows-0.npy", 4)),
+)
+
+
 def changed(value: object, *path: object, to: object) -> bytes:
     """Bytes of a record with one changed field and a valid checksum, as another program would write it."""
     document = json.loads(encode(value))
@@ -63,6 +77,20 @@ def test_records_read_back():
         f"{LINEAGE}:{MANIFEST.token}:5",
         ["dense-0000.safetensors", "dirty.npy", "rows-0.npy", "rows-a.npy"],
     )
+
+
+def test_a_manifest_with_deletions():
+    """The file says how deletions are named; regenerate it from `encode(DELETING)`."""
+    golden = Path(__file__).parents[1] / "golden" / "checkpoints" / "manifest_with_deletions.json"
+    assert encode(DELETING).decode() == golden.read_text()
+    assert decode_manifest(golden.read_bytes(), "x") == DELETING
+    assert [file.is_deletions for file in DELETING.row_files] == [True, False, True, False]
+
+
+def test_a_manifest_without_deletions_is_of_the_version_before():
+    """An earlier bagpipe reads it."""
+    assert json.loads(encode(MANIFEST))["format_version"] == 6
+    assert json.loads(encode(DELETING))["format_version"] == FORMAT_VERSION == 7
 
 
 def test_a_manifest_of_an_earlier_version_reads():
@@ -115,6 +143,11 @@ def test_values_without_json_are_not_written():
         (("parts", 0, "dense", "xxh3_128"), "0", "expected 32 hexadecimal digits"),
         (("parts", 0, "rows", 0, "full"), 1, r"parts\[0\]\.rows\[0\]\.full: expected true or false"),
         (("parts", 0, "rows", 0, "num_rows"), 0, "has no rows"),
+        (
+            ("base", 0),
+            {**dataclasses.asdict(row_file("x.npy", 4)), "row_bytes": 0, "full": True},
+            "'x.npy' has no rows",
+        ),
         (("parts", 0, "num_groups"), "12", r"num_groups: expected a list"),
         (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),
         (("row_sums",), [1, 2, 3], "row_sums: expected one for each bucket, a power of two, got 3"),
@@ -168,7 +201,7 @@ def test_a_part_names_files_of_its_folder_only():
         b"1" * 5000,
         encode(MANIFEST)[:-9],
         encode(MANIFEST).replace(b'"step": 5', b'"step": 6'),
-        encode(MANIFEST).replace(f'"format_version": {FORMAT_VERSION}'.encode(), f'"format_version": {NEWER}'.encode()),
+        encode(MANIFEST).replace(b'"format_version": 6', f'"format_version": {NEWER}'.encode()),
     ],
 )
 def test_damage_is_reported_as_damage(content):

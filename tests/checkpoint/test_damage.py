@@ -68,7 +68,15 @@ def test_a_thousand_flips_and_cuts_are_noticed_or_harmless(tmp_path):
     assert content(rows_of(folder.newest(pytest.fail))) == model
 
 
-@pytest.mark.parametrize("name", ["dense-0000.safetensors", "rows-00000030-0001-000016.npy", "dirty-0001.npy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense-0000.safetensors",
+        "rows-00000030-0001-000016.npy",
+        "deleted-00000030-0000.npy",
+        "dirty-0001.npy",
+    ],
+)
 @pytest.mark.parametrize("other", [None, "dense-0001.safetensors", "rows-00000030-0000-000016.npy", "dirty-0000.npy"])
 def test_missing_and_swapped_files_are_noticed(tmp_path, name, other):
     folder, checkpoints, _ = three_checkpoints(tmp_path)

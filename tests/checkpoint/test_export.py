@@ -16,7 +16,15 @@ from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.row_format import host_words, split_record
 from bagpipe.store.interface import WriteRequest
 from bagpipe.types.schema import RowSchema
-from tests.checkpoint.samples import SCHEMA, captured, manifest_of, model_and_optimizer, rows_of, three_checkpoints
+from tests.checkpoint.samples import (
+    SCHEMA,
+    captured,
+    manifest_of,
+    model_and_optimizer,
+    rows_of,
+    save,
+    three_checkpoints,
+)
 
 TABLES = (
     ExportTable(name="ebc.embedding_bags.user", table="user", num_rows=None),
@@ -88,6 +96,20 @@ def test_a_bounded_table_is_whole(tmp_path, optimizer, own, dtype, own_dtype):
         assert not states[name][untrained].any()
         found = states[name][trained].reshape(3, -1)
         assert torch.equal(found, parts[1][:, 4 * place :][:, : found.shape[1]])
+
+
+def test_a_deleted_row_of_a_bounded_table_is_as_if_never_trained(saved, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    generation = folder.new_generation()
+    first = save(folder, generation, 1, [{(1, 7): 7.0, (1, 9): 9.0, (1, 11): 11.0}])
+    later = save(folder, generation, 2, [{(1, 11): 12.0}], before=first, gone={(1, 7), (1, 11)})
+    tables = [unbounded(TABLES[0]), TABLES[1], unbounded(TABLES[2])]
+    exported = collect(later, tables, DENSE, max_bytes=1 << 30)
+    weight = exported.weights["ebc.embedding_bags.item.weight"]
+    expected = initial_weights(SCHEMA.tables[1], np.arange(500), seed=SCHEMA.seed, dtype="float32")
+    expected[9], expected[11] = 9.0, 12.0
+    assert torch.equal(weight, expected)
+    assert exported.states["ebc.embedding_bags.item.weight.sum"].nonzero().flatten().tolist() == [9, 11]
 
 
 def test_dense_names_are_the_models_own(saved):

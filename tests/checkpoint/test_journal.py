@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bagpipe.checkpoint.files import check
 from bagpipe.checkpoint.journal import RowWriter, save_dirty
 from bagpipe.checkpoint.row_file import load_names
-from tests.checkpoint.samples import SCHEMA, requests
+from tests.checkpoint.samples import SCHEMA, deletions, requests
 
 KEYS = st.tuples(st.integers(0, 2), st.integers(-4, 4))
 BATCHES = st.lists(st.tuples(st.integers(0, 9), st.dictionaries(KEYS, st.floats(0, 1, width=32))), max_size=8)
@@ -43,10 +43,28 @@ def test_journal_rows_are_sorted_and_unique(tmp_path_factory):
     prop()
 
 
+def test_deletions_are_names_with_their_latest_step(tmp_path):
+    writer = RowWriter(tmp_path, SCHEMA, rank=2, epoch=1)
+    writer.append(requests({(1, 3): 1.0}), 2)
+    writer.delete(deletions({(2, 7), (1, 3)}), 3)
+    writer.delete([], 4)
+    writer.delete(deletions({(2, 7), (0, -1)}), 5)
+    deleted, rows = writer.seal(tmp_path, 10)
+    assert (deleted.is_deletions, deleted.full, deleted.step, deleted.num_rows) == (True, False, 10, 3)
+    assert (rows.is_deletions, rows.num_rows) == (False, 1)
+    assert deleted.file.name == "deleted-00000010-0002.npy"
+    check(tmp_path, deleted.file)
+    records = np.load(tmp_path / deleted.file.name, allow_pickle=False)
+    assert records.dtype.names == ("id", "table", "step")
+    assert records.tolist() == [(-1, 0, 5), (3, 1, 3), (7, 2, 5)]
+    assert not list(tmp_path.glob("journal-*"))
+
+
 def test_discarding_leaves_nothing(tmp_path):
     writer = RowWriter(tmp_path, SCHEMA, rank=0, epoch=1)
     writer.append(requests({(0, 1): 1.0, (1, 1): 1.0}), 4)
-    assert len(list(tmp_path.iterdir())) == 2
+    writer.delete(deletions({(0, 1)}), 4)
+    assert len(list(tmp_path.iterdir())) == 3
     writer.discard()
     writer.discard()
     assert not list(tmp_path.iterdir())
@@ -56,6 +74,8 @@ def test_discarding_leaves_nothing(tmp_path):
 def test_steps_have_32_bits(tmp_path):
     with pytest.raises(ValueError, match="step must be in"):
         RowWriter(tmp_path, SCHEMA, rank=0, epoch=1).append([], 1 << 32)
+    with pytest.raises(ValueError, match="step must be in"):
+        RowWriter(tmp_path, SCHEMA, rank=0, epoch=1).delete([], -1)
 
 
 def test_many_rows_are_written_in_chunks(tmp_path, monkeypatch):

@@ -22,8 +22,10 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.recovery import Recovered, is_usable, recover
 from bagpipe.errors import CorruptRowError, FencedError, InputError
 from bagpipe.store.fencing.fence import BucketState, Ledger, LogState, invalidated
-from bagpipe.store.interface import ReadResult, Store
+from bagpipe.store.interface import DeleteRequest, ReadResult, Store
 from bagpipe.store.memory.store import MemoryStore
+from bagpipe.store.redis.store import RedisStore
+from bagpipe.store.server.embedded import EmbeddedServer
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
 from tests.effort import at_most
@@ -88,7 +90,7 @@ def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: i
 def work(job: RowsOfJob, random: np.random.Generator) -> None:
     """Batches, write-backs and checkpoints in any order. Some checkpoints are not published, but the last one is."""
     for _ in range(random.integers(1, 12)):
-        what = random.integers(0, 4)
+        what = random.integers(0, 5)
         if what == 0 and job.step > job.publishers[0].newest.manifest.step:
             step, parts = job.step, job.snapshot()
             job.train(draw_rows(random, 10))
@@ -98,6 +100,8 @@ def work(job: RowsOfJob, random: np.random.Generator) -> None:
             job.publish(step, parts)
         elif what == 1:
             job.write_back(random.random(), random)
+        elif what == 2 and job.step:
+            job.delete({*(key for key in job.newest if random.random() < 0.3), *draw_rows(random, 3)})
         else:
             job.train(draw_rows(random, 15))
 
@@ -109,12 +113,17 @@ def started(tmp_path: Path) -> Iterator[tuple[RowsOfJob, str]]:
     with ExitStack() as stack:
         stores = open_memory(stack, name, 1)
         job = RowsOfJob.start(stack, CheckpointFolder(tmp_path), stores, stores[0].ledger(), {})
-        job.train({(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0})
-        job.write_back(1.0, np.random.default_rng())
-        job.publish(job.step, job.snapshot())
-        job.train({(0, 1): 7.0, (0, 9): 8.0})
-        job.write_back(1.0, np.random.default_rng())
+        begin(job)
         yield job, name
+
+
+def begin(job: RowsOfJob) -> None:
+    """Publish a checkpoint of three rows, change one of them, and write another one."""
+    job.train({(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0})
+    job.write_back(1.0, np.random.default_rng())
+    job.publish(job.step, job.snapshot())
+    job.train({(0, 1): 7.0, (0, 9): 8.0})
+    job.write_back(1.0, np.random.default_rng())
 
 
 def again(job: RowsOfJob, name: str, stack: ExitStack) -> RowsOfJob:
@@ -129,6 +138,32 @@ def test_only_what_changed_is_written(started: tuple[RowsOfJob, str]) -> None:
         assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
         done = later.recovered
         assert (done.buckets_reloaded, done.rows_written, done.rows_deleted) == (0, 1, 1)
+
+
+def test_deletions_since_the_checkpoint_are_undone(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    job.delete({(0, 9), (1, 2)})
+    job.train({(0, 9): 5.0})  # a new row
+    job.write_back(1.0, np.random.default_rng())
+    with ExitStack() as stack:
+        later = again(job, name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+        done = later.recovered
+        assert (done.buckets_reloaded, done.rows_written, done.rows_deleted) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_deletions_before_the_checkpoint_stay(started: tuple[RowsOfJob, str], loses: bool) -> None:
+    """Also in a store that has lost all rows. The rows came again after the checkpoint."""
+    job, name = started
+    job.delete({(0, 9), (1, 2)})
+    job.publish(job.step, job.snapshot())
+    job.train({(0, 9): 5.0, (1, 2): 6.0})
+    job.write_back(1.0, np.random.default_rng())
+    with ExitStack() as stack:
+        later = again(job, uuid.uuid4().hex if loses else name, stack)
+        assert stored(later.stores[0]) == {(0, 1): 7.0, (2, 3): 3.0}
+        assert later.recovered.rows_deleted == (0 if loses else 2)
 
 
 def test_the_previous_job_is_fenced_off(started: tuple[RowsOfJob, str]) -> None:
@@ -160,6 +195,44 @@ def test_a_bucket_with_unexpected_rows_is_loaded(started: tuple[RowsOfJob, str])
         later = again(job, name, stack)
         assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
         assert later.recovered.buckets_reloaded == 1
+
+
+DELETED = ((0, [1, 9, 77]), (1, [2]), (2, [3]))
+
+
+def check_undo(job: RowsOfJob, stack: ExitStack, stores: list[Store]) -> None:
+    """A later start has all rows of the checkpoint again, and none that is newer."""
+    requests = [DeleteRequest(table, np.array(ids)) for table, ids in DELETED]
+    job.stores[0].delete_many(requests)
+    assert stored(job.stores[0]) == {}
+    job.train({(2, 3): 6.0})
+    job.write_back(1.0, np.random.default_rng())
+    ledger = stack.enter_context(stores[0].ledger())
+    later = RowsOfJob.start(stack, job.folder, stores, ledger, job.committed)
+    assert stored(later.stores[0]) == {(0, 1): 1.0, (1, 2): 2.0, (2, 3): 3.0}
+    done = later.recovered
+    assert (done.buckets_reloaded, done.rows_written, done.rows_deleted) == (0, 3, 2)
+    with pytest.raises(FencedError):
+        job.stores[0].delete_many(requests)
+
+
+def test_deletions_of_another_writer_are_undone(started: tuple[RowsOfJob, str]) -> None:
+    job, name = started
+    with ExitStack() as stack:
+        check_undo(job, stack, open_memory(stack, name, 1))
+
+
+@pytest.mark.redis
+def test_deletions_from_a_server_are_undone(redis_server: EmbeddedServer, namespace: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stores: list[Store] = [
+            stack.enter_context(RedisStore(redis_server.url, schema=SCHEMA, namespace=namespace, num_buckets=4))
+            for _ in range(2)
+        ]
+        ledgers = [stack.enter_context(store.ledger()) for store in stores]
+        job = RowsOfJob.start(stack, CheckpointFolder(tmp_path), stores[:1], ledgers[0], {})
+        begin(job)
+        check_undo(job, stack, stores[1:])
 
 
 def recover_later(store: Store, ledger: Ledger, checkpoint: Checkpoint, *, audits: bool) -> Recovered:

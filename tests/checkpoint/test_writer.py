@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagpipe.checkpoint.manifest import BrokenCheckpoint, Part
+from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry, Part
 from bagpipe.checkpoint.writer import CheckpointPaths, CheckpointWriter, PendingCheckpoint
 from bagpipe.errors import JobError
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.types.schema import RowSchema, RowTable
 
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=2),), optimizer="sgd", dtype="float32", seed=0)
@@ -87,6 +87,27 @@ def test_rows_are_written_while_a_part_is_published(tmp_path: Path) -> None:
     wait(writer)
     writer.close()
     assert ends.parts == [(10, 1, None)]
+
+
+def test_deletions_are_in_the_part_of_their_epoch(tmp_path: Path) -> None:
+    ends = Ends()
+    writer = CheckpointWriter(
+        0, CheckpointPaths(generation=tmp_path, step=lambda step: tmp_path), SCHEMA, ends.on_part, ends.errors.append
+    )
+    writer.start()
+    writer.rows(lambda: [request(1, 2, 3)], 24, epoch=1, step=4)
+    writer.deletions([DeleteRequest(0, np.array([2]))], epoch=1, step=5)
+    writer.deletions([DeleteRequest(0, np.array([3, 1]))], epoch=2, step=11)
+    writer.wait_for(lambda: writer.backlog_bytes == 0, lambda: None)
+    entry = FileEntry(name="dense-0000.safetensors", num_bytes=0, xxh3_128="")
+    for epoch in (1, 2):
+        writer.complete(PendingCheckpoint(step=10 * epoch, epoch=epoch, missing=set(), file=entry))
+    wait(writer)
+    writer.close()
+    assert not ends.errors
+    sealed = [[(file.row_bytes, file.num_rows) for file in part.rows] for _, _, part in ends.parts if part is not None]
+    assert sealed == [[(0, 1), (8, 3)], [(0, 2)]]
+    assert not list(tmp_path.glob("journal-*"))
 
 
 @pytest.mark.parametrize(

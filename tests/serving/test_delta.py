@@ -11,7 +11,9 @@ import pytest
 
 from bagpipe.errors import InputError
 from bagpipe.serving.apply import apply_delta
-from bagpipe.serving.delta import DELTA, Base, FolderBase, SourceBase, read_delta, write_delta
+from bagpipe.serving.delta import DELTA, DELTA_FILE, Base, FolderBase, SourceBase, read_delta, write_delta
+from bagpipe.serving.tensor_file import TensorFile
+from bagpipe.store.interface import DeleteRequest
 from tests.serving.exports import SCHEMA, content, exported, pair_of, source_of, store_of, write_rows
 
 
@@ -57,6 +59,33 @@ def test_a_base_and_its_delta_are_the_next_export(
         assert set(written.num_rows.values()) == {0}
 
 
+@pytest.mark.parametrize("precision", ["exact", "int8"])
+def test_deleted_rows_are_gone_after_a_delta(precision, tmp_path: Path) -> None:
+    """Of tables with and without a bound; all rows of one table, and of another one none."""
+    random = np.random.default_rng(4)
+    with store_of(f"{tmp_path}".replace("/", "-")) as store:
+        store.claim()
+        write_rows(store, random, 40)
+        first = exported(source_of(store, 10, precision), tmp_path / "A")
+        user, item, shop = (store.ids(number) for number in range(3))
+        store.delete_many([DeleteRequest(0, user[::3]), DeleteRequest(1, item[::2]), DeleteRequest(2, shop)])
+        write_rows(store, random, 5)
+        gone = [np.setdiff1d(before, store.ids(number)) for number, before in ((0, user), (2, shop))]
+        delta = delta_of(source_of(store, 20, precision), FolderBase(first), tmp_path / "delta")
+        full = exported(source_of(store, 20, precision), tmp_path / "B")
+    apply_delta(first, delta, tmp_path / "applied")
+    assert content(tmp_path / "applied") == content(full)
+    assert read_delta(delta).num_deleted == {"user": len(gone[0]), "shop": len(gone[1])}
+    assert TensorFile(delta / DELTA_FILE).words("deleted:user").tolist() == gone[0].tolist()
+    assert json.loads((delta / DELTA).read_text())["format_version"] == 2
+
+
+def test_a_delta_without_deleted_rows_is_of_the_first_version(pair: tuple[Path, Path]) -> None:
+    value = json.loads((pair[1] / DELTA).read_text())
+    assert value["format_version"] == 1
+    assert "num_deleted" not in value
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     return pair_of(tmp_path)
@@ -66,8 +95,6 @@ def test_what_is_no_base_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> 
     base, _ = pair
     with store_of(f"{tmp_path}".replace("/", "-") + "-other") as store:
         store.claim()
-        with pytest.raises(InputError, match="has rows of table 'user' that this checkpoint lacks"):
-            delta_of(source_of(store, 30), FolderBase(base), tmp_path / "lacking")
         with pytest.raises(InputError, match="differs in its precision: it has exact, this export int8"):
             delta_of(source_of(store, 30, "int8"), FolderBase(base), tmp_path / "coded")
         source = source_of(store, 30)

@@ -7,24 +7,30 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.checkpoint.written_rows import WrittenRows
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError, LostRowError
 from bagpipe.pipeline.runner import Interrupted
+from bagpipe.store.interface import DeleteRequest, WriteRequest
+from bagpipe.store.memory.store import MemoryStore
 from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import Progress
+from tests.checkpoint.samples import rows_of
 from tests.system.jobs import change, largest_batch
-from tests.system.recording import Crash, RecordedOutcome, recorded
+from tests.system.recording import NUM_BUCKETS, Crash, RecordedOutcome, recorded
 from tests.system.staging import staged
 
 MakeConfig = Callable[..., Config]
+Ids = NDArray[np.int64]
 
 SLOW = pytest.mark.slow
 
@@ -226,6 +232,63 @@ def test_a_second_request_to_stop_does_not_wait_for_the_last_checkpoint(clicks: 
     job.prepare, job.on_folder = lambda engine: None, lambda step: None
     end = job.run()
     assert_alike(end, whole)
+
+
+def test_deleted_rows_are_in_no_checkpoint(clicks: MakeConfig, tmp_path: Path) -> None:
+    """Rows that no later batch uses are deleted at the write-back after their last use, also by a job that resumes."""
+    config = change(clicks(optimizer="adam"), cache__rows=0)  # every row is written back for the next batch
+    last: dict[tuple[int, int], int] = {}
+
+    def note(engine: Engine) -> None:
+        after_each_write(
+            engine,
+            lambda written, epoch, b: last.update(((table, i), b) for table, ids in written for i in ids.tolist()),
+        )
+
+    def delete(engine: Engine) -> None:
+        def delete_unused(written: list[tuple[int, Ids]], epoch: int, b: int) -> None:
+            asked = [
+                DeleteRequest(table, ids[[last[table, i] == b < 20 for i in ids.tolist()]]) for table, ids in written
+            ]
+            engine.store.delete_many(asked)
+            assert engine.recorder is not None
+            engine.recorder.after_delete(asked, epoch, b)
+
+        after_each_write(engine, delete_unused)
+
+    plain = recorded(config, tmp_path, every=1_000)
+    plain.prepare = note
+    kept = plain.run()
+    whole, job = recorded(config, tmp_path, every=1_000), recorded(config, tmp_path)
+    whole.prepare = job.prepare = delete
+    with pytest.raises(Crash):
+        job.run(crash_at=11)
+    end = job.run()
+    assert end.first_batch > 0
+    assert_alike(end, whole.run())
+    assert (end.digests[0], end.totals) == (kept.digests[0], kept.totals)
+    checkpoint = CheckpointFolder(job.root).newest(pytest.fail)
+    assert checkpoint is not None
+    rows = rows_of(checkpoint)
+    alive = {key for key, b in last.items() if b >= 20}
+    assert 0 < len(alive) < len(last)
+    with MemoryStore(rows.schema, name=job.name, num_buckets=NUM_BUCKETS) as store:
+        found = [store.ids(table).tolist() for table in range(len(rows.schema.tables))]
+    assert found == [rows.ids(table).tolist() for table in range(len(rows.schema.tables))]
+    assert {(table, i) for table, ids in enumerate(found) for i in ids} == alive
+
+
+def after_each_write(engine: Engine, call: Callable[[list[tuple[int, Ids]], int, int], None]) -> None:
+    """Call with tables and ids, epoch and batch of every write-back, in its lane."""
+    recorder = engine.recorder
+    assert recorder is not None
+    after_write = recorder.after_write
+
+    def after(requests: Sequence[WriteRequest], epoch: int, step: int) -> None:
+        after_write(requests, epoch, step)
+        call([(request.table, request.ids) for request in requests], epoch, step)
+
+    recorder.after_write = after  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("resumes", [False, True])
