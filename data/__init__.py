@@ -22,12 +22,12 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     stream          data that grows, and its segments as they arrive: followed_folder (folder_listing),
                     kafka_topic (topic_order, topic_arrivals, kafka_client)
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
-    arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts
+    arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts; clock: times
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids
     checked_read    a block without the rows that the loss is not defined for; bad_row_limit: too many malformed
     narrowed        a source with some of its columns
     columns         parsed rows; schema_file: the schema TOML
-    row_admission   a loader's stage that admits rows by their uses
+    row_stage   a loader's stage: rows are admitted by their uses, and expire
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
     conversion      a folder of written data, by several processes; conversion_manifest: what is finished

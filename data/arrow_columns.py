@@ -2,15 +2,15 @@
 
     ArrowSource.arrow_block: rows as a table ──columns_of, ColumnRules──> values, lengths, dense, labels ──> Columns
 
-A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if a label or
-its weight is null, a number is not finite, an id lies outside its table, a list holds a null, or the numbers of ids and
-weights differ (and `data.checked_read` checks its labels and its weight).
+A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if a label, its
+weight or its time is null, a number is not finite, an id lies outside its table, a list holds a null, or the numbers of
+ids and weights differ (and `data.checked_read` checks its labels, its weight and its time).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature
 from bagpipe.util.distinct_ids import distinct_ids
 from data.arrow_numbers import as_ids, as_numbers, split_texts
+from data.clock import UNITS, Clock
 from data.column_rules import ColumnRules, is_list
 from data.columns import Columns, take_rows
 from data.hashing import first_out_of_range, hash_ids
@@ -31,6 +32,9 @@ from data.source import Block
 from data.string_hash import is_text
 
 __all__ = ["ArrowBlock", "ArrowSource", "columns_of"]
+
+#: Unit of timestamps -> parts of a second.
+_PARTS: Mapping[str, int] = {**UNITS, "ns": 1_000_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +94,16 @@ class ArrowSource(ABC):
     def multi_hot(self) -> frozenset[str]:
         return self.rules.multi_hot
 
+    @property
+    def clock(self) -> Clock | None:
+        """See `data.clock.Clocked`."""
+        return self.rules.clock
+
+    @property
+    def reads_times(self) -> bool:
+        """See `data.clock.Clocked`."""
+        return self.rules.reads_times
+
     def read(self, block: Block) -> Columns:
         found = self.arrow_block(block)
         return columns_of(self.rules, found, bad_rows=self.bad_rows, locate=lambda row: self.locate(block, row))
@@ -123,6 +137,7 @@ def columns_of(rules: ColumnRules, block: ArrowBlock, *, bad_rows: str, locate: 
         num_raw_rows=block.num_raw_rows,
         bad_rows=distinct_ids([block.malformed, block.raw_rows[bad]]),
         example_weights=columns.example_weights,
+        times_s=columns.times_s,
     )
     return take_rows(columns, np.setdiff1d(np.arange(columns.num_rows), bad)) if bad.size else columns
 
@@ -174,7 +189,16 @@ class _TableReader:
             num_raw_rows=rows,
             bad_rows=np.zeros(0, np.int64),
             example_weights=self._target(schema.example_weight, missing=1.0) if schema.example_weight else None,
+            times_s=self._times(self.rules.clock) if self.rules.clock and self.rules.reads_times else None,
         )
+
+    def _times(self, clock: Clock) -> NDArray[np.int64]:
+        """Times in seconds; 0 where there is none."""
+        array = _single(self.table.column(clock.name))
+        if array.null_count:
+            rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            self.problems.append((rows, f"expected a time in column {clock.name!r}, got null"))
+        return _to_seconds(array, clock)
 
     def _target(self, name: str, missing: float) -> NDArray[np.float32]:
         """A label, or the weights of the examples; `missing`: the value where there is none and need be none."""
@@ -300,6 +324,18 @@ def _to_float32(array: pa.Array) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         numbers: NDArray[np.float32] = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     return numbers
+
+
+def _to_seconds(array: pa.Array, clock: Clock) -> NDArray[np.int64]:
+    """Seconds since 1970 UTC of timestamps, dates or integers, without their fractions; null becomes 0."""
+    parts = clock.parts
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    if pa.types.is_timestamp(array.type):
+        parts = _PARTS[array.type.unit]
+        array = array.cast(pa.int64())
+    found: NDArray[np.int64] = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return found if parts == 1 else found // parts
 
 
 def _row_of(lengths: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from bagpipe.errors import InputError
 from bagpipe.files.access import is_remote, open_file
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import parse_json
+from data.clock import Clock
 from data.schema_file import SchemaFile
 from data.source import FileVersion, file_version
 
@@ -242,6 +243,8 @@ def _one_line(error: BaseException) -> str:
 def embed_schema(file: SchemaFile) -> dict[bytes, bytes]:
     """File metadata that holds the schema of a columnar file."""
     value = {"version": SCHEMA_VERSION, "schema": file.schema.to_json(), "weights": dict(file.weights)}
+    if file.clock is not None:
+        value["time"] = file.clock.name
     return {SCHEMA_KEY: json.dumps(value, sort_keys=True).encode()}
 
 
@@ -259,6 +262,7 @@ def embedded_schema(path: str, schema: pa.Schema) -> SchemaFile | None:
         if value["version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: expected schema version {SCHEMA_VERSION}, got {value['version']!r}")
         found = DataSchema.from_json(value["schema"], f"{path}: the schema in the file's metadata")
-        return SchemaFile(schema=found, weights=value["weights"])
+        clock = Clock(name=str(value["time"])) if "time" in value else None
+        return SchemaFile(schema=found, weights=value["weights"], clock=clock)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: the schema in the file's metadata is damaged: {_one_line(error)}") from None

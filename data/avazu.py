@@ -8,10 +8,13 @@
 
 That makes 23 features, each with its own table, and no dense columns. The date is not a feature: no later day shares
 it. An empty field is a missing value.
+
+Where times are wanted, an example's is the begin of its hour, which is in UTC, and no hour can be missing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.clock import Clock
 from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Fields, Kind, explain_line, find_columns, good_columns, split_fields
 from data.number_parsing import Positions
@@ -48,20 +52,20 @@ INTEGER_NAMES = (
 )
 
 
-def _hour_and_weekday(text: bytes) -> tuple[int, int] | None:
-    """Hour and weekday of YYMMDDHH; None if there is no such hour."""
+def _moment(text: bytes) -> datetime.datetime | None:
+    """The begin of the hour YYMMDDHH; None if there is no such hour."""
     try:
         when = datetime.datetime.strptime(text.decode("ascii"), "%y%m%d%H")
     except (UnicodeDecodeError, ValueError):
         return None
-    return when.hour, when.weekday()
+    return when.replace(tzinfo=datetime.UTC)
 
 
 _LABEL = Kind(words="0 or 1", pattern=re.compile(rb"[01]"))
 _HOUR = Kind(
     words="an hour as YYMMDDHH",
     pattern=re.compile(rb"[0-9]{8}"),
-    test=lambda text: _hour_and_weekday(text) is not None,
+    test=lambda text: _moment(text) is not None,
 )
 _HEX = Kind(words="a hexadecimal id of up to 16 digits", pattern=re.compile(rb"[0-9a-fA-F]{1,16}"))
 _INTEGER = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{1,16}"))
@@ -72,6 +76,10 @@ COLUMNS = (
     Column(name="hour", kind=_HOUR),
     *(Column(name=name, kind=_HEX) for name in HEX_NAMES),
     *(Column(name=name, kind=_INTEGER) for name in INTEGER_NAMES),
+)
+#: The same where times are wanted.
+_TIMED_COLUMNS = tuple(
+    dataclasses.replace(column, required=True) if column.name == "hour" else column for column in COLUMNS
 )
 _FIRST_HEX = 2
 _FIRST_INTEGER = _FIRST_HEX + len(HEX_NAMES)
@@ -97,12 +105,14 @@ class AvazuSource(TextSource):
         schema: `avazu_schema()`; tables can be hashed or bounded.
         bad_rows: stop or skip.
         block_bytes: approximate text in a block.
+        reads_times: see `data.clock.Clocked`.
     """
 
     parts: tuple[DelimitedFile, ...]
     schema: DataSchema = field(default_factory=avazu_schema)
     bad_rows: str = "stop"
     block_bytes: int = BLOCK_BYTES
+    reads_times: bool = False
 
     @classmethod
     def at(cls, path: str, **options: object) -> AvazuSource:
@@ -113,6 +123,15 @@ class AvazuSource(TextSource):
         """
         parts = tuple(find_columns(name, first_line(name), ",", COLUMNS) for name in list_files(path))
         return cls(parts=parts, **options)  # type: ignore[arg-type]
+
+    @property
+    def clock(self) -> Clock:
+        """See `data.clock.Clocked`."""
+        return Clock(name="time", is_named=False)
+
+    def with_times(self) -> AvazuSource:
+        """See `data.clock.Clocked`."""
+        return dataclasses.replace(self, reads_times=True)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -126,6 +145,7 @@ class AvazuSource(TextSource):
         return segments_of_files(self.files, self.block_bytes, header=True)
 
     def read(self, block: Block) -> Columns:
+        columns = _TIMED_COLUMNS if self.reads_times else COLUMNS
         file = next(part for part in self.parts if part.path == block.file)
         fields = split_fields(read_text(block), b",", file.num_columns)
         hexadecimal, integer = file.positions[_FIRST_HEX:_FIRST_INTEGER], file.positions[_FIRST_INTEGER:]
@@ -133,6 +153,10 @@ class AvazuSource(TextSource):
         hours, bad_hours = _hours(fields, file.positions[1])
         hex_ids, bad_hex = fields.hexadecimals(hexadecimal)
         integers, bad_integers = fields.integers(integer)
+        times_s = None
+        if self.reads_times:
+            times_s, untimed = _times(fields, file.positions[1])
+            bad_hours = bad_hours | untimed
         there = fields.present((file.positions[1], *file.positions[1:]))  # the hour gives two features
         return good_columns(
             fields,
@@ -141,8 +165,9 @@ class AvazuSource(TextSource):
             ids=np.concatenate([hours, hex_ids, integers]),
             present=there,
             wrong=wrong | bad_hours | bad_hex | bad_integers,
-            error=(lambda line: explain_line(line, b",", file, COLUMNS)) if self.bad_rows == "stop" else None,
+            error=(lambda line: explain_line(line, b",", file, columns)) if self.bad_rows == "stop" else None,
             block=block,
+            times_s=times_s,
         )
 
 
@@ -150,9 +175,20 @@ def _hours(fields: Fields, position: int) -> tuple[Positions, NDArray[np.bool_]]
     """int64 ``[2, n]``: hour of the day and weekday (0 if missing), and flags of the lines without a valid hour."""
 
     def code(text: bytes) -> float | None:
-        found = (0, 0) if not text else _hour_and_weekday(text) if _HOUR.fits(text) else None
-        return None if found is None else float(found[0] * 7 + found[1])
+        when = _moment(text) if _HOUR.fits(text) else None
+        return 0.0 if not text else None if when is None else float(when.hour * 7 + when.weekday())
 
     codes, wrong = fields.distinct(position, code)
     hours, weekdays = np.divmod(np.where(wrong, 0.0, codes).astype(np.int64), 7)
     return np.stack([hours, weekdays]), wrong
+
+
+def _times(fields: Fields, position: int) -> tuple[Positions, NDArray[np.bool_]]:
+    """int64 ``[n]``: begin of the hour in seconds since 1970 UTC (0: none), and flags of the lines without one."""
+
+    def time_s(text: bytes) -> float | None:
+        when = _moment(text) if _HOUR.fits(text) else None
+        return None if when is None else when.timestamp()
+
+    times_s, wrong = fields.distinct(position, time_s)
+    return np.where(wrong, 0.0, times_s).astype(np.int64), wrong

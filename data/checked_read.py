@@ -1,6 +1,8 @@
-"""`read_checked`: one block of any source, without the rows whose labels or weight the loss is not defined for.
+"""`read_checked`: one block of any source, without the rows whose labels, weight or time are out of range.
 
-    source.read(block) ──> Columns ──labels in `LOSS_LABELS`? weight finite, at least 0?──> Columns, or InputError
+    source.read(block) ──> Columns ──labels in `LOSS_LABELS`?──> Columns, or InputError
+                                     weight finite, at least 0?
+                                     time in `TIMES`?
 
 Such a row is malformed like any other: `data.bad_rows` says whether it stops the job or is skipped and counted.
 """
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.types.labels import LOSS_LABELS
 from bagpipe.util.distinct_ids import distinct_ids
+from data.clock import TIMES, outside_times
 from data.columns import Columns, take_rows
 from data.source import Block, Source
 
@@ -22,7 +25,7 @@ __all__ = ["read_checked"]
 
 
 def read_checked(source: Source, block: Block) -> Columns:
-    """Parse one block and check its labels and weights.
+    """Parse one block and check its labels, weights and times.
 
     Raises:
         InputError: a bad row under the stop policy. The row that the reader refuses comes first.
@@ -50,13 +53,15 @@ def _outside(labels: NDArray[np.float32], *, unlabelled: bool) -> NDArray[np.int
 
 
 def _bad_rows(columns: Columns, *, unlabelled: bool) -> NDArray[np.int64]:
-    """Ascending rows with a label outside its range or a weight that is none."""
+    """Ascending rows with a label outside its range, or a weight or a time that is none."""
     outside = _outside(columns.labels, unlabelled=unlabelled)
     if columns.labels.ndim > 1:
         outside = distinct_ids([outside // columns.labels.shape[1]])
     weights = columns.example_weights
     if weights is not None:
         outside = distinct_ids([outside, np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))])
+    if columns.times_s is not None and (rows := outside_times(columns.times_s)).size:
+        outside = distinct_ids([outside, rows])
     return outside
 
 
@@ -67,6 +72,8 @@ def _reason(source: Source, columns: Columns, row: int) -> str:
     if wrong.size:
         name, label = source.schema.labels[wrong[0]], labels[wrong[0]]
         return f"expected a label in {LOSS_LABELS} in column {name!r}, got {label!s}"
-    assert columns.example_weights is not None, "the row is bad for its label or its weight"
+    if columns.times_s is not None and (time_s := int(columns.times_s[row])) not in TIMES:
+        return f"expected a time of the years 1970 to 9999, got {time_s} s since 1970"
+    assert columns.example_weights is not None, "the row is bad for its label, its weight or its time"
     weight = columns.example_weights[row]
     return f"expected a finite weight of at least 0 in column {source.schema.example_weight!r}, got {weight!s}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tqdm import tqdm
 
+from bagpipe.config.data_format import with_format
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
@@ -27,6 +28,7 @@ from bagpipe.util.process_pool import usable_cores
 from bagpipe.util.program import run_program
 from bagpipe.util.programs import command_of
 from bagpipe.util.sizes import bytes_of
+from data.clock import Clocked, with_times
 from data.formats import FORMATS, open_source
 from data.source import BAD_ROWS, Source
 
@@ -86,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
         help="first build the dictionaries that the schema names, with ids by first occurrence or by frequency",
     )
     convert.add_argument("--min-count", type=int, default=1, help="leave rarer strings out of the dictionaries")
+    convert.add_argument(
+        "--times",
+        action="store_true",
+        help="keep the times of avazu-csv and movielens (default: only those that a schema names)",
+    )
     convert.add_argument("--bad-rows", default="stop", choices=BAD_ROWS, help="stop at a malformed row, or skip it")
     convert.add_argument("--jobs", type=int, help="processes that write a folder (default: one for each core)")
     convert.add_argument("--form", choices=("arrow", "parquet"), help="of the files of a folder (default: parquet)")
@@ -130,13 +137,9 @@ def _synth(options: argparse.Namespace) -> str:
     found = options_at(options.schema, tables=options.tables, profile=options.profile)
     if options.rows is not None:
         found = dataclasses.replace(found, rows=options.rows)
-    source = SyntheticSource(
-        schema=found.schema,
-        features=found.features,
-        rows=found.rows,
-        seed=options.seed,
-        label_rate=found.label_rate,
-    )
+    source = SyntheticSource.of(found, options.seed)
+    if source.clock is not None:
+        source = source.with_times()
     _make_folder(options.out)
     start_s = time.perf_counter()
     if Path(options.out).suffix in COLUMNAR:
@@ -167,13 +170,20 @@ def _convert(options: argparse.Namespace) -> str:
     order = _next_use_order(options)
     if options.dictionaries:
         _build_dictionaries(configs[0], options)
-    sources = tuple(open_source(config) for config in configs)
+    sources = tuple(_open_input(config, needs_times=options.times) for config in configs)
     start_s = time.perf_counter()
     if Path(options.out).suffix in COLUMNAR and not Path(options.out).is_dir():
         return _convert_file(sources, options, order, start_s)
     if order is not None:
         raise InputError(f"--next-use writes one file, .arrow or .parquet, got {options.out!r}")
     return _convert_folder(sources, options, start_s)
+
+
+def _open_input(config: DataConfig, *, needs_times: bool) -> Source:
+    """The source of an input, with the times that its schema names, or that its format has if they are needed."""
+    source = open_source(config)
+    is_named = isinstance(source, Clocked) and source.clock is not None and source.clock.is_named
+    return with_times(source, with_format(config).format, "--times") if needs_times or is_named else source
 
 
 def _convert_file(

@@ -6,12 +6,14 @@ names and types of the first file's columns ───────────┴
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from data.clock import Clock
 from data.schema_file import FeatureColumn, SchemaFile
 from data.string_hash import is_text
 from data.string_ids import StringIds
@@ -31,6 +33,8 @@ class ColumnRules:
         multi_hot: features with several ids in a row.
         unlabelled: labels and weights of examples may be missing.
         absent: label columns, and the weights', that the files do not have.
+        clock: the column of the examples' times; None: they have none.
+        reads_times: it is read.
     """
 
     schema: DataSchema
@@ -40,6 +44,8 @@ class ColumnRules:
     multi_hot: frozenset[str] = frozenset()
     unlabelled: bool = False
     absent: frozenset[str] = frozenset()
+    clock: Clock | None = None
+    reads_times: bool = False
 
     @classmethod
     def of(cls, path: str, found: SchemaFile, table: pa.Schema, *, unlabelled: bool = False) -> ColumnRules:
@@ -63,9 +69,21 @@ class ColumnRules:
             multi_hot=frozenset(multi_hot),
             unlabelled=unlabelled,
             absent=frozenset(set(target_columns(found.schema)) - set(table.names) if unlabelled else ()),
+            clock=found.clock,
         )
         rules.check(path, table)
         return rules
+
+    def with_times(self, path: str, table: pa.Schema) -> ColumnRules:
+        """The rules that read the times too; there is a clock. `path` and `table` as in `check`, which is done."""
+        rules = dataclasses.replace(self, reads_times=True)
+        rules.check(path, table)
+        return rules
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The column of times if it is read."""
+        return (self.clock.name,) if self.clock is not None and self.reads_times else ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -76,7 +94,7 @@ class ColumnRules:
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
         names = [*self.targets, *self.schema.dense, *(column.name for column in self.columns)]
-        return tuple(dict.fromkeys([*names, *(name for _, name in self.weights)]))
+        return tuple(dict.fromkeys([*names, *(name for _, name in self.weights), *self.times]))
 
     @property
     def dictionaries(self) -> tuple[str, ...]:
@@ -109,6 +127,8 @@ class ColumnRules:
                 )
         for feature_name, name in self.weights:
             self._check_weights(path, feature_name, name, _column_type(path, table, name))
+        if self.clock is not None and self.reads_times:
+            _check_times(path, self.clock, _column_type(path, table, self.clock.name))
 
     def _check_weights(self, path: str, feature: str, name: str, kind: pa.DataType) -> None:
         column = next(
@@ -147,3 +167,11 @@ def _column_type(path: str, schema: pa.Schema, name: str) -> pa.DataType:
 def _check_number(path: str, name: str, kind: pa.DataType) -> None:
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise InputError(f"{path}: column {name!r}: expected numbers, got {kind}")
+
+
+def _check_times(path: str, clock: Clock, kind: pa.DataType) -> None:
+    has_unit = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    if not (has_unit or pa.types.is_integer(kind)):
+        raise InputError(f"{path}: column {clock.name!r}: expected times as integers, timestamps or dates, got {kind}")
+    if has_unit and clock.unit:
+        raise InputError(f"{path}: column {clock.name!r}: time_unit is of integers, the column has its own, {kind}")

@@ -5,7 +5,7 @@
 `.arrow` is uncompressed and memory-mapped: the fastest to read, about as large as the text. `.parquet` is dictionary
 encoded, with a checksum in every page: about a quarter of the size, half as fast. The format `parquet` reads both
 without a schema file and gives the same batches bit for bit. Ids of hashed tables are stored hashed. Skipped bad rows
-are not stored.
+are not stored. Times, if the source reads them, are a column of timestamps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from bagpipe.util.process_pool import check_interrupt
 from data.arrow_files import embed_schema
 from data.bad_row_limit import BadRowLimit
 from data.checked_read import read_checked
+from data.clock import Clock, clock_of
 from data.column_rules import target_columns
 from data.columns import RowSlice, bag_starts, join
 from data.schema_file import SchemaFile
@@ -38,6 +39,9 @@ Writer = Callable[[pa.RecordBatch], None]
 
 #: Minimum rows of a record batch or row group (except the last): a block of the reader.
 GROUP_ROWS = 65_536
+
+#: Of the column of times. Parquet stores it in milliseconds.
+TIME_TYPE = pa.timestamp("s", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +62,17 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     """
     names = {feature.name: f"{feature.name}.weight" for feature in source.schema.features if feature.weighted}
     tables = tuple(dataclasses.replace(table, hash=False) for table in source.schema.tables)
-    stored = SchemaFile(schema=dataclasses.replace(source.schema, tables=tables), weights=names)
-    schema = _arrow_schema(source, stored)
+    schema = dataclasses.replace(source.schema, tables=tables)
+    stored = SchemaFile(schema=schema, weights=names, clock=_stored_clock(source, names))
+    form = _arrow_schema(source, stored)
     rows = skipped = 0
     partial = f"{path}.partial"
     try:
-        with open_writer(path, partial, schema) as write:
+        with open_writer(path, partial, form) as write:
             for group, bad in _groups(source, source.segments() if segments is None else segments, limit):
                 skipped += bad
                 if sum(map(len, group)):
-                    write(_record_batch(source, schema, group))
+                    write(_record_batch(source, form, group))
                     rows += sum(map(len, group))
         os.replace(partial, path)
     except OSError as error:
@@ -120,6 +125,19 @@ def _groups(source: Source, segments: Sequence[Segment], limit: int) -> Iterator
         yield group, skipped
 
 
+def _stored_clock(source: Source, weights: Mapping[str, str]) -> Clock | None:
+    """The clock of the file: that of the source, with ``.time`` after its name if another column has that name."""
+    clock = clock_of(source)
+    if clock is None:
+        return None
+    features = [feature.name for feature in source.schema.features]
+    taken = {*target_columns(source.schema), *source.schema.dense, *features, *weights.values()}
+    name = clock.name
+    while name in taken:
+        name += ".time"
+    return Clock(name=name)
+
+
 def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
     fields = [pa.field(name, pa.float32()) for name in target_columns(stored.schema)]
     fields += [pa.field(name, pa.float32()) for name in stored.schema.dense]
@@ -129,6 +147,8 @@ def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
         if feature.weighted:
             kind = pa.list_(pa.float32()) if multi else pa.float32()
             fields.append(pa.field(stored.weights[feature.name], kind))
+    if stored.clock is not None:
+        fields.append(pa.field(stored.clock.name, TIME_TYPE))
     return pa.schema(fields, metadata=embed_schema(stored))
 
 
@@ -146,6 +166,8 @@ def _record_batch(source: Source, schema: pa.Schema, group: list[RowSlice]) -> p
         columns.append(shape(batch.values[part], batch.lengths[number]))
         if feature.weighted and batch.weights is not None:
             columns.append(shape(batch.weights[part], batch.lengths[number]))
+    if batch.times_s is not None:
+        columns.append(pa.array(batch.times_s).cast(TIME_TYPE))
     return pa.record_batch(columns, schema=schema)
 
 

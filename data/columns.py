@@ -31,6 +31,7 @@ class Columns:
         example_weights: float32 ``[n]``, or None when the examples have none.
         distances: uint32 ``[num_occurrences]``, examples up to the next use of each id's row (`data.next_use_sort`), or
             None when they are not read.
+        times_s: int64 ``[n]``, seconds since 1970 UTC (`data.clock`), or None when they are not read.
     """
 
     labels: NDArray[np.float32]
@@ -42,6 +43,7 @@ class Columns:
     bad_rows: NDArray[np.int64]
     example_weights: NDArray[np.float32] | None = None
     distances: NDArray[np.uint32] | None = None
+    times_s: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -78,6 +80,7 @@ def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
         bad_rows=columns.bad_rows,
         example_weights=None if columns.example_weights is None else columns.example_weights[rows],
         distances=None if columns.distances is None else columns.distances[picked],
+        times_s=None if columns.times_s is None else columns.times_s[rows],
     )
 
 
@@ -112,6 +115,9 @@ def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
     example_weights = None
     if pieces[0].columns.example_weights is not None:
         example_weights = np.concatenate([_example_weights(piece) for piece in pieces])
+    times_s = None
+    if pieces[0].columns.times_s is not None:
+        times_s = np.concatenate([_times_s(piece) for piece in pieces])
     return Batch(
         index=index,
         dense=np.concatenate([piece.columns.dense[piece.low : piece.high] for piece in pieces]),
@@ -120,6 +126,7 @@ def join(index: int, pieces: Sequence[RowSlice]) -> Batch:
         labels=np.concatenate([piece.columns.labels[piece.low : piece.high] for piece in pieces]),
         weights=weights,
         example_weights=example_weights,
+        times_s=times_s,
     )
 
 
@@ -146,3 +153,9 @@ def _example_weights(piece: RowSlice) -> NDArray[np.float32]:
     weights = piece.columns.example_weights
     assert weights is not None, "either all blocks of a source have weights of examples or none has"
     return weights[piece.low : piece.high]
+
+
+def _times_s(piece: RowSlice) -> NDArray[np.int64]:
+    times_s = piece.columns.times_s
+    assert times_s is not None, "either all blocks of a source have times or none has"
+    return times_s[piece.low : piece.high]

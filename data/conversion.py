@@ -22,6 +22,7 @@ from bagpipe.client.agreement import first_difference
 from bagpipe.errors import InputError
 from bagpipe.files.access import forget
 from bagpipe.util.process_pool import ProcessPool
+from data.clock import clock_of
 from data.columnar_writer import write_columnar
 from data.conversion_manifest import ConversionManifest, PartRecord, record_of
 from data.source import Segment, Source, file_version
@@ -161,7 +162,10 @@ def _options(conversion: Conversion) -> dict[str, Any]:
     """All that the parts depend on besides the inputs."""
     source = conversion.sources[0]
     schema = Path(conversion.schema_path).read_bytes() if conversion.schema_path else b""
+    clock = clock_of(source)
+    times = {} if clock is None else {"times": clock.name}  # manifests without times have no such key
     return {
+        **times,
         "release": bagpipe.__version__,
         "format": source.layout,
         "columns": hashlib.sha256(json.dumps(source.schema.to_json(), sort_keys=True).encode()).hexdigest()[:16],

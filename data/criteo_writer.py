@@ -73,8 +73,8 @@ def write_criteo_text(source: SyntheticSource, path: str) -> int:
             f"Criteo's text has {NUM_DENSE} dense columns and {NUM_SPARSE} features of one id, got {num_dense} and "
             f"{num_sparse}{' with bags' if source.multi_hot else ''}: write .arrow or .parquet"
         )
-    if len(source.schema.labels) > 1 or source.schema.example_weight:
-        raise InputError("Criteo's text has one label and no weights of examples: write .arrow or .parquet")
+    if len(source.schema.labels) > 1 or source.schema.example_weight or source.clock is not None:
+        raise InputError("Criteo's text has one label, no weights of examples and no times: write .arrow or .parquet")
     partial = Path(f"{path}.partial")
     try:
         with partial.open("wb") as raw, _compressed(raw, path) as stream:

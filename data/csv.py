@@ -9,7 +9,8 @@ value cannot hold a line break: blocks end at line ends. The `[csv]` section: `d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,15 @@ class CsvSource(ArrowSource, TextSource):
         part = _open("", form, [column for column, _ in types])
         return cls(parts=(part,), rules=ColumnRules.of("", found, pa.schema(types)), types=types, form=form, **options)
 
+    def with_times(self) -> CsvSource:
+        """See `data.clock.Clocked`."""
+        assert self.clock is not None, "there is a clock"
+        where = self.parts[0].path
+        types = _merged(where, [*self.types, (self.clock.name, pa.int64())])
+        for part in self.parts:
+            _check_names(_origin(part.path, self.form), part.names, [self.clock.name], self.form)
+        return dataclasses.replace(self, rules=self.rules.with_times(where, pa.schema(types)), types=types)
+
     @property
     def files(self) -> tuple[str, ...]:
         return (*(part.path for part in self.parts), *self.rules.dictionaries)
@@ -131,7 +141,6 @@ class CsvSource(ArrowSource, TextSource):
 
 def _types(path: str, found: SchemaFile) -> tuple[tuple[str, pa.DataType], ...]:
     """The columns to read, each with its type."""
-    types: dict[str, pa.DataType] = {}
     uses = [(name, pa.float64()) for name in (*target_columns(found.schema), *found.schema.dense)]
     for feature in found.schema.features:
         column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
@@ -139,6 +148,12 @@ def _types(path: str, found: SchemaFile) -> tuple[tuple[str, pa.DataType], ...]:
         uses.append((column.name, pa.binary() if has_text else pa.float64() if column.buckets else pa.int64()))
         if feature.weighted:
             uses.append((found.weights[feature.name], pa.binary() if column.separator else pa.float32()))
+    return _merged(path, uses)
+
+
+def _merged(path: str, uses: Iterable[tuple[str, pa.DataType]]) -> tuple[tuple[str, pa.DataType], ...]:
+    """The type of each column of all its uses. Raises InputError for one that is text and a number."""
+    types: dict[str, pa.DataType] = {}
     for name, kind in uses:
         before = types.setdefault(name, kind)
         if (before == pa.binary()) != (kind == pa.binary()):
@@ -149,15 +164,24 @@ def _types(path: str, found: SchemaFile) -> tuple[tuple[str, pa.DataType], ...]:
 
 def _open(path: str, form: CsvLayout, wanted: Sequence[str]) -> CsvFile:
     """A file with its columns. Raises InputError if a wanted one is missing or named twice."""
-    names, where = form.columns, "the schema's csv.columns"
+    names = form.columns
     if not names:
         line = first_line(path).decode("utf-8-sig", "backslashreplace").rstrip("\r\n")
         names = tuple(name.strip() for name in split_line(line, form))
-        where = f"{path}:1"
+    _check_names(_origin(path, form), names, wanted, form)
+    return CsvFile(path=path, names=names)
+
+
+def _origin(path: str, form: CsvLayout) -> str:
+    """The place of a file's column names."""
+    return "the schema's csv.columns" if form.columns else f"{path}:1"
+
+
+def _check_names(where: str, names: tuple[str, ...], wanted: Sequence[str], form: CsvLayout) -> None:
+    """Raise InputError if a wanted column is missing or named twice."""
     for name in wanted:
         if names.count(name) != 1:
             shown = form.delimiter.join(names)
             shown = shown if len(shown) <= 120 else shown[:120] + "…"
             count = "none" if name not in names else "several"
             raise InputError(f"{where}: expected a column {name!r}, got {count} in {shown!r}")
-    return CsvFile(path=path, names=names)

@@ -221,6 +221,7 @@ def good_columns(
     bags: Sequence[tuple[Positions, NDArray[np.int32]]] = (),
     error: Callable[[bytes], str | None] | None,
     block: Block,
+    times_s: Positions | None = None,
 ) -> Columns:
     """The columns of a block without its bad rows.
 
@@ -233,6 +234,7 @@ def good_columns(
         bags: values, before mapping to tables, and lengths of multi-hot features; in range unless hashed.
         error: explains a line; None: bad rows are skipped.
         block: source of the lines, for errors.
+        times_s: int64 ``[n]``, times in seconds since 1970 UTC; None: they are not read.
 
     Raises:
         InputError: a bad row, unless bad rows are skipped.
@@ -267,5 +269,6 @@ def good_columns(
         weights=None,
         num_raw_rows=fields.num_lines,
         bad_rows=bad,
+        times_s=times_s,
     )
     return take_rows(columns, good) if good.size < labels.size else columns

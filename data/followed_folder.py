@@ -22,6 +22,7 @@ from bagpipe.client.agreement import first_difference
 from bagpipe.config.ranges import seconds_of
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from data.clock import with_times
 from data.columns import Columns
 from data.folder_listing import DONE, Entry, FollowRule, Listing, arrived, listed, order_key
 from data.source import Block, Segment, Source
@@ -121,12 +122,13 @@ class FollowedFolder(ConfiguredStream):
         return found
 
     def _source_at(self, path: str) -> Source:
-        return _source_of(self.opener, self.config, self.seed, path)
+        return _source_of(self.opener, self.config, self.seed, path, self.reads_times)
 
 
 @lru_cache(maxsize=64)
-def _source_of(opener: Opener, config: DataConfig, seed: int, path: str) -> Source:
-    return opener(replace(config, path=path, follow="off", until="", stream_idle_s=0.0), seed)
+def _source_of(opener: Opener, config: DataConfig, seed: int, path: str, reads_times: bool = False) -> Source:
+    found = opener(replace(config, path=path, follow="off", until="", stream_idle_s=0.0), seed)
+    return with_times(found, config.format) if reads_times else found
 
 
 def entries_of(folder: str) -> list[Entry]:

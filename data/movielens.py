@@ -8,11 +8,13 @@
     user, film                    raw ids
     genres    multi-hot, mean-pooled; if movies.csv, movies.dat or u.item lies beside the ratings
 
-No dense columns; the time is ignored. In a folder, the ratings are found by name.
+No dense columns. The time, in seconds since 1970 UTC, is read only where it is wanted. In a folder, the ratings are
+found by name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -23,6 +25,7 @@ import numpy as np
 from bagpipe.errors import InputError
 from bagpipe.files.access import is_folder, is_remote, join, list_folder
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.clock import Clock
 from data.columns import Columns
 from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, good_columns, split_fields
 from data.movielens_genres import SIDE_FILES, FilmGenres, read_genres
@@ -40,12 +43,15 @@ _ID = Kind(words="an integer of up to 16 digits", pattern=re.compile(rb"-?[0-9]{
 _RATING = Kind(
     words="a rating of up to 8 characters, like 3.5", pattern=_NUMBER, test=lambda text: len(text) <= 8
 )  # the size of a word
+_TIME = Kind(words="a time in whole seconds since 1970", pattern=_ID.pattern)
 #: The columns read, by their names in ratings.csv.
 COLUMNS = (
     Column(name="userId", kind=_ID, required=True),
     Column(name="movieId", kind=_ID, required=True),
     Column(name="rating", kind=_RATING, required=True),
 )
+#: The same where times are wanted.
+_TIMED_COLUMNS = (*COLUMNS, Column(name="timestamp", kind=_TIME, required=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,7 @@ class MovieLensSource(TextSource):
         schema: `movielens_schema`; tables can be hashed or bounded.
         bad_rows: stop or skip.
         block_bytes: approximate text in a block.
+        reads_times: see `data.clock.Clocked`. The last position of `ratings` is then that of the times.
     """
 
     ratings: DelimitedFile
@@ -112,6 +119,7 @@ class MovieLensSource(TextSource):
     schema: DataSchema = field(default_factory=lambda: movielens_schema(with_genres=False))
     bad_rows: str = "stop"
     block_bytes: int = BLOCK_BYTES
+    reads_times: bool = False
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.positive_rating):
@@ -142,6 +150,23 @@ class MovieLensSource(TextSource):
         return cls(ratings=ratings, form=form, **options)  # type: ignore[arg-type]
 
     @property
+    def clock(self) -> Clock:
+        """See `data.clock.Clocked`."""
+        return Clock(name="timestamp", is_named=False)
+
+    def with_times(self) -> MovieLensSource:
+        """See `data.clock.Clocked`."""
+        ratings = dataclasses.replace(self.ratings, positions=(0, 1, 2, 3))
+        if self.form.header:
+            file = self.ratings.path
+            ratings = find_columns(file, first_line(file), self.form.separator, _TIMED_COLUMNS)
+        return dataclasses.replace(self, ratings=ratings, reads_times=True)
+
+    @property
+    def _columns(self) -> tuple[Column, ...]:
+        return _TIMED_COLUMNS if self.reads_times else COLUMNS
+
+    @property
     def files(self) -> tuple[str, ...]:
         return (self.ratings.path,) if self.genres is None else (self.ratings.path, self.genres.path)
 
@@ -161,9 +186,14 @@ class MovieLensSource(TextSource):
         if self.form.separator == "::":  # fields are split at a single byte, so tabs replace '::'
             text = text.replace(b"\t", b"?").replace(b"::", b"\t")
         fields = split_fields(text, self.form.split_at, self.ratings.num_columns)
-        *columns, rating = self.ratings.positions
-        ids, bad_ids = fields.integers(columns)
-        present = fields.present(columns)
+        user, film, rating, *time = self.ratings.positions
+        ids, bad_ids = fields.integers((user, film))
+        present = fields.present((user, film))
+        wrong = bad_ids | ~fields.present(self.ratings.positions).all(axis=0)
+        times_s = None
+        if time:
+            (times_s,), bad_times = fields.integers(time)
+            wrong |= bad_times
         ratings, bad_ratings = fields.distinct(rating, _rating)
         return good_columns(
             fields,
@@ -171,17 +201,18 @@ class MovieLensSource(TextSource):
             labels=(ratings >= self.positive_rating).astype(np.float32),
             ids=ids,
             present=present,
-            wrong=bad_ids | bad_ratings | ~present.all(axis=0),
+            wrong=wrong | bad_ratings,
             bags=[] if self.genres is None else [self.genres.of(ids[1])],
             error=self._explain if self.bad_rows == "stop" else None,
             block=block,
+            times_s=times_s,
         )
 
     def _explain(self, line: bytes) -> str | None:
         """Explain what is wrong with a line of the text after replacement of its separators."""
         if self.form.separator == "::":
             line = line.replace(b"\t", b"::")
-        return explain_line(line, self.form.separator.encode(), self.ratings, COLUMNS)
+        return explain_line(line, self.form.separator.encode(), self.ratings, self._columns)
 
 
 def _rating(text: bytes) -> float | None:

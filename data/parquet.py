@@ -89,6 +89,11 @@ class ParquetSource(ArrowSource):
         rules = ColumnRules.of(paths[0], found, first.schema, unlabelled=unlabelled)
         return cls(paths=paths, rules=rules, **options)
 
+    def with_times(self) -> ParquetSource:
+        """See `data.clock.Clocked`."""
+        rules = self.rules.with_times(self.paths[0], open_arrow(self.paths[0]).schema)
+        return dataclasses.replace(self, rules=rules)
+
     @property
     def files(self) -> tuple[str, ...]:
         return (*self.paths, *self.rules.dictionaries)

@@ -2,6 +2,8 @@
 
     label = "click"                              # of formats whose files name their columns; several: a list
     example_weight = "weight"                    # weights of the examples; absent: all weigh the same
+    time = "shown_at"                            # times of the examples; absent: they have none (data.clock)
+    time_unit = "ms"                             # of integers: s (the default), ms or us since 1970 UTC
     dense = ["age", "price"]
     sparse = ["user", { name = "item", table = "items", weight = "item_weight" }, "tags"]
     # further keys: column = "…", separator = "|", buckets = "log-squared" or "log", base = 2.0
@@ -42,6 +44,7 @@ from typing import Any
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.documents import parse_toml
+from data.clock import Clock
 from data.log_buckets import LogBuckets
 from data.string_ids import StringIds
 
@@ -49,6 +52,7 @@ __all__ = [
     "FeatureColumn",
     "SchemaFile",
     "check_keys",
+    "clock_at",
     "criteo_schema",
     "label_of",
     "override_tables",
@@ -76,6 +80,8 @@ _FILE_KEYS: Mapping[str, type | tuple[type, ...]] = {
     "table_defaults": dict,
     "tables": dict,
     "example_weight": str,
+    "time": str,
+    "time_unit": str,
     "csv": dict,
     "synthetic": dict,
     "movielens": dict,
@@ -115,6 +121,7 @@ class SchemaFile:
         columns: feature name -> its column, unless that is a column of ids with the feature's name.
         strings: table name -> how its strings become ids; absent: the table's ids are integers.
         csv, synthetic: the sections of these names, unparsed.
+        clock: the column of the examples' times; None: they have none.
     """
 
     schema: DataSchema
@@ -123,6 +130,7 @@ class SchemaFile:
     strings: Mapping[str, StringIds] = field(default_factory=dict)
     csv: Mapping[str, Any] = field(default_factory=dict)
     synthetic: Mapping[str, Any] = field(default_factory=dict)
+    clock: Clock | None = None
 
 
 def criteo_schema() -> DataSchema:
@@ -273,7 +281,22 @@ def parse_schema(path: str, value: Mapping[str, Any]) -> SchemaFile:
         strings={table.name: ids for table in schema.tables if (ids := _string_ids(path, value, table)) is not None},
         csv=value.get("csv", {}),
         synthetic=value.get("synthetic", {}),
+        clock=clock_at(path, value),
     )
+
+
+def clock_at(path: str, value: Mapping[str, Any]) -> Clock | None:
+    """The column of times that a schema file (content `value`) names; None: it names none.
+
+    Raises:
+        InputError: an unknown unit, or one without a column.
+    """
+    if "time" not in value and "time_unit" in value:
+        raise InputError(f"{path}: time_unit is of the column that time names, got no time")
+    try:
+        return Clock(name=value["time"], unit=value.get("time_unit", "")) if "time" in value else None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def label_of(path: str, value: Mapping[str, Any]) -> str | tuple[str, ...]:

@@ -76,6 +76,7 @@ def _mix(parts: Sequence[Part], seed: int, epoch: int) -> Part:
         num_raw_rows=rows,
         bad_rows=np.zeros(0, np.int64),
         example_weights=batch.example_weights,
+        times_s=batch.times_s,
     )
     return Part(
         segment=head.segment,

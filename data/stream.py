@@ -9,6 +9,7 @@ finds everything there from the start, read the same rows in the same batches.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.types.schema import DataSchema
+from data.clock import Clock, Clocked, clock_of
 from data.columns import Columns
 from data.source import Block, Segment, Source
 
@@ -172,6 +174,21 @@ class ConfiguredStream(Stream):
     def rules(self) -> Any:
         """Of the columns, in formats with strings; None: there are none."""
         return getattr(self.parser, "rules", None)
+
+    @property
+    def clock(self) -> Clock | None:
+        """See `data.clock.Clocked`."""
+        return self.parser.clock if isinstance(self.parser, Clocked) else None
+
+    @property
+    def reads_times(self) -> bool:
+        """See `data.clock.Clocked`."""
+        return clock_of(self.parser) is not None
+
+    def with_times(self) -> ConfiguredStream:
+        """See `data.clock.Clocked`."""
+        assert isinstance(self.parser, Clocked), "there is a clock"
+        return dataclasses.replace(self, parser=self.parser.with_times())  # type: ignore[type-var]
 
     @property
     def files(self) -> tuple[str, ...]:

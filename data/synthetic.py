@@ -9,6 +9,7 @@ Without a schema the data has Criteo's shape, with the skews of `data.criteo_ske
     rows = 200000              # examples
     label_rate = 0.25          # expected share of label 1
     profile = "criteo-kaggle"  # without own columns: ids at full scale; or "criteo-sample"
+    rows_per_day = 20000       # of data with times: the examples come one after the other, evenly, from 2026 on
     tables = 26                # without own columns: C1..Cn
 
     [synthetic.features.item]  # defaults: the skew of one of Criteo's columns
@@ -36,16 +37,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.types.schema import DataSchema
+from data.clock import Clock
 from data.columns import Columns
 from data.hashing import hash_ids, scramble40
 from data.source import Block, Segment
 from data.synthetic_labels import LabelModel, calibrate, dense_part, id_part
-from data.synthetic_options import SyntheticFeature
+from data.synthetic_options import DEFAULT_ROWS_PER_DAY, SyntheticFeature, SyntheticOptions
 
 __all__ = ["RawBlock", "SyntheticSource"]
 
 #: Examples in a block: about 20 ms of drawing.
 BLOCK_ROWS = 16_384
+
+#: The first example's time: 2026-01-01 00:00:00 UTC.
+_START_S = 1_767_225_600
+_DAY_S = 86_400
 
 #: Share of missing dense values, and medians and spreads (natural log) of the counts: typical of click logs.
 _DENSE_MISSING = 0.1
@@ -84,6 +90,8 @@ class SyntheticSource:
         rows: examples.
         seed: of all draws.
         label_rate: expected share of label 1.
+        rows_per_day: examples in 24 hours of their times.
+        clock, reads_times: see `data.clock.Clocked`.
     """
 
     schema: DataSchema
@@ -91,6 +99,26 @@ class SyntheticSource:
     rows: int
     seed: int = 0
     label_rate: float = 0.25
+    rows_per_day: int = DEFAULT_ROWS_PER_DAY
+    clock: Clock | None = None
+    reads_times: bool = False
+
+    @classmethod
+    def of(cls, options: SyntheticOptions, seed: int = 0) -> SyntheticSource:
+        """The source of options."""
+        return cls(
+            schema=options.schema,
+            features=options.features,
+            rows=options.rows,
+            seed=seed,
+            label_rate=options.label_rate,
+            rows_per_day=options.rows_per_day,
+            clock=options.clock,
+        )
+
+    def with_times(self) -> SyntheticSource:
+        """See `data.clock.Clocked`."""
+        return dataclasses.replace(self, reads_times=True)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -149,12 +177,17 @@ class SyntheticSource:
             num_raw_rows=raw.labels.shape[0],
             bad_rows=np.zeros(0, np.int64),
             example_weights=raw.example_weights,
+            times_s=self._times(block) if self.reads_times else None,
         )
+
+    def _times(self, block: Block) -> NDArray[np.int64]:
+        return _START_S + np.arange(block.start, block.stop, dtype=np.int64) * _DAY_S // self.rows_per_day
 
     def draw(self, block: Block) -> RawBlock:
         """The examples of a block. Always draws a whole block, so that `rows` decides only where the data ends."""
         drawn = self._draw_all(self.seed, block.start // BLOCK_ROWS)
-        chance = _model(dataclasses.replace(self, seed=0, rows=1)).chance(drawn.dense_part, drawn.id_part)
+        model = _model(dataclasses.replace(self, seed=0, rows=1, rows_per_day=1, clock=None, reads_times=False))
+        chance = model.chance(drawn.dense_part, drawn.id_part)
         keep = block.stop - block.start
         return RawBlock(
             labels=self._labels(drawn, chance)[:keep],

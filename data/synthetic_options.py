@@ -13,14 +13,33 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.clock import Clock
 from data.criteo_skew import COLUMNS, CRITEO_KAGGLE_ROWS
-from data.schema_file import check_keys, criteo_schema, label_of, override_tables, parse_schema, read_schema_file
+from data.schema_file import (
+    check_keys,
+    clock_at,
+    criteo_schema,
+    label_of,
+    override_tables,
+    parse_schema,
+    read_schema_file,
+)
 from data.zipf import ZipfLaw
 
-__all__ = ["DEFAULT_ROWS", "PROFILES", "SyntheticFeature", "SyntheticOptions", "options_at", "synthetic_schema"]
+__all__ = [
+    "DEFAULT_ROWS",
+    "DEFAULT_ROWS_PER_DAY",
+    "PROFILES",
+    "SyntheticFeature",
+    "SyntheticOptions",
+    "options_at",
+    "synthetic_schema",
+]
 
 #: Enough examples for a held-out AUC good to two decimals, few enough to train on in a minute.
 DEFAULT_ROWS = 200_000
+#: The default rows are ten days, as many as Avazu's log has.
+DEFAULT_ROWS_PER_DAY = 20_000
 
 PROFILES = ("criteo-sample", "criteo-kaggle")
 BAG_LAWS = ("fixed", "poisson", "geometric")
@@ -30,6 +49,7 @@ _SECTION_KEYS: Mapping[str, type] = {
     "label_rate": float,
     "profile": str,
     "tables": int,
+    "rows_per_day": int,
     "features": dict,
 }
 _FEATURE_KEYS: Mapping[str, type] = {
@@ -94,16 +114,20 @@ def _poisson_steps(mean: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticOptions:
-    """All settings but the seed: columns, distribution of each sparse column, examples, share of label 1."""
+    """All settings but the seed: columns, distribution of each sparse column, examples, share of label 1, times."""
 
     schema: DataSchema
     features: tuple[SyntheticFeature, ...]
     rows: int = DEFAULT_ROWS
     label_rate: float = 0.25
+    rows_per_day: int = DEFAULT_ROWS_PER_DAY
+    clock: Clock | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise InputError(f"synthetic rows must be at least 1, got {self.rows}")
+        if self.rows_per_day < 1:
+            raise InputError(f"synthetic rows_per_day must be at least 1, got {self.rows_per_day}")
         if not 0 < self.label_rate < 1:
             raise InputError(f"synthetic label_rate must be between 0 and 1, got {self.label_rate}")
 
@@ -148,6 +172,8 @@ def options_at(path: str, *, tables: int | None = None, profile: str | None = No
             features=_features(path, schema, chosen, section.get("features", {})),
             rows=section.get("rows", DEFAULT_ROWS),
             label_rate=float(section.get("label_rate", 0.25)),
+            rows_per_day=section.get("rows_per_day", DEFAULT_ROWS_PER_DAY),
+            clock=clock_at(path, value),
         )
     except InputError as error:
         text = str(error)

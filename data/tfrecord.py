@@ -9,10 +9,11 @@ Records are numbered from 0 within their file.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -77,6 +78,13 @@ class TfRecordSource(ArrowSource):
         rules = ColumnRules.of(paths[0], found, columns, unlabelled=unlabelled)
         return cls(paths=paths, rules=rules, columns=columns, **options)
 
+    def with_times(self) -> TfRecordSource:
+        """See `data.clock.Clocked`."""
+        assert self.clock is not None, "there is a clock"
+        known = [(field.name, field.type) for field in self.columns]
+        columns = _merged(self.paths[0], [*known, (self.clock.name, pa.int64())])
+        return dataclasses.replace(self, rules=self.rules.with_times(self.paths[0], columns), columns=columns)
+
     @property
     def files(self) -> tuple[str, ...]:
         return (*self.paths, *self.rules.dictionaries)
@@ -123,7 +131,6 @@ class TfRecordSource(ArrowSource):
 
 def _columns(path: str, found: SchemaFile) -> pa.Schema:
     """The columns to read, each with its type. A sparse feature is a list of any length."""
-    types: dict[str, pa.DataType] = {}
     uses = [(name, pa.float64()) for name in (*target_columns(found.schema), *found.schema.dense)]
     for feature in found.schema.features:
         column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
@@ -133,6 +140,12 @@ def _columns(path: str, found: SchemaFile) -> pa.Schema:
         uses.append((column.name, pa.float64() if column.buckets else ids))
         if feature.weighted:
             uses.append((found.weights[feature.name], pa.list_(pa.float32())))
+    return _merged(path, uses)
+
+
+def _merged(path: str, uses: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
+    """The columns of all uses. Raises InputError for one that is used as two types."""
+    types: dict[str, pa.DataType] = {}
     for name, kind in uses:
         if types.setdefault(name, kind) != kind:
             raise InputError(f"{path}: column {name!r} is named as {types[name]} and as {kind}, expected one of them")

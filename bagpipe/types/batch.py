@@ -9,12 +9,25 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_USE", "Batch"]
+__all__ = ["NO_USE", "Batch", "ExpiredRows"]
 
 #: In `Batch.next_use`: no batch uses the row again.
 NO_USE = np.iinfo(np.int32).max
 
 _Number = TypeVar("_Number", np.int64, np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpiredRows:
+    """Rows of one table of the data that expire before a batch.
+
+    Attributes:
+        features: numbers of the table's features.
+        ids: int64, distinct, ascending as unsigned numbers.
+    """
+
+    features: tuple[int, ...]
+    ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,9 +44,15 @@ class Batch:
         labels: float32 ``[num_examples]``; of data with several labels ``[num_examples, num_labels]``.
         example_weights: float32 ``[num_examples]`` weights of the examples in loss and metrics, or None when they have
             none.
+        times_s: int64 ``[num_examples]``, times of the examples in seconds since 1970 UTC; None: the data has no clock,
+            or it is not read. As `next_use` they stay with the planner: a rank's part on the wire has none.
         next_use: int32 ``[num_occurrences]``, number of the batch that uses the row of each occurrence next, after this
             occurrence; this batch itself where it does so again, and `NO_USE` if none does. None: not known. It is a
             hint for the order of evictions and stays with the planner.
+        is_born: bool ``[num_occurrences]``, the row of each occurrence is new: no batch before has used it since it was
+            deleted last. None: rows do not expire. It stays with the planner.
+        expired: the rows that are deleted before this batch, an entry for each table of the data; empty if there are
+            none. They stay with the planner.
         reader_state: position of the data reader after this batch, JSON-able; a reader opened there yields the next
             batch. None: unknown. Its ``share``, if it has one, is that of the phase's batches up to this one.
         rank_examples: of a global batch whose examples the ranks brought: how many each one did, in rank order. Empty:
@@ -49,7 +68,10 @@ class Batch:
     labels: NDArray[np.float32]
     weights: NDArray[np.float32] | None = None
     example_weights: NDArray[np.float32] | None = None
+    times_s: NDArray[np.int64] | None = None
     next_use: NDArray[np.int32] | None = None
+    is_born: NDArray[np.bool_] | None = None
+    expired: tuple[ExpiredRows, ...] = ()
     reader_state: Mapping[str, Any] | None = None
     rank_examples: tuple[int, ...] = ()
     parts: tuple[Batch, ...] = ()
@@ -101,6 +123,7 @@ class Batch:
             labels=self.labels[chosen],
             weights=None if self.weights is None else self._per_id(self.weights, chosen),
             example_weights=None if self.example_weights is None else self.example_weights[chosen],
+            times_s=None if self.times_s is None else self.times_s[chosen],
             reader_state=self.reader_state,
         )
 

@@ -11,6 +11,7 @@ from data.cli import main
 from data.loader import LookaheadLoader
 from data.parquet import ParquetSource
 from data.testing import assert_same_batches, read_all
+from tests.data.files import avazu_csv, avazu_row
 
 
 def run(*arguments: str) -> str:
@@ -29,6 +30,47 @@ def test_synth_and_convert_agree(tmp_path: Path) -> None:
     run("synth", "--out", str(direct), "--rows", "100", "--seed", "4")
     assert ": 100 rows, " in run("convert", str(text), str(converted))
     assert_same_batches(batches(converted), batches(direct))  # type: ignore[arg-type]
+
+
+def test_named_times_are_kept_and_fixed_ones_if_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = tmp_path / "s.toml"
+    schema.write_text('time = "at"\n[synthetic]\nrows = 50\nrows_per_day = 5\ntables = 2\n')
+    made, again, parts = tmp_path / "made.parquet", tmp_path / "again.arrow", tmp_path / "parts"
+    run("synth", "--out", str(made), "--schema", str(schema))
+    run("convert", str(made), str(again), "--next-use")
+    run("convert", str(again), str(parts), "--jobs", "1")
+    sources = [ParquetSource.at(str(path)).with_times() for path in (made, again, parts)]
+    first, *others = [read_all(LookaheadLoader(source, batch_size=32)) for source in sources]
+    assert first[0].times_s is not None
+    assert len({int(time_s) // 86_400 for batch in first for time_s in batch.times_s}) == 10  # type: ignore[union-attr]
+    for other in others:
+        assert_same_batches(other, first)
+    text, plain, timed = tmp_path / "a.csv", tmp_path / "plain.arrow", tmp_path / "timed.arrow"
+    text.write_bytes(avazu_csv([avazu_row(), avazu_row(hour="")]))
+    run("convert", str(text), str(plain))
+    assert ParquetSource.at(str(plain)).clock is None
+    assert main(["convert", str(text), str(timed), "--times"]) == 2
+    assert "a.csv:3: expected an hour as YYMMDDHH in hour (column 3), got ''" in capsys.readouterr().err
+    run("convert", str(text), str(timed), "--times", "--bad-rows", "skip")
+    (batch,) = read_all(LookaheadLoader(ParquetSource.at(str(timed)).with_times(), batch_size=2))
+    assert batch.times_s is not None
+    assert batch.times_s.tolist() == [1_413_932_400]  # 2014-10-21 23:00 UTC
+
+
+def test_a_folder_with_times_is_another_conversion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_bytes(avazu_csv([avazu_row()]))
+    command = ["convert", str(tmp_path / "a.csv"), str(tmp_path / "out"), "--jobs", "1"]
+    run(*command)
+    assert main([*command, "--times"]) == 2
+    assert "times" in capsys.readouterr().err
+    run(*command, "--times", "--redo")
+    assert ParquetSource.at(str(tmp_path / "out")).clock is not None
+    run("synth", "--out", str(tmp_path / "a.tsv"), "--rows", "5")
+    capsys.readouterr()
+    assert main(["convert", str(tmp_path / "a.tsv"), str(tmp_path / "a.arrow"), "--times"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --times needs a clock: expected a column of times in the schema (key time), or ")
+    assert said.endswith("got none for format criteo-tsv\n")
 
 
 def test_synth_options(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_own_columns(tmp_path: Path) -> None:
 BAD = [
     ("[synthetic]\nrow = 1", "synthetic: unknown key 'row'"),
     ("[synthetic]\nrows = 0", "synthetic rows must be at least 1, got 0"),
+    ("[synthetic]\nrows_per_day = 0", "synthetic rows_per_day must be at least 1, got 0"),
+    ("time = 't'\ntime_unit = 'd'", "time_unit must be one of s, ms, us, got 'd'"),
     ("[synthetic]\nlabel_rate = 1.0", "synthetic label_rate must be between 0 and 1, got 1.0"),
     ("[synthetic]\ntables = 0", "synthetic tables must be at least 1, got 0"),
     ("[synthetic]\nprofile = 'x'", "synthetic profile must be one of criteo-sample, criteo-kaggle, got 'x'"),

@@ -19,6 +19,7 @@ def batch_of(lengths: np.ndarray, *, weighted: bool) -> Batch:
         lengths=lengths.astype(np.int32),
         labels=np.arange(num_examples, dtype=np.float32),
         weights=np.arange(num_ids, dtype=np.float32) / 2 if weighted else None,
+        times_s=10 * np.arange(num_examples, dtype=np.int64),
     )
 
 
@@ -50,6 +51,8 @@ def test_selects_the_bags_of_the_examples(data: st.DataObject) -> None:
     assert part.index == 7
     assert part.num_features == num_features
     assert part.labels.tolist() == examples
+    assert part.times_s is not None
+    assert part.times_s.tolist() == [10 * example for example in examples]
     assert part.dense.tolist() == batch.dense[examples].tolist()
     assert part.lengths.flags.c_contiguous
     assert part.values.flags.c_contiguous
