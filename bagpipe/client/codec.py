@@ -66,9 +66,14 @@ class _Json:
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """A record field that can be null."""
+    """A record field that can be null.
+
+    Attributes:
+        omissible: as of `_Array`.
+    """
 
     record: type
+    omissible: bool = False
 
 
 #: The records on the wire: fields in order, and what each holds: `_Array`, int, `_Json`, or a record.
@@ -111,6 +116,8 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
         "evict_waiting": int,
         "fetch_after": int,
         "num_slots": int,
+        "expired": _Optional(RowList, omissible=True),
+        "expired_slots": _Array("<i4", optional=True, omissible=True),
     },
     ExchangePlan: {
         "pull_now": _Array("|b1"),
@@ -127,7 +134,9 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
 
 #: Fields that the header of a record has.
 _REQUIRED: Mapping[type, frozenset[str]] = {
-    record: frozenset(name for name, item in fields.items() if not (isinstance(item, _Array) and item.omissible))
+    record: frozenset(
+        name for name, item in fields.items() if not (isinstance(item, _Array | _Optional) and item.omissible)
+    )
     for record, fields in _RECORDS.items()
 }
 
@@ -255,6 +264,8 @@ def _describe(record: object, arrays: list[NDArray[Any]], omitted: Collection[st
                 header[name] = None
         elif type(value) in _RECORDS:
             header[name] = _describe(value, arrays, omitted)
+        elif value is None and isinstance(expected, _Optional) and expected.omissible:
+            continue
         else:
             header[name] = value
     return header

@@ -14,6 +14,8 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
 shard: the index in shards, by table, and their results joined. links: a row's previous use, found by a shard.
 spec_check: specs that cannot be planned for. capacity: the error of a batch that does not fit. sizing: the bound of a
 cache that grows.
-admission: replaces ids of rows with too few uses before all of this; use_counts counts them.
+admission: replaces ids of rows with too few uses before all of this; use_counts counts them. expiry: rows that no batch
+has used for long are deleted and begin anew; lifetimes follows their last uses, table_rows finds the rows of a batch by
+tables of the data, and expired puts them into plans. plan_arrays: dtypes and lengths of a plan's arrays.
 versions: how often each row has been updated, for checks of fetched rows.
 """

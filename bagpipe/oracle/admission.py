@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bagpipe.errors import InputError
 from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.table_rows import TableRows, features_of
 from bagpipe.oracle.use_counts import BoundedUses, HashedUses, SketchedUses, UseCounts
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, Absent, DataSchema
@@ -93,7 +94,7 @@ class RowAdmission:
         self._tables = tuple(
             _Table(
                 name=table.name,
-                features=tuple(n for n, feature in enumerate(schema.features) if feature.table == table.name),
+                features=features_of(schema, table),
                 min_uses=rules.min_uses[table.name],
                 rows=table.rows,
                 default_id=UNBOUNDED_DEFAULT_ID if table.rows is None else table.rows,
@@ -101,6 +102,7 @@ class RowAdmission:
             for table in schema.tables
             if table.name in rules.min_uses
         )
+        self._numbers = [number for number, table in enumerate(schema.tables) if table.name in rules.min_uses]
         self._leaves_out = rules.absent == "zero"
         self._min_uses = np.array([table.min_uses for table in self._tables], dtype=np.int64)
         self._uses = _counts([table.rows for table in self._tables], rules.sketch_cells)
@@ -117,6 +119,16 @@ class RowAdmission:
                 _check_ids(batch.index, table, batch.values[offsets[feature] : offsets[feature + 1]])
         return batch
 
+    def forget(self, expired: RowList) -> None:
+        """Count the uses of rows from 0 again. `expired`: rows by number of the data's table; counts are exact."""
+        parts = [
+            expired.ids[expired.table_offsets[number] : expired.table_offsets[number + 1]] for number in self._numbers
+        ]
+        table_offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum([ids.shape[0] for ids in parts], out=table_offsets[1:])
+        if table_offsets[-1]:
+            self._uses.forget(RowList(table_offsets=table_offsets, ids=np.concatenate(parts)))
+
     def admit(self, batch: Batch) -> Batch:
         """Count a batch. Returns it with the ids of its admitted rows alone, and without next uses.
 
@@ -126,27 +138,16 @@ class RowAdmission:
         self.check(batch)
         if batch.next_use is not None:  # of rows that the batch may not use
             batch = dataclasses.replace(batch, next_use=None)
-        offsets = batch.feature_offsets()
-        spans = [[slice(offsets[n], offsets[n + 1]) for n in table.features] for table in self._tables]
-        ids = [np.concatenate([batch.values[:0], *(batch.values[span] for span in own)]) for own in spans]
-        found = [np.unique(own, return_inverse=True, return_counts=True) for own in ids]
-        table_offsets = np.zeros(len(found) + 1, dtype=np.int64)
-        np.cumsum([unique.shape[0] for unique, _, _ in found], out=table_offsets[1:])
-        rows = RowList(table_offsets=table_offsets, ids=np.concatenate([unique for unique, _, _ in found]))
-        total = self._uses.add(rows, np.concatenate([uses for _, _, uses in found]).astype(np.int64, copy=False))
-        is_admitted = total >= np.repeat(self._min_uses, np.diff(table_offsets))
+        found = TableRows.of(batch, [table.features for table in self._tables])
+        total = self._uses.add(found.rows, found.uses)
+        is_admitted = total >= np.repeat(self._min_uses, np.diff(found.rows.table_offsets))
         if is_admitted.all():
             return batch
         is_kept = np.ones(batch.values.shape[0], dtype=np.bool_)
         values = batch.values.copy()
-        for number, (table, own) in enumerate(zip(self._tables, spans, strict=True)):
-            kept = is_admitted[table_offsets[number] : table_offsets[number + 1]].take(found[number][1].reshape(-1))
-            first = 0
-            for span in own:
-                end = first + int(span.stop - span.start)
-                is_kept[span] = kept[first:end]
-                values[span][~kept[first:end]] = table.default_id
-                first = end
+        for table, span, kept in found.of_occurrences(is_admitted):
+            is_kept[span] = kept
+            values[span][~kept] = self._tables[table].default_id
         return _without(batch, is_kept) if self._leaves_out else dataclasses.replace(batch, values=values)
 
 

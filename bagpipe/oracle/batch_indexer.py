@@ -33,6 +33,8 @@ class IndexedBatch:
         rank_indexes: by rank; empty for a single rank.
         links: of its unique rows to their previous uses, if they are known (`bagpipe.oracle.shard`).
         next_use: with the horizon `log`: int32 ``[len(unique)]``, as `Indexer.next_use`; else None.
+        is_born: bool ``[len(unique)]``, as `Batch.is_born`; None: rows do not expire.
+        expired: rows that are deleted before the batch, in the order of `unique`; None: no row expires here.
     """
 
     batch_index: int
@@ -41,6 +43,8 @@ class IndexedBatch:
     rank_indexes: tuple[RankIndex, ...]
     links: RowLinks | None = None
     next_use: NDArray[np.int32] | None = None
+    is_born: NDArray[np.bool_] | None = None
+    expired: RowList | None = None
 
 
 class Indexes(Protocol):
@@ -82,13 +86,17 @@ class BatchIndexer:
             InputError: an id outside its table; or the horizon is `log` and the batch has no next uses.
         """
         index = self._indexer.index(batch)
-        next_use = self._indexer.next_use(batch, index) if self._spec.horizon == "log" else None
-        if self._assigner is None:
-            return IndexedBatch(
-                batch_index=batch.index, unique=index.unique, whole=index, rank_indexes=(), next_use=next_use
-            )
-        rank_indexes = split_index(batch, self._spec, index, self._assigner.assign(batch, index))
-        self._assigner.learn(index, rank_indexes)
+        whole: BatchIndex | None = index
+        rank_indexes: tuple[RankIndex, ...] = ()
+        if self._assigner is not None:
+            whole, rank_indexes = None, split_index(batch, self._spec, index, self._assigner.assign(batch, index))
+            self._assigner.learn(index, rank_indexes)
         return IndexedBatch(
-            batch_index=batch.index, unique=index.unique, whole=None, rank_indexes=rank_indexes, next_use=next_use
+            batch_index=batch.index,
+            unique=index.unique,
+            whole=whole,
+            rank_indexes=rank_indexes,
+            next_use=self._indexer.next_use(batch, index) if self._spec.horizon == "log" else None,
+            is_born=self._indexer.is_born(batch, index),
+            expired=self._indexer.expired(batch),
         )

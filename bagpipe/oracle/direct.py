@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
+from bagpipe.oracle.expired import split_expired, with_expired
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import busiest_ranks
@@ -102,6 +103,8 @@ class DirectPlanner:
         is_new = np.zeros(num_unique, dtype=np.bool_)
         if self._handles is not None:
             is_new, _ = self._handles.admit(self._handles.lookup_or_add(unique))
+        if batch.is_born is not None:
+            is_new = batch.is_born
         plans = tuple(
             OwnerPlan(
                 fetch=select_rows(unique, positions),
@@ -116,6 +119,9 @@ class DirectPlanner:
             )
             for rank, positions in enumerate(fetched)
         )
+        if batch.expired is not None:
+            nowhere = np.full(len(batch.expired), -1, dtype=np.int64)
+            plans = with_expired(plans, split_expired(batch.expired, nowhere, self.spec), batch.batch_index)
         return assemble(batch, rows, plans)
 
     def _evict(self, leaving: _Homes) -> tuple[NDArray[np.int64], ...]:

@@ -21,7 +21,7 @@ from bagpipe.oracle.lrfu import NEVER_USED, NO_SCORE, GhostScores
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.splitmix64 import mix_rows
 
-__all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows"]
+__all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows", "make_handles"]
 
 #: Vocabularies up to this many rows use the dense map (16 B a row: 1 GiB at most); larger ones the hash map.
 DENSE_ROWS_LIMIT = 1 << 26
@@ -127,6 +127,10 @@ class DenseHandles:
         """Handles of distinct rows, int64 ``[len(rows)]``."""
         return np.repeat(self._base[:-1], np.diff(rows.table_offsets)) + rows.ids
 
+    def find(self, rows: RowList) -> NDArray[np.int64]:
+        """Handles of distinct rows, int64 ``[len(rows)]``; here every row has one."""
+        return self.lookup_or_add(rows)
+
     def rows(self, handles: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         """Table numbers and ids."""
         tables = np.searchsorted(self._base, handles, side="right") - 1
@@ -179,6 +183,11 @@ class HashHandles:
             self._insert(new, new_hashes)
             handles[missing] = new
         return handles
+
+    def find(self, rows: RowList) -> NDArray[np.int64]:
+        """Handles of distinct rows, int64 ``[len(rows)]``; -1 where there is none."""
+        tables = _table_numbers(rows)
+        return self._find(tables, mix_rows(tables, rows.ids))
 
     @property
     def num_handles(self) -> int:
@@ -312,6 +321,12 @@ class HashHandles:
         self._cells = np.full(size, _EMPTY, dtype=np.uint64)
         self._num_filled = 0
         self._insert(live, self._pool.hashes.take(live))
+
+
+def make_handles(table_rows: Sequence[int | None], *, planned_bits: int = 1 << 27) -> DenseHandles | HashHandles:
+    """The handles for the rows of these tables; `planned_bits`: see `HashHandles`."""
+    sizes = dense_sizes(table_rows)
+    return HashHandles(planned_bits=planned_bits) if sizes is None else DenseHandles(sizes)
 
 
 def _any_of_window(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from bagpipe.types.batch import Batch
 
 __all__ = ["BatchIndex", "Indexer"]
 
-_Integer = TypeVar("_Integer", np.int32, np.int64)
+_Number = TypeVar("_Number", np.int32, np.int64, np.bool_)
 
 _NARROW_BITS = 32
 #: Ids per table, on average, below which a call for all tables is cheaper than a call for each.
@@ -147,11 +147,41 @@ class Indexer:
         latest: NDArray[np.int32] = np.maximum.reduceat(of_occurrences.take(index.order), index.offsets[:-1])
         return latest
 
+    def is_born(self, batch: Batch, index: BatchIndex) -> NDArray[np.bool_] | None:
+        """bool ``[len(unique)]``: the row is new, as `Batch.is_born` tells; None if rows do not expire."""
+        if batch.is_born is None:
+            return None
+        of_occurrences, _ = self._in_segments(batch, batch.is_born)
+        return of_occurrences.take(index.order.take(index.offsets[:-1]))
+
+    def expired(self, batch: Batch) -> RowList | None:
+        """The rows that are deleted before a batch, in the order of `BatchIndex.unique`; None if none expires.
+
+        Raises:
+            InputError: a table has features of several tables of the data, where rows expire each by its own.
+        """
+        if not batch.expired:
+            return None
+        of_tables = [np.empty(0, dtype=np.int64)] * len(self.spec.table_rows)
+        for table in range(len(of_tables)):
+            features = {ref.feature for ref in self.spec.features if ref.table == table}
+            for rows in batch.expired:
+                if features & set(rows.features):
+                    if not features <= set(rows.features):
+                        raise InputError(
+                            f"table number {table}: expected features of one table of the data with data.expire_after, "
+                            "got those of several"
+                        )
+                    of_tables[table] = rows.ids
+        table_offsets = np.zeros(len(of_tables) + 1, dtype=np.int64)
+        np.cumsum([ids.shape[0] for ids in of_tables], out=table_offsets[1:])
+        return RowList(table_offsets=table_offsets, ids=np.concatenate([np.empty(0, dtype=np.int64), *of_tables]))
+
     def _occurrences(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids in segment order, and where each table's occurrences start: int64 ``[num_tables + 1]``."""
         return self._in_segments(batch, batch.values)
 
-    def _in_segments(self, batch: Batch, array: NDArray[_Integer]) -> tuple[NDArray[_Integer], NDArray[np.int64]]:
+    def _in_segments(self, batch: Batch, array: NDArray[_Number]) -> tuple[NDArray[_Number], NDArray[np.int64]]:
         """As `_occurrences`, of one number per occurrence."""
         feature_offsets = batch.feature_offsets()
         ends = np.zeros(self._features.shape[0] + 1, dtype=np.int64)

@@ -156,6 +156,11 @@ class OwnerPlan:
         fetch_after: the batch whose evicted rows must be acknowledged by the store before the fetch may be sent:
             no earlier than the latest eviction of any fetched row; `NO_BATCH` if none.
         num_slots: most slots in use up to and including this batch (direct mode has no fixed number).
+        expired: rows that are deleted before the batch, from the store and from this rank's cache; each expired row is
+            in the record of one rank. None: no rank deletes any before this batch. If rows expire in a job, the store
+            has no row of `fetch_new`.
+        expired_slots: int32 ``[len(expired)]``, their slots, -1 for a row that is in no cache. They are not read out.
+            Evictions wait for the update of the batch before. None as `expired`.
     """
 
     fetch: RowList
@@ -167,6 +172,8 @@ class OwnerPlan:
     evict_waiting: int
     fetch_after: int
     num_slots: int
+    expired: RowList | None = None
+    expired_slots: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

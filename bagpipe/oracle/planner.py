@@ -22,7 +22,8 @@ from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, position
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER
-from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
+from bagpipe.oracle.expired import ExpiredOfRank, empty_slots, split_expired, with_expired
+from bagpipe.oracle.handles import DenseHandles, make_handles
 from bagpipe.oracle.links import LinkedHandles
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
@@ -56,7 +57,7 @@ class Planner:
         self.spec = spec
         self._indexer = BatchIndexer(spec) if indexer is None else indexer
         self._window: deque[_WindowBatch] = deque()
-        self._handles = _make_handles(spec)
+        self._handles = make_handles(spec.table_rows)
         self._linked: LinkedHandles | None = None  # made with the first links
         # By handle. Use counts by rank matter only with several ranks.
         num_handles, many = self._handles.num_handles, spec.world_size > 1
@@ -173,6 +174,7 @@ class Planner:
         self._unseen.plan(now, self._window[-1].indexed.batch_index if self._window else now)
         # With a window of one batch the next batch is unknown, so any row can be in it.
         self._is_blind = self.spec.lookahead == 1 or (more_follow and not self._window)
+        dropped = None if indexed.expired is None else self._drop(indexed.expired)
         slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
@@ -182,6 +184,9 @@ class Planner:
         next_use = self._next_uses.leave(handles)
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
         fetch_new[missing], scores = self._handles.admit(handles.take(missing))
+        if indexed.is_born is not None:
+            fetch_new = indexed.is_born
+            self._evicted_at[handles[fetch_new]] = NO_BATCH
 
         owners = self._fill(batch, slots, used, misses_of_ranks, fetch_new)
         self._slot_state.next_use[slots] = next_use
@@ -190,7 +195,16 @@ class Planner:
             self._slot_state.idle_key[slots] = self._clock.use(self._slot_state.idle_key.take(slots))
         else:
             self._slot_state.idle_key[slots] = indexed.next_use
+        if dropped is not None:
+            owners = with_expired(owners, dropped, now)
         return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
+
+    def _drop(self, expired: RowList) -> tuple[ExpiredOfRank, ...]:
+        """Empty the slots of rows that expired. By rank: those that it deletes, and their slots."""
+        slots = empty_slots(expired, self._handles, self._slot_of_handle, self._slot_state)
+        for resident_set, own in zip(self._resident_sets, self._by_rank(slots[slots >= 0]), strict=True):
+            resident_set.drop(own)
+        return split_expired(expired, slots, self.spec)
 
     def _reserve(self) -> None:
         """Let the caches grow to the rows of a few batches."""
@@ -381,8 +395,3 @@ def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iter
 
 def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:
     return np.pad(array, (0, size - array.shape[0]), constant_values=fill)
-
-
-def _make_handles(spec: OracleSpec) -> DenseHandles | HashHandles:
-    sizes = dense_sizes(spec.table_rows)
-    return HashHandles() if sizes is None else DenseHandles(sizes)

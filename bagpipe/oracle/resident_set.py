@@ -217,6 +217,11 @@ class ResidentSet:
         after = max(latest if waits else latest - 1, NO_BATCH)
         return Victims(slots=evicted, after=after, num_waiting=num_late if waits else 0)
 
+    def drop(self, slots: NDArray[np.int64]) -> None:
+        """Free the slots of rows that expired. None of them is of a batch whose rows may be under way (`LEAST_GAP`)."""
+        self._queue.remove(slots)
+        self.release(slots)
+
     def release(self, slots: NDArray[np.int64]) -> None:
         """Free these slots."""
         self._free[self._num_free : self._num_free + slots.shape[0]] = slots

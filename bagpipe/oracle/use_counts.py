@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.errors import InputError
 from bagpipe.oracle.handles import DenseHandles, HashHandles
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.splitmix64 import mix_rows
@@ -44,6 +45,14 @@ class UseCounts(Protocol):
         """
         ...
 
+    def forget(self, rows: RowList) -> None:
+        """Count the uses of distinct rows from 0 again.
+
+        Raises:
+            InputError: the counts are those of a sketch, which cannot forget.
+        """
+        ...
+
 
 class BoundedUses:
     """Exact counts of bounded tables: an array by row.
@@ -63,9 +72,13 @@ class BoundedUses:
         self._uses[handles] = np.minimum(total, _MOST)
         return total
 
+    def forget(self, rows: RowList) -> None:
+        """See `UseCounts`."""
+        self._uses[self._handles.find(rows)] = 0
+
 
 class HashedUses:
-    """Exact counts of any 64-bit ids: a hash map of the rows seen, none of which is ever removed."""
+    """Exact counts of any 64-bit ids: a hash map of the rows seen, but for those forgotten."""
 
     def __init__(self) -> None:
         self._handles = HashHandles(planned_bits=64)
@@ -81,6 +94,13 @@ class HashedUses:
         total = self._uses.take(handles) + uses
         self._uses[handles] = np.minimum(total, _MOST)
         return total
+
+    def forget(self, rows: RowList) -> None:
+        """See `UseCounts`."""
+        handles = self._handles.find(rows)
+        handles = handles[handles >= 0]
+        self._uses[handles] = 0
+        self._handles.release(handles)
 
 
 class SketchedUses:
@@ -116,6 +136,10 @@ class SketchedUses:
         for row, row_places in zip(self._sketches, places, strict=True):
             np.maximum.at(row, row_places, capped)
         return total
+
+    def forget(self, rows: RowList) -> None:
+        """See `UseCounts`."""
+        raise InputError("expected exact counts of uses where rows expire , got those of a sketch")
 
 
 def sketch_error(cells: int) -> tuple[float, float]:

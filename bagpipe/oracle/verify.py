@@ -8,37 +8,22 @@ Each rule is one method. The first violation raises `PlanError` with the batch, 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
-
+from bagpipe.oracle.lifetimes import LEAST_GAP
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.plan_arrays import violations
 from bagpipe.oracle.versions import Seen, Versions
 from bagpipe.types.batch import Batch
 
-__all__ = ["PlanError", "Verified", "Verifier", "verify", "violations"]
+__all__ = ["PlanError", "Verified", "Verifier", "verify"]
 
 Row = tuple[int, int]  # (table number, id)
 Home = tuple[int, int]  # (rank, slot)
-
-_DTYPES: dict[str, str] = {
-    **dict.fromkeys(("inverse", "offsets", "order", "slots", "fetch_slots", "evict_slots"), "int32"),
-    **dict.fromkeys(("owned_slots", "serve_offsets", "serve_rows"), "int32"),
-    **dict.fromkeys(("push_now", "fetch_new", "pull_now", "owned_pull_now", "owned_push_now"), "bool"),
-    "owners": "uint16",
-}
-
-#: Per record: fields as long as a list of rows.
-_PER_ROW: dict[type, tuple[tuple[str, str], ...]] = {
-    ConsumerPlan: (("unique", "slots"), ("unique", "owners"), ("unique", "push_now")),
-    OwnerPlan: (("fetch", "fetch_slots"), ("fetch", "fetch_new"), ("evict", "evict_slots")),
-    ExchangePlan: (("owned", "owned_slots"), ("owned", "owned_pull_now"), ("owned", "owned_push_now")),
-}
 
 
 class PlanError(AssertionError):
@@ -109,6 +94,7 @@ class Verifier:
         ]
         rows = set(itertools.chain.from_iterable(rows_of_ranks))
         self._check_marks_before(rows)
+        self._check_expired(batch, plan.owners)
         # A row can move between ranks within one batch, so all evictions come first.
         for rank, owner in enumerate(plan.owners):
             self._check_evict(rank, owner, rows, {row for other in plan.owners for row in _rows_of(other.fetch)})
@@ -212,9 +198,12 @@ class Verifier:
             what = "the batch itself" if owner.evict_after >= self._batch_index else "an update after the lookup"
             self._fail(f"evict_after {owner.evict_after} waits for {what}")
         if self.spec.num_slots:
-            if owner.evict_after != NO_BATCH and owner.evict_after > latest - (not num_waiting):
+            if owner.expired is not None:
+                if owner.evict_after != latest:
+                    self._fail(f"evict_after is {owner.evict_after} where rows expire, expected {latest}")
+            elif owner.evict_after != NO_BATCH and owner.evict_after > latest - (not num_waiting):
                 self._fail(f"evict_after {owner.evict_after} waits for more than the evicted rows need")
-            if not evicted and owner.evict_after != NO_BATCH:
+            elif not evicted and owner.evict_after != NO_BATCH:
                 self._fail(f"evict_after is {owner.evict_after}, but nothing is evicted")
 
     def _check_fetch(self, rank: int, owner: OwnerPlan, used: set[Row]) -> None:
@@ -249,6 +238,52 @@ class Verifier:
             self._fail(f"fetch_after {owner.fetch_after} waits for more than the fetched rows need, {latest}")
         if owner.num_slots != self._num_slots_used[rank]:
             self._fail(f"rank {rank} says {owner.num_slots} slots are in use, it is {self._num_slots_used[rank]}")
+
+    def _check_expired(self, batch: Batch, owners: Sequence[OwnerPlan]) -> None:
+        """Every expired row leaves its cache and the store, by one rank; the rows that are born are fetched as new."""
+        expired = [
+            (rank, *entry)
+            for rank, owner in enumerate(owners)
+            if owner.expired is not None and owner.expired_slots is not None
+            for entry in zip(_rows_of(owner.expired), owner.expired_slots.tolist(), strict=True)
+        ]
+        wanted = {
+            (ref.table, row_id)
+            for rows in batch.expired
+            for ref in self.spec.features
+            if ref.feature in rows.features
+            for row_id in rows.ids.tolist()
+        }
+        if any((owner.expired is None) == bool(wanted) for owner in owners):
+            self._fail("a rank does not know whether rows expire")
+        if len(expired) != len(wanted) or {row for _, row, _ in expired} != wanted:
+            self._fail("the ranks do not delete the rows that expire, each once")
+        if expired != sorted(expired, key=lambda entry: (entry[0], entry[1][0], entry[1][1] % 2**64)):
+            self._fail("the rows that expire are not in ascending order")
+        for rank, row, slot in expired:
+            home, last_use = self._home.pop(row, None), self._last_use.pop(row, NO_BATCH)
+            if home != (None if slot < 0 else (rank, slot)):
+                self._fail(f"rank {rank} deletes {row} in slot {slot}, it is in {home}")
+            if home is not None:
+                del self._row_at[home]
+            if self._batch_index - last_use < LEAST_GAP and last_use != NO_BATCH:
+                self._fail(f"deletes {row}, which batch {last_use} used")
+            self._versions.delete(row)
+            self._last_eviction.pop(row, None)
+        if batch.is_born is not None:
+            offsets = batch.feature_offsets().tolist()
+            spans = [(ref.table, slice(offsets[ref.feature], offsets[ref.feature + 1])) for ref in self.spec.features]
+            born = {
+                (table, row_id) for table, span in spans for row_id in batch.values[span][batch.is_born[span]].tolist()
+            }
+            fetched = {
+                row
+                for owner in owners
+                for row, is_new in zip(_rows_of(owner.fetch), owner.fetch_new.tolist(), strict=True)
+                if is_new
+            }
+            if fetched != born:
+                self._fail(f"fetches {fetched ^ born} as new though they are not, or the reverse")
 
     def _check_homes(self, rank: int, consumer: ConsumerPlan, rows: Sequence[Row]) -> None:
         homes = zip(consumer.owners.tolist(), consumer.slots.tolist(), strict=True)
@@ -338,51 +373,6 @@ def _occurrences(bags: Sequence[Sequence[Sequence[int]]], examples: Sequence[int
     return [
         (ref.table, row_id) for ref in spec.features for example in examples for row_id in bags[ref.feature][example]
     ]
-
-
-def violations(plan: CachePlan, spec: OracleSpec) -> Iterator[str]:
-    """Wrong record counts, dtypes, dimensions or lengths of a plan, as text. Without any, its contents can be read."""
-    many = spec.world_size if spec.world_size > 1 else 0
-    counts = tuple(len(part) for part in (plan.consumers, plan.owners, plan.exchanges, plan.examples))
-    if counts != (spec.world_size, spec.world_size, many, many):
-        yield f"expected a record of each kind for each of {spec.world_size} ranks, got {counts}"
-        return
-    for rank, examples in enumerate(plan.examples):
-        yield from _array_violations(examples, "int32", f"examples of rank {rank}")
-    for records in (plan.consumers, plan.owners, plan.exchanges):
-        for rank, record in enumerate(records):
-            yield from _record_violations(record, spec, f"{type(record).__name__} of rank {rank}")
-    for rank, (consumer, exchange) in enumerate(zip(plan.consumers, plan.exchanges, strict=bool(many))):
-        if len(exchange.pull_now) != len(consumer.unique):
-            yield f"rank {rank} has {len(exchange.pull_now)} pull_now for {len(consumer.unique)} rows"
-        if len(exchange.serve_offsets) != spec.world_size + 1:
-            yield f"rank {rank} has {len(exchange.serve_offsets)} serve_offsets for {spec.world_size} ranks"
-
-
-def _record_violations(record: Any, spec: OracleSpec, name: str) -> Iterator[str]:
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, RowList):
-            yield from _rows_violations(value, len(spec.table_rows), f"{field.name} in {name}")
-        elif isinstance(value, np.ndarray):
-            yield from _array_violations(value, _DTYPES[field.name], f"{field.name} in {name}")
-    for rows, field_name in _PER_ROW[type(record)]:
-        expected, got = len(getattr(record, rows)), len(getattr(record, field_name))
-        if expected != got:
-            yield f"{field_name} in {name}: {got} of them for {expected} rows"
-
-
-def _rows_violations(rows: RowList, num_tables: int, name: str) -> Iterator[str]:
-    yield from _array_violations(rows.table_offsets, "int64", f"table_offsets of {name}")
-    yield from _array_violations(rows.ids, "int64", f"ids of {name}")
-    offsets = rows.table_offsets.tolist()
-    if len(offsets) != num_tables + 1 or offsets[0] != 0 or offsets[-1] != len(rows) or offsets != sorted(offsets):
-        yield f"table_offsets of {name} do not span {num_tables} tables and {len(rows)} rows"
-
-
-def _array_violations(array: Any, dtype: str, name: str) -> Iterator[str]:
-    if array.ndim != 1 or array.dtype != np.dtype(dtype):
-        yield f"{name}: expected 1 dimension of {dtype}, got {array.ndim} of {array.dtype}"
 
 
 def _rows_of(rows: RowList) -> list[Row]:

@@ -86,6 +86,11 @@ class Versions:
         self._stored.setdefault(row, []).append((batch, found))
         return Seen(found, self._wanted[row])
 
+    def delete(self, row: Hashable) -> None:
+        """The row leaves its slot and the store: it begins anew."""
+        for versions in (self._wanted, self._resident, self._stored):
+            versions.pop(row, None)
+
     def fetch(self, row: Hashable, *, after: int, unread: bool) -> Seen:
         """A plan fetches the row once the evictions up to `after` are acknowledged; `unread`: it starts new."""
         known = [version for batch, version in self._stored.get(row, []) if batch <= after]

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
+from bagpipe.oracle.expiry import ExpiryRules, ExpiryUnit, RowExpiry
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.types.batch import NO_USE, Batch
+from bagpipe.types.schema import DataSchema, Feature, Table
 
 #: Ids with edge-case bit patterns of 64-bit integers.
 WIDE_IDS = [0, 1, 2, -1, -2, 2**63 - 1, -(2**63), 2**45, 2**50 + 3, 2**50 + 4]
@@ -105,6 +107,29 @@ def with_next_uses(spec: OracleSpec, batches: Sequence[Batch]) -> list[Batch]:
         found.append(dataclasses.replace(batch, next_use=next_use))
         upcoming.update(dict.fromkeys(rows, batch.index))
     return found[::-1]
+
+
+@st.composite
+def mortal_traces(draw: st.DrawFn) -> tuple[OracleSpec, list[Batch]]:
+    """As `traces`, with rows that expire after a few steps or examples, in some tables."""
+    spec, batches = draw(traces(max_batches=24))
+    tables = {ref.feature: ref.table for ref in spec.features if ref.table != 3}
+    schema = DataSchema(
+        label="label",
+        dense=(),
+        features=tuple(Feature(name=str(n), table=str(tables[n])) for n in sorted(tables)),
+        tables=tuple(Table(name=str(table), rows=spec.table_rows[0]) for table in sorted(set(tables.values()))),
+    )
+    limits = draw(st.dictionaries(st.sampled_from([table.name for table in schema.tables]), st.integers(1, 12)))
+    unit: ExpiryUnit = draw(st.sampled_from(["steps", "examples"]))
+    rules = ExpiryRules(limits=limits, unit=unit, every=draw(st.sampled_from([1, 2, 5])))
+    return dataclasses.replace(spec, rows_delay=0), with_lives(schema, rules, batches)
+
+
+def with_lives(schema: DataSchema, rules: ExpiryRules, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches, each telling the rows that expire before it and those that are born."""
+    expiry = RowExpiry(schema, rules)
+    return [expiry.follow(batch, expiry.begin(batch)) for batch in batches]
 
 
 def with_rank_examples(draw: st.DrawFn, batch: Batch, world_size: int) -> Batch:
