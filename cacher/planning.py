@@ -32,7 +32,7 @@ from data.formats import check_test_source, open_eval_source, open_source
 from data.loader import LookaheadLoader, open_loader
 from data.narrowed import narrowed
 from data.next_use_source import told_source
-from data.row_admission import admitted_schema
+from data.row_stage import admitted_schema
 from data.source import Source
 
 __all__ = ["PlannedData"]

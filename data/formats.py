@@ -15,6 +15,7 @@ from bagpipe.errors import InputError
 from bagpipe.files.access import forget
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.programs import command_of
+from data.clock import with_times
 from data.source import Source, check_bad_rows
 
 __all__ = ["FORMATS", "check_test_source", "open_eval_source", "open_source"]
@@ -99,14 +100,7 @@ def _open_synthetic(config: DataConfig, seed: int) -> Source:
     from data.synthetic import SyntheticSource
     from data.synthetic_options import options_at
 
-    options = options_at(config.schema)
-    return SyntheticSource(
-        schema=options.schema,
-        features=options.features,
-        rows=options.rows,
-        seed=seed,
-        label_rate=options.label_rate,
-    )
+    return SyntheticSource.of(options_at(config.schema), seed)
 
 
 def _open_tfrecord(config: DataConfig, seed: int) -> Source:
@@ -131,16 +125,19 @@ FORMATS: Mapping[str, Callable[[DataConfig, int], Source]] = {
 }
 
 
-def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool = True) -> Source:
+def open_source(
+    config: DataConfig, seed: int = 0, *, needs_dictionaries: bool = True, wants_times: bool = False
+) -> Source:
     """The configured source.
 
     Args:
         config: the `data` section. A path without a format: the format is told from its content.
         seed: of synthetic data.
         needs_dictionaries: the dictionaries of strings that the schema names must exist.
+        wants_times: read the times of the examples (`Batch.times_s`), also if no row expires by them.
 
     Raises:
-        InputError: unknown format, missing file, or an unusable schema.
+        InputError: unknown format, missing file, or an unusable schema; times are wanted and the data has none.
     """
     opener = FORMATS.get(config.format)
     if opener is None:
@@ -156,6 +153,8 @@ def open_source(config: DataConfig, seed: int = 0, *, needs_dictionaries: bool =
         source: Source = _open_topic(config)
     else:
         source = _open_folder(config, seed, opener) if config.is_stream else opener(config, seed)
+    if wants_times or (config.expires and config.expire_unit == "days" and not config.scored):
+        source = with_times(source, config.format)
     if needs_dictionaries:
         rules = getattr(source, "rules", None)  # of the formats with strings
         for path in () if rules is None else rules.dictionaries:
@@ -215,7 +214,8 @@ def _open_beside(config: DataConfig, source: Source, key: str, seed: int) -> Sou
     if not path:
         return None
     form = with_format(config).format
-    found = open_source(dataclasses.replace(config, path=path, format=form, follow="off"), seed)
+    scored = dataclasses.replace(config, path=path, format=form, follow="off", scored=True)
+    found = open_source(scored, seed)
     ours, theirs = (json.loads(json.dumps(item.schema.to_json())) for item in (source, found))
     change = first_difference(ours, theirs)
     if change is not None:

@@ -23,8 +23,8 @@ from bagpipe.types.batch import Batch
 from data.batch_queue import BatchQueue
 from data.batcher import Batcher, BlockOrder
 from data.formats import open_eval_source, open_source
-from data.row_admission import BatchStage, admission_stage
 from data.row_order import Position, RowIndex, RowRange, split
+from data.row_stage import BatchStage, row_stage
 from data.source import Segment, Source
 from data.stream import Feed, Stream
 from data.worker import BlockReaders
@@ -330,7 +330,7 @@ def open_loader(
     if source is None:
         source = open_source(config, seed)
         source = (open_eval_source(config, source, seed) if own_files else None) or source
-    stage = admission_stage(config, source.schema, phase)
+    stage = row_stage(config, source.schema, phase)
     return LookaheadLoader(
         source,
         batch_size=config.batch_size,

@@ -64,7 +64,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/store/memory/table.py": "tests/store/memory/test_store.py",
     **{
         f"bagpipe/testing/{each}.py": "tests/store/test_conformance.py"
-        for each in ("fence_conformance", "fence_jobs", "namespace_conformance", "store_conformance")
+        for each in ("fence_jobs", *(f"{each}_conformance" for each in ("delete", "fence", "namespace", "store")))
     },
     "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",
     "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",

@@ -304,6 +304,7 @@ def engine_settings(config: Config) -> EngineSettings:
         prefetch_depth=config.cache.prefetch_depth,
         read_ahead=config.cache.read_ahead,
         rows_delay=config.pipeline.rows_delay,
+        expires=config.data.expires,
     )
 
 

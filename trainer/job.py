@@ -322,6 +322,7 @@ def _result(
         rows_new=totals.rows_inserted - totals.rows_found,
         rows_fetched=totals.rows_fetched,
         rows_written=totals.rows_written,
+        rows_deleted=totals.rows_deleted,
         evictions_waiting=totals.evictions_waiting,
         cache_rows=totals.cache_rows,
         hit_rate=totals.hit_rate,

@@ -29,7 +29,7 @@ class Result:
             are then of the first label. Empty with one label.
         rows_unique: unique rows, summed over batches.
         rows_new: those of them that neither the cache nor the store had when their batch came.
-        rows_fetched: rows asked of the store. rows_written: rows written to it.
+        rows_fetched: rows asked of the store. rows_written: rows written to it. rows_deleted: rows that expired.
         evictions_waiting: rows that left the cache right after the batch that used them, so that the next forward
             waited for its update. In direct mode every row does.
         cache_rows: rows per rank for which the cache had slots; with `cache.rows` auto those that the fullest has grown
@@ -98,6 +98,7 @@ class Result:
     started_from: Mapping[str, Any] | None
     test: Mapping[str, Any] | None
     verified: Mapping[str, Any] | None
+    rows_deleted: int = 0
 
     def write(self, path: str) -> None:
         """Write the JSON object atomically."""
@@ -143,6 +144,8 @@ class Result:
             notes.append(
                 "training started from another job's rows, with a fresh dense part (store.existing = rows-only)"
             )
+        if self.rows_deleted:
+            notes.append(f"{self.rows_deleted} expired rows were deleted")
         if self.skipped_rows:
             notes.append(f"{self.skipped_rows} malformed rows were skipped")
         return [

@@ -46,6 +46,7 @@ class RankTotals:
     step_s_p50: float | None
     dense_digest: str
     peak_rss_bytes: int
+    rows_deleted: int = 0
 
     @property
     def loss(self) -> float | None:
@@ -78,6 +79,7 @@ def totals_of(
         rows_found=progress.rows_found,
         rows_fetched=progress.rows_fetched,
         rows_written=progress.rows_written,
+        rows_deleted=progress.rows_deleted,
         evictions_waiting=progress.evictions_waiting,
         cache_rows=cache_rows,
         exposed_s=progress.exposed_s,
@@ -117,6 +119,7 @@ def combine(ranks: Sequence[RankTotals]) -> RankTotals:
         rows_found=sum(rank.rows_found for rank in ranks),
         rows_fetched=sum(rank.rows_fetched for rank in ranks),
         rows_written=sum(rank.rows_written for rank in ranks),
+        rows_deleted=sum(rank.rows_deleted for rank in ranks),
         evictions_waiting=sum(rank.evictions_waiting for rank in ranks),
         cache_rows=max(rank.cache_rows for rank in ranks),
         exposed_s=max(rank.exposed_s for rank in ranks),

@@ -214,6 +214,7 @@ class RowCache:
             A function that waits for the copies and returns the write requests; and the snapshot epoch in which the
             rows left, which says whether they precede a snapshot.
         """
+        self.snapshot.drop(owner)
         slots = owner.evict_slots
         if not len(slots):
             return list, self.snapshot.epoch

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from bagpipe.cache.row_transfer import CopiedRows
 from bagpipe.cache.slots import Slots, SlotTable
-from bagpipe.oracle.plan import RowList
+from bagpipe.oracle.assembly import select_rows
+from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Event, Streams
 
 __all__ = ["CopiedRows", "RowSnapshot", "SnapshotReceiver"]
@@ -106,6 +107,21 @@ class RowSnapshot:
             self.before_change(slots)
             if self.num_left:
                 self._take_names(slots)
+
+    def drop(self, owner: OwnerPlan) -> None:
+        """Empty the slots of the rows that expired; a snapshot under way gets them as they were.
+
+        Raises:
+            JobError: a slot holds another row.
+        """
+        if owner.expired is None or owner.expired_slots is None:
+            return
+        positions = np.flatnonzero(owner.expired_slots >= 0)
+        rows, slots = select_rows(owner.expired, positions), owner.expired_slots.take(positions)
+        self._slots.check(rows, slots)
+        with self.lock:
+            self.before_release(slots)
+            self._slots.release(slots)
 
     def drain(self, num_slots: int) -> None:
         """Copy the pending rows of the next `num_slots` slots. The stream of the lane follows the latest row update."""

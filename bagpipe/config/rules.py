@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bagpipe.config.admission_rules import ADMISSION_PROBLEMS
 from bagpipe.config.dense_rules import DENSE_PROBLEMS
+from bagpipe.config.expiry_rules import EXPIRY_PROBLEMS
 from bagpipe.config.keys import config_keys
 from bagpipe.config.model_rules import MODEL_PROBLEMS
 from bagpipe.config.optim_rules import CHANGEABLE, OPTIM_PROBLEMS
@@ -245,6 +246,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data.shuffle_buffer", _shuffle_buffer_problem),
     *(Rule(path, problem) for path, problem in STREAM_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in ADMISSION_PROBLEMS.items()),
+    *(Rule(path, problem) for path, problem in EXPIRY_PROBLEMS.items()),
     Rule("oracle.horizon", _horizon_problem),
     Rule("cacher.shard_tables", _shard_tables_problem),
     Rule("cache.dtype", _row_dtype_problem),

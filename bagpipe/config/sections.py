@@ -62,6 +62,7 @@ FileHashes = Literal["sampled", "full"]
 Follow = Literal["off", "marker", "age"]
 DefaultRow = Literal["trained", "zero"]
 UseCounts = Literal["exact", "sketch"]
+ExpireUnit = Literal["examples", "steps", "days"]
 Policy = Literal["belady-window", "drop-unused"]
 Horizon = Literal["window", "log"]
 Durability = Literal["memory", "everysec", "always"]
@@ -104,6 +105,11 @@ class DataConfig:
         use_counts: counts of uses that are exact, or those of a sketch of fixed size, which can be too large.
         sketch_cells: of use_counts sketch: cells of each of the 4 rows of a table's sketch, 16 B each. With N uses of
             the table so far, a count is too large by more than 2.72 N / sketch_cells with a probability of 2 %.
+        expire_after: a row that no training example has used for longer than this is deleted; its id begins anew. In
+            units of expire_unit; 0: never.
+        expire_after_by_table: the same of single tables, TABLE=NUMBER.
+        expire_unit: what expire_after counts: examples, steps, or days of the data's own clock.
+        expire_every: steps from one deletion of expired rows to the next. There the prefetch waits for a step.
         identity: what a checkpoint records of the files, so that a resume refuses other data: hashes of small files and
             of sampled blocks of large ones (sampled), or of all bytes (full), which reads all data once more.
         follow: path is a folder that grows: wait for further files, in the order of their names. A file is read once a
@@ -139,6 +145,10 @@ class DataConfig:
     sketch_cells: Annotated[
         int, Range("a power of two up to 2**28", lambda value: value in {2**n for n in range(29)})
     ] = 1 << 20
+    expire_after: Annotated[float, at_least(0)] = 0.0
+    expire_after_by_table: tuple[str, ...] = ()  # the values are a rule
+    expire_unit: ExpireUnit = "examples"
+    expire_every: Annotated[int, at_least(1)] = 1000
     identity: FileHashes = "sampled"
     follow: Follow = "off"
     follow_age_s: Annotated[float, at_least(0)] = 30.0
@@ -152,6 +162,12 @@ class DataConfig:
     def is_stream(self) -> bool:
         """The data can grow while it is read."""
         return self.follow != "off" or self.is_topic
+
+    @property
+    def expires(self) -> bool:
+        """Rows of a table expire."""
+        of_tables = (item.partition("=")[2].strip() for item in self.expire_after_by_table)
+        return self.expire_after > 0 or any(limit.strip("0.") for limit in of_tables)
 
     @property
     def is_topic(self) -> bool:

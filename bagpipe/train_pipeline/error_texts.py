@@ -38,6 +38,7 @@ ARGUMENTS: Mapping[str, str] = {
     "checkpoint.take_over": "take_over",
     "data.batch_size": "the size of the batches",
     "data.default_row": "the default row",
+    "data.expire_after": "the age at which rows expire",
     "data.min_uses": "the least uses of a row",
     "dense.shard": "the division of the dense part",
     "dense.wrap": "the units of that division",

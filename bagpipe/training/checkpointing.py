@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.store.interface import WriteRequest
+from bagpipe.store.interface import DeleteRequest, WriteRequest
 from bagpipe.training.dense import DensePart
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import Hook, LoopPart, LoopRun
@@ -75,6 +75,9 @@ class Checkpointing(LoopPart):
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         self._recorder.after_write(requests, epoch, b)
+
+    def after_delete(self, requests: Sequence[DeleteRequest], epoch: int, b: int) -> None:
+        self._recorder.after_delete(requests, epoch, b)
 
     def before_flush(self) -> None:
         self._recorder.drain()

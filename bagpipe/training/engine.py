@@ -64,12 +64,14 @@ class EngineSettings:
         prefetch_depth: batches fetched ahead.
         read_ahead: batches read and not yet trained, at most.
         rows_delay: updates that the lookup of a batch leaves out besides those of later batches, as planned.
+        expires: rows expire, as the plans say.
         rows_lr, eps: of the row optimizer of all tables; None: the engine has `row_steps`.
     """
 
     prefetch_depth: int
     read_ahead: int
     rows_delay: int = 0
+    expires: bool = False
     rows_lr: float | None = None
     eps: float | None = None
 
@@ -238,16 +240,13 @@ class Engine:
 
     @contextmanager
     def _evaluating(
-        self,
-        batches: Iterator[RankBatch],
-        scoring: Scoring | Outputs,
-        *,
-        stops_on_signals: bool,
+        self, batches: Iterator[RankBatch], scoring: Scoring | Outputs, *, stops_on_signals: bool
     ) -> Iterator[SteppedRun]:
         """A run of evaluation, not started."""
         cache, peers = self.cache, self.peers
         reading, depth = self._reading(), self.settings.prefetch_depth
-        rows = EvaluationRows(cache=cache, store=self._reader, prefetch_depth=depth, known=self._known)
+        known = [] if self.settings.expires else self._known  # rows that expired were written, too
+        rows = EvaluationRows(cache=cache, store=self._reader, prefetch_depth=depth, known=known)
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
         totals = Totals(rows, scoring.loss_sums)
         run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
@@ -267,10 +266,12 @@ class Engine:
         stops_on_signals: bool,
     ) -> Iterator[SteppedRun]:
         """A run of training, not started."""
-        settings, cache, peers, delay = self.settings, self.cache, self.peers, self.settings.rows_delay
-        reading = self._reading(self._await_batch)
+        cache, peers, delay, expires = self.cache, self.peers, self.settings.rows_delay, self.settings.expires
+        reading, depth = self._reading(self._await_batch), self.settings.prefetch_depth
         guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
-        known, clips, givers = list(self._known), self.dense.clip.limits_rows, self.dense.row_givers
+        # A row of a batch that changes no rows is not written, and its id can be of a row that was, and expired.
+        known = [] if expires and (guard.skips or cache.is_partial) else list(self._known)
+        clips, givers = self.dense.clip.limits_rows, self.dense.row_givers
         update: LoopPart
         if peers is None:
             update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips, rows_delay=delay)
@@ -281,7 +282,7 @@ class Engine:
             if self.recorder is not None:
                 known.append(exchanged.was_written)
         rows = Rows(
-            cache=cache, store=self.store, prefetch_depth=settings.prefetch_depth, known=known, claim=self._claim
+            cache=cache, store=self.store, prefetch_depth=depth, known=known, claim=self._claim, expires=expires
         )
         totals = Totals(rows, self.dense.loss_sums, lambda: self.dense.loss_scale.value)
         recording = None
@@ -312,7 +313,7 @@ class Engine:
                 totals,
                 partial(self._end, run, reading, totals),
                 checkpointing=recording,
-                exchanges=peers is not None,
+                exchanges=peers is not None and not expires,  # at a rest, all ranks have deleted what expires
                 begun_ahead=delay,
             )
 

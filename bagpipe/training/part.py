@@ -35,7 +35,7 @@ from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.loop_builder import Composition, LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.store.interface import ReadResult, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, WriteRequest
 
 __all__ = ["EarlierSteps", "Hook", "InFlightBatch", "LoopPart", "LoopRun", "handlers_of"]
 
@@ -172,9 +172,9 @@ class LoopPart:
     """One summand of a loop. Every method does nothing here; a part overrides what it needs.
 
     Order of the calls: `start` when a run begins; `declare`, `handlers`, `hazards` and `hooks` to compose its loop;
-    handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write` and `after_write`
-    around every write-back; `roll_back` when a batch is given up between two micro-batches; when all lanes have ended
-    `before_flush`, the last write-backs, and `end`.
+    handlers and hooks in the lanes, `finish_batch` in the lane of the loop's sink, `before_write`, `after_write` and
+    `after_delete` around every write-back; `roll_back` when a batch is given up between two micro-batches; when all
+    lanes have ended `before_flush`, the last write-backs, and `end`.
     """
 
     #: Names the part's state in checkpoints.
@@ -216,6 +216,9 @@ class LoopPart:
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         """The store has acknowledged rows that left the cache in an epoch, for batch b."""
+
+    def after_delete(self, requests: Sequence[DeleteRequest], epoch: int, b: int) -> None:
+        """The store has deleted rows that expired before batch b; in an epoch, as `after_write`."""
 
     def roll_back(self) -> None:
         """Undo what the micro-batches of a batch have changed whose step is not done, and forget it; no lane acts."""

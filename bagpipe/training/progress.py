@@ -27,6 +27,7 @@ class Progress:
         rows_found: those of them that the store had; the others are new.
         rows_fetched: rows asked of the store, for batches read ahead too.
         rows_written: rows written to the store.
+        rows_deleted: rows that expired and were deleted; those that were in no store included.
         evictions_waiting: rows that left the cache right after the batch that used them, so that the next forward
             waited for its update (`OwnerPlan.evict_waiting`).
         elapsed_s: wall time.
@@ -53,6 +54,7 @@ class Progress:
     skipped_batches: int = 0
     loss_scale: float = 1
     rows_found: int = 0
+    rows_deleted: int = 0
     share: float | None = None
     lanes: Mapping[str, LaneReport] = field(default_factory=dict)
 

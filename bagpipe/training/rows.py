@@ -5,12 +5,13 @@ X_EVICT   copy the leaving rows out of their slots                  lane copy
 X_INSERT  put the fetched rows into their slots                     lane copy
 X_NORM    squared norm of the rows' gradients, if it is limited     lane compute
 X_UPDATE  one row-optimizer step per row of the batch               lane compute
-X_WRITEBACK  write the rows that left                               lane net-out
+X_WRITEBACK  write the rows that left, delete those that expired    lane net-out
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -24,17 +25,19 @@ from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
 from bagpipe.errors import LostRowError
 from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import RowSteps
+from bagpipe.oracle.plan import NO_BATCH, OwnerPlan
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.schedule.builders.prefetch_loop import (
     EVICT_AFTER,
     FETCH_AFTER,
+    WRITE_AFTER,
     declare_evaluation_rows,
     declare_rows,
     declare_update,
 )
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.store.interface import Store, WriteRequest
+from bagpipe.store.interface import DeleteRequest, Store, WriteRequest
 from bagpipe.training.absent_rows import with_absent
 from bagpipe.training.current_rows import RowReader
 from bagpipe.training.part import Hook, InFlightBatch, LoopPart, LoopRun
@@ -60,18 +63,19 @@ class EvaluationRows(LoopPart):
 
     Attributes:
         rows_fetched, rows_written: in this run.
+        rows_deleted: rows that expired, of this rank's plans in this run; 0 in evaluation.
         evictions_waiting: rows of `OwnerPlan.evict_waiting` in this run; 0 in evaluation.
     """
 
     row_waits = ("0X_INSERT",)
 
     def __init__(self, *, cache: RowCache, store: RowReader, prefetch_depth: int, known: Sequence[KnownRows]) -> None:
-        self.rows_fetched = self.rows_written = self.evictions_waiting = 0
+        self.rows_fetched = self.rows_written = self.rows_deleted = self.evictions_waiting = 0
         self._cache = cache
         self._store = store
         self._prefetch_depth = prefetch_depth
         self._known = tuple(known)
-        self._skip_new = False
+        self._skips_new = False
         self._run: LoopRun
 
     def declare(self, loop: LoopBuilder) -> None:
@@ -85,12 +89,12 @@ class EvaluationRows(LoopPart):
 
     def start(self, run: LoopRun) -> None:
         self._run = run
-        self.rows_fetched = self.rows_written = self.evictions_waiting = 0
-        self._skip_new = False
+        self.rows_fetched = self.rows_written = self.rows_deleted = self.evictions_waiting = 0
+        self._skips_new = False
 
     def fetch(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        batch.requests = requests = FetchRequests.of(batch.rank_batch.owner, skip_new=self._skip_new)
+        batch.requests = requests = FetchRequests.of(batch.rank_batch.owner, skip_new=self._skips_new)
         batch.results = self._store.read_many(requests.reads)
         hit("after-fetch")
         self._check_found(batch, requests.reads)
@@ -150,6 +154,7 @@ class Rows(EvaluationRows):
         cache, store, prefetch_depth, known: as in `EvaluationRows`.
         claim: makes the namespace this job's, once every rank has its first batch; True if it held no rows before.
             Called in the data lane.
+        expires: rows expire: plans know which rows are new, and delete others.
     """
 
     def __init__(
@@ -160,13 +165,16 @@ class Rows(EvaluationRows):
         prefetch_depth: int,
         known: Sequence[KnownRows],
         claim: Callable[[], bool],
+        expires: bool = False,
     ) -> None:
         super().__init__(cache=cache, store=store, prefetch_depth=prefetch_depth, known=known)
         self._claim = claim
+        self._expires = expires
+        self._latest_expiry = NO_BATCH
         self._writer = store
 
     def declare(self, loop: LoopBuilder) -> None:
-        declare_rows(loop, prefetch_depth=self._prefetch_depth, write_depth=WRITE_DEPTH)
+        declare_rows(loop, prefetch_depth=self._prefetch_depth, write_depth=WRITE_DEPTH, expires=self._expires)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -177,7 +185,14 @@ class Rows(EvaluationRows):
         }
 
     def hazards(self) -> Mapping[str, Callable[[int], int]]:
-        return {**super().hazards(), FETCH_AFTER: lambda b: self._run.in_flight[b].rank_batch.owner.fetch_after}
+        fetch_after = {FETCH_AFTER: lambda b: self._run.in_flight[b].rank_batch.owner.fetch_after}
+        write_after = {WRITE_AFTER: self._write_after} if self._expires else {}
+        return {**super().hazards(), **fetch_after, **write_after}
+
+    def start(self, run: LoopRun) -> None:
+        super().start(run)
+        self._latest_expiry = NO_BATCH
+        self._skips_new = self._expires
 
     def hooks(self) -> Iterable[Hook]:
         yield Hook(at=Point.READ, when="after", call=self._claim_first)
@@ -194,6 +209,26 @@ class Rows(EvaluationRows):
         # On a device the lane has waited for the eviction by now, so the rows are here.
         self._write(batch.writes(), batch.epoch, b)
         batch.writes = None
+        self._delete(batch, b)
+
+    def _write_after(self, b: int) -> int:
+        """Deletions come after all earlier writes of any rank, and before all later ones. Called in batch order."""
+        if self._run.in_flight[b].rank_batch.owner.expired is None:
+            return self._latest_expiry
+        self._latest_expiry = b
+        return b - 1
+
+    def _delete(self, batch: InFlightBatch, b: int) -> None:
+        """Delete the rows of this rank's plan that expired before the batch."""
+        requests = deletions(batch.rank_batch.owner)
+        if not requests:
+            return
+        for part in self._run.parts:
+            part.before_write(batch.epoch)
+        self._writer.delete_many(requests)
+        for part in self._run.parts:
+            part.after_delete(requests, batch.epoch, b)
+        self.rows_deleted += sum(len(request.ids) for request in requests)
 
     def end(self) -> None:
         """Write back what is still dirty."""
@@ -218,6 +253,7 @@ class Rows(EvaluationRows):
             if batch.writes is not None:
                 self._write(batch.writes(), batch.epoch, b)
                 batch.writes = None
+                self._delete(batch, b)
         self.flush()
 
     def _write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
@@ -232,7 +268,8 @@ class Rows(EvaluationRows):
         if b == self._run.first_batch:
             # Only now: bad input must leave the store untouched. A namespace made by this job holds no rows yet.
             # Direct mode reads every row, new or not.
-            self._skip_new = self._claim() and self._cache.is_fixed
+            is_new = self._claim()
+            self._skips_new = self._expires or (is_new and self._cache.is_fixed)
 
 
 class LocalRows(LoopPart):
@@ -296,6 +333,14 @@ class LocalRows(LoopPart):
         else:
             batch.groups = self._cache.begin(batch.context, step=b)
             batch.row_steps = self._row_steps(b)
+
+
+def deletions(owner: OwnerPlan) -> list[DeleteRequest]:
+    """The rows that a plan deletes, by table."""
+    if owner.expired is None:
+        return []
+    spans = enumerate(pairwise(owner.expired.table_offsets.tolist()))
+    return [DeleteRequest(table, owner.expired.ids[first:end]) for table, (first, end) in spans if first < end]
 
 
 def scale_gradients(groups: Sequence[ActiveTableGroup], factor: Tensor) -> None:

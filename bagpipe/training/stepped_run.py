@@ -53,7 +53,7 @@ class SteppedRun:
         totals: counts what is done.
         end: ends the parts after the lanes, and gives the result.
         checkpointing: makes checkpoints; None: without a recorder.
-        exchanges: training with several ranks: lanes wait for lanes of other ranks.
+        exchanges: training with several ranks: lanes wait for lanes of other ranks, which need not rest as well.
         begun_ahead: batches that are begun before the batch of a step ends.
     """
 

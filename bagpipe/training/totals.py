@@ -91,6 +91,7 @@ class Totals(LoopPart):
             rows_found=self._rows_found,
             rows_fetched=self._rows.rows_fetched,
             rows_written=self._rows.rows_written,
+            rows_deleted=self._rows.rows_deleted,
             evictions_waiting=self._rows.evictions_waiting,
             elapsed_s=report.wall_s if report is not None else 0.0,
             exposed_s=sum(lane.waits_s.get(op, 0.0) for lane in lanes for op in self._waits),

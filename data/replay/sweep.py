@@ -33,7 +33,7 @@ from data.replay.records import Replay, ReplayRecord, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.replay.scanned_log import ScannedLog, Watch, scan
-from data.row_admission import admitted_schema
+from data.row_stage import admitted_schema
 
 __all__ = ["replay", "settings_of"]
 

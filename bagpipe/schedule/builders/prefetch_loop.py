@@ -39,6 +39,9 @@ the lookup of b + 1 then comes before X_UPDATE(b) in the lane of both, X_PULL(b)
 row leaves the cache between the lookup and the update of its batch. Between two turns every stage has made the steps of
 the batches before and no other one: in other compute lanes OPT(b) waits for X_TURN(b), with which the turn of b begins.
 
+Where rows expire, X_WRITEBACK(b) deletes rows, too: it waits for the write-backs of b - 1 of all ranks, and those after
+b for it (write_after).
+
 With the dense part in stages, the lanes of a `StepProgram` replace F, B and OPT: the first forward that reads rows is
 X_EMBED, row gradients are complete after X_EMBED_GRAD.
 
@@ -65,6 +68,7 @@ __all__ = [
     "FETCH_AFTER",
     "READY_AFTER",
     "TURN",
+    "WRITE_AFTER",
     "declare_evaluation",
     "declare_evaluation_exchange",
     "declare_evaluation_rows",
@@ -85,6 +89,9 @@ EVICT_AFTER = "evict_after"
 #: Hazard: the batch whose update must be done on this rank before every rank can have its rows of a batch.
 READY_AFTER = "ready_after"
 
+#: Hazard: the batch that every rank must have written back before the write-back, where rows expire.
+WRITE_AFTER = "write_after"
+
 
 def declare_reading(loop: LoopBuilder) -> None:
     """Batches and their plans enter."""
@@ -100,8 +107,12 @@ def declare_rows(
     direct: bool = False,
     evict_lag: int | None = None,
     rows_delay: int = 0,
+    expires: bool = False,
 ) -> None:
-    """Rows from the store to the cache and back, for training; for the arguments see `prefetch_loop`."""
+    """Rows from the store to the cache and back, for training; for the arguments see `prefetch_loop`.
+
+    With `expires`, write-backs delete rows, and wait for those of all ranks as the plan says.
+    """
     loop.lane("net-in", "X_FETCH")
     loop.lane("copy", "X_EVICT", "X_INSERT")
     loop.lane("net-out", "X_WRITEBACK")
@@ -117,6 +128,8 @@ def declare_rows(
     loop.edge("X_FETCH", "X_INSERT")
     loop.edge("X_EVICT", "X_INSERT")
     loop.edge("X_EVICT", "X_WRITEBACK")
+    if expires:
+        loop.hazard(Point.STORED, "X_WRITEBACK", WRITE_AFTER, 1)
 
 
 def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool = False, rows_delay: int = 0) -> None:
