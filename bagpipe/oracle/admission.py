@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.plan import RowList
 from bagpipe.oracle.table_rows import TableRows, features_of
-from bagpipe.oracle.use_counts import BoundedUses, HashedUses, SketchedUses, UseCounts
+from bagpipe.oracle.use_counts import make_counts
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, Absent, DataSchema
 
@@ -105,7 +104,7 @@ class RowAdmission:
         self._numbers = [number for number, table in enumerate(schema.tables) if table.name in rules.min_uses]
         self._leaves_out = rules.absent == "zero"
         self._min_uses = np.array([table.min_uses for table in self._tables], dtype=np.int64)
-        self._uses = _counts([table.rows for table in self._tables], rules.sketch_cells)
+        self._uses = make_counts([table.rows for table in self._tables], rules.sketch_cells)
 
     def check(self, batch: Batch) -> Batch:
         """The batch, unchanged and not counted.
@@ -149,13 +148,6 @@ class RowAdmission:
             is_kept[span] = kept
             values[span][~kept] = self._tables[table].default_id
         return _without(batch, is_kept) if self._leaves_out else dataclasses.replace(batch, values=values)
-
-
-def _counts(table_rows: list[int | None], sketch_cells: int) -> UseCounts:
-    if sketch_cells:
-        return SketchedUses(len(table_rows), sketch_cells)
-    sizes = dense_sizes(table_rows)
-    return HashedUses() if sizes is None else BoundedUses(sizes)
 
 
 def _check_ids(batch_index: int, table: _Table, ids: NDArray[np.int64]) -> None:

@@ -11,17 +11,18 @@ SketchedUses  fixed: count-min (Cormode, Muthukrishnan: An improved data stream 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.handles import DenseHandles, HashHandles
+from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.splitmix64 import mix_rows
 
-__all__ = ["SKETCH_ROWS", "BoundedUses", "HashedUses", "SketchedUses", "UseCounts", "sketch_error"]
+__all__ = ["SKETCH_ROWS", "BoundedUses", "HashedUses", "SketchedUses", "UseCounts", "make_counts", "sketch_error"]
 
 #: Rows of a sketch, each with a hash function of its own. Of each an odd factor (multiply-shift hashing).
 SKETCH_ROWS = 4
@@ -140,6 +141,19 @@ class SketchedUses:
     def forget(self, rows: RowList) -> None:
         """See `UseCounts`."""
         raise InputError("expected exact counts of uses where rows expire , got those of a sketch")
+
+
+def make_counts(table_rows: Sequence[int | None], sketch_cells: int = 0) -> UseCounts:
+    """The counts for the rows of these tables.
+
+    Args:
+        table_rows: by table number; None: any 64-bit ids.
+        sketch_cells: of each row of a table's sketch, a power of two; 0: counts are exact.
+    """
+    if sketch_cells:
+        return SketchedUses(len(table_rows), sketch_cells)
+    sizes = dense_sizes(table_rows)
+    return HashedUses() if sizes is None else BoundedUses(sizes)
 
 
 def sketch_error(cells: int) -> tuple[float, float]:

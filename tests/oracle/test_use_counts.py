@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.use_counts import BoundedUses, HashedUses, SketchedUses, UseCounts, sketch_error
+from bagpipe.oracle.use_counts import BoundedUses, HashedUses, SketchedUses, UseCounts, make_counts, sketch_error
 from tests.oracle.batches import WIDE_IDS
 
 Uses = list[Counter[int]]
@@ -79,3 +79,8 @@ def test_errors_of_a_sketch_stay_in_their_bound(cells: int) -> None:
         num_uses += sum(uses.values())
     share, probability = sketch_error(cells)
     assert np.mean(errors > share * num_uses) <= probability
+
+
+def test_counts_are_chosen_by_the_tables() -> None:
+    made = [make_counts([7, 9]), make_counts([7, None]), make_counts([1 << 40]), make_counts([7, None], 8)]
+    assert [type(counts) for counts in made] == [BoundedUses, HashedUses, HashedUses, SketchedUses]
