@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -27,10 +27,10 @@ from bagpipe.types.batch import Batch
 from bagpipe.util.outputs import write_json, write_whole
 from bagpipe.util.packages import needed_by
 from data.replay.baselines import BASELINES
-from data.replay.options import Sweep, parse_sweep
+from data.replay.options import NO_POLICY, Sweep, parse_sweep
 from data.replay.passes import Found
 from data.replay.recommendation import recommend
-from data.replay.records import Replay, ReplayRecord, Trial
+from data.replay.records import LimitSavings, Replay, ReplayRecord, ThresholdSavings, Trial
 from data.replay.sweep import replay
 from data.replay.trials import run_trial, trial_settings, with_trials
 
@@ -40,6 +40,8 @@ COLUMNS = (
     "policy", "batch", "window", "cache", "fetched", "written", "link ms", "waiting", "hit rate", "peak rows", "now MB",
     "M ids/s",
 )  # fmt: skip
+THRESHOLD_COLUMNS = ("min_uses", "batch", "rows", "rows saved", "MB", "bytes saved", "uses before")
+LIMIT_COLUMNS = ("expire_after", "batch", "rows at end", "rows at most", "deleted", "born anew", "MB at most")
 TRIAL_COLUMNS = ("trained", "window", "cache", "steps", "step ms", "samples/s", "exposed s", "fetched", "AUC")
 
 
@@ -82,11 +84,32 @@ def _report_writer() -> Callable[[Path, Replay], None]:
 
 def _write(found: Replay, sweep: Sweep, write_report: Callable[[Path, Replay], None] | None) -> None:
     if sweep.json_path:
-        write_json(sweep.json_path, [dataclasses.asdict(record) for record in found.records])
+        write_json(sweep.json_path, _json(found, sweep))
     if sweep.csv_path:
         write_whole(sweep.csv_path, _csv(found.records))
     if write_report is not None:
         write_report(Path(sweep.report_path), found)
+
+
+def _json(found: Replay, sweep: Sweep) -> list[dict[str, Any]]:
+    """The records, each with the savings of its batch size, if thresholds or limits were tried.
+
+    Without policies: one record of each batch size, with the counts of the log alone.
+    """
+    records = found.records or tuple(
+        ReplayRecord(
+            policy=NO_POLICY,
+            lookahead=0,
+            cache_rows=0,
+            batch_size=batch_size,
+            world_size=sweep.world_size,
+            ids=found.ids,
+            rows_first_touch=found.rows,
+        )
+        for batch_size in found.savings
+    )
+    savings = {batch_size: dataclasses.asdict(saved) for batch_size, saved in found.savings.items()}
+    return [dataclasses.asdict(record) | savings.get(record.batch_size, {}) for record in records]
 
 
 def _csv(records: Sequence[ReplayRecord]) -> bytes:
@@ -136,11 +159,8 @@ def _lines(found: Replay) -> list[str]:
     lines = [
         f"{found.path or found.format}: {found.examples:,} examples, {found.ids:,} ids, {found.rows:,} distinct rows",
         *_least_caches(found),
-        "",
-        *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
-        f"link ms: for the rows of a batch, at {found.link.bytes_per_s / 1e9:.4g} GB/s (--bandwidth)",
-        "waiting: batches whose insert waits for the update of the batch before, because rows of it leave at once",
-        *_failures(record.error for record in found.records),
+        *(_sweep_lines(found) if found.records else ()),
+        *_savings_lines(found),
     ]
     if found.recommended is not None:
         lines += ["", f"recommended: {found.reason}"]
@@ -150,8 +170,65 @@ def _lines(found: Replay) -> list[str]:
     return lines
 
 
+def _sweep_lines(found: Replay) -> list[str]:
+    return [
+        "",
+        *_table(COLUMNS, (_cells(record) for record in found.records if record.error is None)),
+        f"link ms: for the rows of a batch, at {found.link.bytes_per_s / 1e9:.4g} GB/s (--bandwidth)",
+        "waiting: batches whose insert waits for the update of the batch before, because rows of it leave at once",
+        *_failures(record.error for record in found.records),
+    ]
+
+
+def _savings_lines(found: Replay) -> list[str]:
+    """The thresholds and the limits, each with its batch size."""
+    thresholds = [(size, each) for size, saved in found.savings.items() for each in saved.thresholds]
+    limits = [(size, each) for size, saved in found.savings.items() for each in saved.limits]
+    lines = []
+    if thresholds:
+        lines += ["", *_table(THRESHOLD_COLUMNS, (_threshold_cells(size, each) for size, each in thresholds))]
+        lines.append(
+            "rows: with at least min_uses uses; uses before: those that read the default row (data.default_row)"
+        )
+    if limits:
+        first = limits[0][1]
+        lines += ["", *_table(LIMIT_COLUMNS, (_limit_cells(size, each) for size, each in limits))]
+        lines.append(
+            f"expire_after: in {first.unit}; rows expire before batches 0, {first.every:,}, … (data.expire_every)"
+        )
+    return lines
+
+
+def _threshold_cells(batch_size: int, threshold: ThresholdSavings) -> tuple[str, ...]:
+    total = threshold.total
+    return (
+        str(threshold.min_uses),
+        str(batch_size),
+        f"{total.rows:,}",
+        f"{total.rows_saved:.1%}",
+        f"{total.bytes / 1e6:,.1f}",
+        f"{total.bytes_saved:.1%}",
+        f"{total.default_share:.1%}",
+    )
+
+
+def _limit_cells(batch_size: int, limit: LimitSavings) -> tuple[str, ...]:
+    total = limit.total
+    return (
+        f"{limit.expire_after:,g}",
+        str(batch_size),
+        f"{total.rows_at_end:,}",
+        f"{total.rows_at_most:,}",
+        f"{total.rows_deleted:,}",
+        f"{total.rows_born_anew:,}",
+        f"{total.bytes_at_most / 1e6:,.1f}",
+    )
+
+
 def _least_caches(found: Replay) -> Iterator[str]:
     """The smallest cache that every batch fits, by batch size."""
+    if not found.records:
+        return
     ranks = found.records[0].world_size
     for batch_size, largest in found.largest.items():
         least = -(-largest // ranks)

@@ -117,6 +117,11 @@ class LogTables:
         return np.array([self.rows.row_bytes(number) for number in range(len(self))], dtype=np.int64)
 
     @property
+    def row_bytes_by_name(self) -> dict[str, int]:
+        """`row_bytes` by the name of the table. Tables of the data have theirs; a model's gates have more."""
+        return {table.name: self.rows.row_bytes(number) for number, table in enumerate(self.rows.tables)}
+
+    @property
     def weight_bytes(self) -> NDArray[np.int64]:
         """int64 by table: bytes of a row's weights, as sent between ranks."""
         sizes = [self.rows.row_type_of(number).word_bytes for number in range(len(self))]

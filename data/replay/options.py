@@ -1,7 +1,8 @@
 """`Sweep`: the options of `python -m data replay`: one configuration per batch size, and the values to vary.
 
 argv ──--data.batch_size A,B: once with A, once with B──> parse_config ──> Config, Config
-     └─--lookahead, --cache_rows, --policy: lists ──────────────────────> Sweep
+     ├─--lookahead, --cache_rows, --policy: lists ──────────────────────> Sweep
+     └─--thresholds, --limits: lists ─────────────────────────────> Tried ──^
 
 Accepts all flags of the configuration except those that the sweep varies. A file can hold these too; they then apply to
 the trainer.
@@ -9,6 +10,8 @@ the trainer.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +29,9 @@ from bagpipe.util.sizes import bytes_of
 from data.replay.baselines import BASELINES
 from data.replay.next_use_file import LOG_POLICY
 from data.replay.records import Link
+from data.replay.savings import Tried
 
-__all__ = ["KNOWN_POLICIES", "Sweep", "parse_sweep"]
+__all__ = ["KNOWN_POLICIES", "NO_POLICY", "Sweep", "parse_sweep"]
 
 BATCH_SIZE_FLAG = "--data.batch_size"
 
@@ -55,7 +59,7 @@ OPTIONS = (
         flag="--policy",
         metavar="NAME,…",
         default=DEFAULT_POLICIES,
-        help=f"of {', '.join(KNOWN_POLICIES)} (default: {DEFAULT_POLICIES})",
+        help=f"of {', '.join(KNOWN_POLICIES)}; none: only --thresholds, --limits (default: {DEFAULT_POLICIES})",
     ),
     Option(flag="--world_size", metavar="N", default="1", help="ranks (default: 1)"),
     Option(flag="--json", help="write the records, a list with one object per combination"),
@@ -78,6 +82,16 @@ OPTIONS = (
         default="1",
         help="processes that replay settings at the same time, each with its own window and cache (default: 1)",
     ),
+    Option(
+        flag="--thresholds",
+        metavar="K,…",
+        help="values of data.min_uses: count the rows that each would save",
+    ),
+    Option(
+        flag="--limits",
+        metavar="AGE,…",
+        help="values of data.expire_after, in data.expire_unit: count the rows that each would delete",
+    ),
     Option(flag="--train", is_switch=True, help="also train with the recommended setting and its neighbours"),
 )
 
@@ -92,13 +106,27 @@ VARIED = MappingProxyType(
 )
 
 
+#: Keys of the rules whose values --thresholds and --limits try. A file can hold them; they then apply to the trainer.
+TRIED_KEYS = MappingProxyType(
+    {
+        "--data.min_uses": "--thresholds",
+        "--data.min_uses_by_table": "--thresholds",
+        "--data.expire_after": "--limits",
+        "--data.expire_after_by_table": "--limits",
+    }
+)
+
+#: The policy that stands for none: only thresholds and limits are counted.
+NO_POLICY = "none"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """Options of a replay.
 
     Attributes:
-        configs: one per batch size, otherwise equal.
-        policies: names as given, known or not.
+        configs: one per batch size, otherwise equal; without rules of admission and expiry if `tried` is given.
+        policies: names as given, known or not; empty: only count what is tried.
         lookaheads, cache_rows: values to try; empty: chosen from the log.
         world_size: ranks.
         json_path, csv_path, report_path: output files; empty: none.
@@ -106,6 +134,7 @@ class Sweep:
         train: also run the trainer.
         trainer_flags: the configuration flags as given, for the trainer.
         jobs: processes.
+        tried: thresholds and limits whose savings are counted; None: none.
     """
 
     configs: tuple[Config, ...]
@@ -120,6 +149,7 @@ class Sweep:
     csv_path: str = ""
     link: Link = field(default_factory=Link)
     jobs: int = 1
+    tried: Tried | None = None
 
 
 def parse_sweep(argv: Sequence[str]) -> Sweep:
@@ -130,22 +160,30 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
             would overwrite the log.
         SystemExit: after ``--help``.
     """
-    for argument in argv:
-        name = argument.partition("=")[0]
+    for name in _names(argv):
         if name in VARIED:
             raise InputError(f"{name}: replay tries several, expected {VARIED[name]}")
     sizes = _batch_sizes(argv)
     prog = f"{command_of('data')} replay"
-    lines = [parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=DEFAULTS) for size in sizes]
-    options = lines[0].options
+    # The unit of the limits is a key that needs one.
+    defaults = {**DEFAULTS, "data.expire_after": 1.0} if "--limits" in _names(argv) else DEFAULTS
+    lines = [parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=defaults) for size in sizes]
+    options, configs = lines[0].options, tuple(line.config for line in lines)
+    tried = _tried(options, argv, configs[0].data)
+    if tried is not None:
+        configs = tuple(dataclasses.replace(config, data=_without_rules(config.data)) for config in configs)
     policies = tuple(dict.fromkeys(name.strip() for name in options["policy"].split(",")))
-    if not set(policies) & set(KNOWN_POLICIES):
+    if policies == (NO_POLICY,):
+        if tried is None:
+            raise InputError(f"--policy {NO_POLICY} counts only --thresholds and --limits, expected one of them")
+        policies = ()
+    elif not set(policies) & set(KNOWN_POLICIES):
         raise InputError(_unknown_policy(policies[0]))
     if options["train"] and not set(policies) & set(POLICIES):
         raise InputError(f"--train: only {' and '.join(POLICIES)} can be trained with, --policy has none of them")
-    _check_outputs(options, lines[0].config.data)
+    _check_outputs(options, configs[0].data)
     return Sweep(
-        configs=tuple(line.config for line in lines),
+        configs=configs,
         policies=policies,
         lookaheads=_whole_numbers("--lookahead", options["lookahead"]) if options["lookahead"] else (),
         cache_rows=_whole_numbers("--cache_rows", options["cache_rows"]) if options["cache_rows"] else (),
@@ -157,6 +195,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         jobs=_jobs(options["jobs"]),
         train=bool(options["train"]),
         trainer_flags=_trainer_flags(argv),
+        tried=tried,
     )
 
 
@@ -175,6 +214,63 @@ def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
     if not isinstance(numbers, tuple) or not numbers or min(numbers) < 1:
         raise InputError(f"{flag} must be numbers of at least 1 such as 8,32, got {text!r}")
     return tuple(dict.fromkeys(numbers))
+
+
+def _tried(options: Mapping[str, str], argv: Sequence[str], data: DataConfig) -> Tried | None:
+    """The thresholds and limits; None: none are given.
+
+    Raises:
+        InputError: a number out of range, or a flag that goes with neither.
+    """
+    if not options["thresholds"] and not options["limits"]:
+        return None
+    flags = " and ".join(flag for flag in ("--thresholds", "--limits") if options[flag.lstrip("-")])
+    given = next((name for name in _names(argv) if name in TRIED_KEYS), None)
+    if given is not None:
+        raise InputError(f"{given}: {flags} replays the log without rules for its rows, expected {TRIED_KEYS[given]}")
+    if options["train"]:
+        raise InputError(f"--train: not possible with {flags}, which replays the log without rules for its rows")
+    thresholds = _whole_numbers("--thresholds", options["thresholds"]) if options["thresholds"] else ()
+    if max(thresholds, default=1) >= 1 << 31:
+        raise InputError(f"--thresholds must be numbers from 1 to 2**31 - 1, got {max(thresholds)}")
+    return Tried(
+        thresholds=thresholds,
+        limits=_ages(options["limits"]) if options["limits"] else (),
+        unit=data.expire_unit,
+        every=data.expire_every,
+    )
+
+
+def _ages(text: str) -> tuple[float, ...]:
+    try:
+        ages = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        ages = ()
+    if not ages or not all(0 < age < math.inf for age in ages):
+        raise InputError(f"--limits must be numbers above 0 such as 1e5,1e6, got {text!r}")
+    return tuple(dict.fromkeys(ages))
+
+
+def _without_rules(data: DataConfig) -> DataConfig:
+    """The same data, whose rows are created at once and do not expire."""
+    plain = DataConfig()
+    return dataclasses.replace(
+        data,
+        min_uses=plain.min_uses,
+        min_uses_by_table=plain.min_uses_by_table,
+        default_row=plain.default_row,
+        use_counts=plain.use_counts,
+        sketch_cells=plain.sketch_cells,
+        expire_after=plain.expire_after,
+        expire_after_by_table=plain.expire_after_by_table,
+        expire_unit=plain.expire_unit,
+        expire_every=plain.expire_every,
+    )
+
+
+def _names(argv: Sequence[str]) -> list[str]:
+    """The flags of a command line, without their values."""
+    return [word.partition("=")[0] for word in argv]
 
 
 def _world_size(text: str) -> int:

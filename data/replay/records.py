@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Link", "Replay", "ReplayRecord", "Setting", "Span", "TableSkew", "Trial"]
+__all__ = [
+    "LimitCounts",
+    "LimitSavings",
+    "Link",
+    "Replay",
+    "ReplayRecord",
+    "Savings",
+    "Setting",
+    "Span",
+    "TableSkew",
+    "ThresholdCounts",
+    "ThresholdSavings",
+    "Trial",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +138,75 @@ class TableSkew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdCounts:
+    """Counts of a threshold, over one table or all.
+
+    Attributes:
+        rows: that are created: those with so many uses. bytes: of their records. The default row is not counted.
+        rows_saved, bytes_saved: shares of those of threshold 1.
+        uses: ids. default_uses: those before their row is created, which read the default row; default_share: their
+            share.
+    """
+
+    rows: int
+    rows_saved: float
+    bytes: int
+    bytes_saved: float
+    uses: int
+    default_uses: int
+    default_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdSavings:
+    """A threshold of `data.min_uses`, and its counts: of all tables, and of each table of the data by its name."""
+
+    min_uses: int
+    total: ThresholdCounts
+    tables: dict[str, ThresholdCounts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitCounts:
+    """Counts of a limit, over one table or all.
+
+    Attributes:
+        rows_at_end: alive after the last batch. rows_at_most: alive at the same time, after any batch.
+        rows_deleted: that expired. rows_born_anew: used again after that.
+        bytes_at_most: of the records alive at the same time.
+    """
+
+    rows_at_end: int
+    rows_at_most: int
+    rows_deleted: int
+    rows_born_anew: int
+    bytes_at_most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSavings:
+    """A limit of `data.expire_after`, and its counts: of all tables, and of each table of the data by its name.
+
+    Attributes:
+        unit, every: as `data.expire_unit` and `data.expire_every`.
+    """
+
+    expire_after: float
+    unit: str
+    every: int
+    total: LimitCounts
+    tables: dict[str, LimitCounts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """The thresholds and limits that were tried over a log in batches of one size, in the order of the command line."""
+
+    thresholds: tuple[ThresholdSavings, ...]
+    limits: tuple[LimitSavings, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """One action of a traced step: its lane, and its time in seconds from the step's beginning."""
 
@@ -179,6 +261,7 @@ class Replay:
         link: for `link_s` of the records, and what the report's inputs begin with.
         recommended: the recommended setting, and the reason in one sentence; None if no setting could be replayed.
         trials: training runs, if requested.
+        savings: by batch size, if thresholds or limits were tried.
     """
 
     path: str
@@ -195,3 +278,4 @@ class Replay:
     recommended: Setting | None = None
     reason: str = ""
     trials: tuple[Trial, ...] = ()
+    savings: dict[int, Savings] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """`ScannedLog`: a log cut into batches and read once: its length, its batch sizes, its rows.
 
 loader ──first pass──> RowCounter: counts rows once for all batch sizes ──numbers──> RowBatchFile, for baselines
+                  ├──> SavingsCounter: thresholds and limits, if any are tried
                   └──> ScannedLog ──read()──> further passes, one per oracle setting
 """
 
@@ -20,6 +21,7 @@ from data.loader import open_loader
 from data.replay.log_tables import LogTables
 from data.replay.row_batch_file import RowBatches, RowBatchFile
 from data.replay.row_counter import RowCounter
+from data.replay.savings import SavingsCounter
 from data.source import Source
 
 __all__ = ["ScannedLog", "Watch", "scan"]
@@ -104,11 +106,13 @@ def scan(
     watch: Watch,
     *,
     counts: bool = True,
+    savings: SavingsCounter | None = None,
 ) -> ScannedLog:
     """The first pass.
 
     Args:
         counts: count the rows; False if the counter has already counted this log, cut into other batches.
+        savings: counts the batches too.
 
     Raises:
         InputError: the log is unreadable or empty.
@@ -120,6 +124,8 @@ def scan(
             rows = rows_of(batch)
             if row_batches is not None:
                 row_batches.append(rows)
+            if savings is not None:
+                savings.add(batch)
             if rows.shape[0] > largest:
                 largest, largest_at = rows.shape[0], batches
             examples += batch.num_examples

@@ -29,9 +29,10 @@ from data.replay.baselines import BASELINES
 from data.replay.log_tables import LogTables
 from data.replay.options import Sweep, policy_problem
 from data.replay.passes import ROW_BATCH_POLICIES, Found, SharedLog, keeping, run_pass
-from data.replay.records import Replay, ReplayRecord, Setting
+from data.replay.records import Replay, ReplayRecord, Savings, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
+from data.replay.savings import SavingsCounter
 from data.replay.scanned_log import ScannedLog, Watch, scan
 from data.row_stage import admitted_schema
 
@@ -65,12 +66,15 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
     first = sweep.configs[0]
     if first.data.is_stream:
         raise InputError(f"replay reads a whole log, several times: {first.data.path} is read as a stream")
-    source = open_source(first.data, first.run.seed)
+    tried = sweep.tried
+    wants_times = tried is not None and bool(tried.limits) and tried.unit == "days"
+    source = open_source(first.data, first.run.seed, wants_times=wants_times)
     tables = LogTables.of(admitted_schema(first.data, source.schema), first)
     counter = RowCounter(tables.spec(first))
     has_row_batches = any(policy in ROW_BATCH_POLICIES for policy in sweep.policies)
     records: list[ReplayRecord] = []
     logs: list[ScannedLog] = []
+    savings: dict[int, Savings] = {}
     with ProcessPool(sweep.jobs) as pool:
         pool.start()
         passes = _Passes(pool=pool, jobs=sweep.jobs, watch=watch, watch_passes=watch_passes)
@@ -81,9 +85,10 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
                 RowBatchFile(folder) as row_batches,
             ):
                 kept = row_batches if has_row_batches else None
+                saved = None if tried is None else SavingsCounter(source.schema, tables.row_bytes_by_name, tried)
                 try:
                     with keeping(folder):
-                        log = scan(config, source, tables, counter, kept, watch, counts=not logs)
+                        log = scan(config, source, tables, counter, kept, watch, counts=not logs, savings=saved)
                     if logs:
                         logs[0].check_same(log.examples, log.ids)
                 except (InputError, JobError) as error:
@@ -93,6 +98,8 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
                     records.extend(_record(setting, unread, None, error) for setting in settings_of(unread, sweep))
                 else:
                     logs.append(log)
+                    if saved is not None:
+                        savings[log.batch_size] = saved.found()
                     records.extend(_replay_log(log, sweep, Path(folder), passes))
     return Replay(
         link=sweep.link,
@@ -106,6 +113,7 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
         machine=machine_facts(),
         records=tuple(dataclasses.replace(record, link_s=sweep.link.seconds(record)) for record in records),
         skew=counter.skew(tuple(table.name for table in tables.rows.tables)),
+        savings=savings,
     )
 
 

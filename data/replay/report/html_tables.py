@@ -1,4 +1,4 @@
-"""Sortable tables of the records, the trials and the tables of the data."""
+"""Sortable tables of the records, the trials, the tables of the data, and of thresholds and limits for rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from bagpipe.report.charts import short
 from bagpipe.report.tables import Column, table
-from data.replay.records import Replay, ReplayRecord, Setting, TableSkew, Trial
+from data.replay.records import LimitSavings, Replay, ReplayRecord, Setting, TableSkew, ThresholdSavings, Trial
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio
 from data.replay.report.trial_charts import exposed_share, mean_step_s
 
-__all__ = ["is_setting", "moved_of", "record_table", "skew_table", "trial_table"]
+__all__ = ["is_setting", "limit_table", "moved_of", "record_table", "skew_table", "threshold_table", "trial_table"]
 
 
 def is_setting(item: ReplayRecord | Trial, setting: Setting | None) -> bool:
@@ -113,6 +113,41 @@ def skew_table(skew: Sequence[TableSkew]) -> str:
         Column(title="empty bags", value=lambda t: t.missing, text=_percent, hint="share of the bags"),
     ]
     return table("tables", columns, skew, setting_columns=1)
+
+
+def threshold_table(replay: Replay) -> str:
+    """All thresholds; empty if none was tried."""
+    items = [(size, each) for size, saved in replay.savings.items() for each in saved.thresholds]
+    columns: list[Column[tuple[int, ThresholdSavings]]] = [
+        Column(title="min_uses", value=lambda t: t[1].min_uses, hint="data.min_uses"),
+        Column(title="batch size", value=lambda t: t[0], hint="examples"),
+        Column(title="rows", value=lambda t: t[1].total.rows, hint="with so many uses"),
+        Column(title="rows saved", value=lambda t: t[1].total.rows_saved, text=_percent, hint="of those with any use"),
+        Column(title="bytes", value=lambda t: t[1].total.bytes, text=_bytes, hint="of their records"),
+        Column(title="bytes saved", value=lambda t: t[1].total.bytes_saved, text=_percent),
+        Column(title="uses before", value=lambda t: t[1].total.default_uses, hint="ids that read the default row"),
+        Column(title="share", value=lambda t: t[1].total.default_share, text=_percent, hint="of all ids"),
+    ]
+    return table("thresholds", columns, items, setting_columns=2) if items else ""
+
+
+def limit_table(replay: Replay) -> str:
+    """All limits; empty if none was tried."""
+    items = [(size, each) for size, saved in replay.savings.items() for each in saved.limits]
+    if not items:
+        return ""
+    unit = items[0][1].unit
+    columns: list[Column[tuple[int, LimitSavings]]] = [
+        Column(title="expire_after", value=lambda t: t[1].expire_after, text=lambda value: f"{value:,g}", hint=unit),
+        Column(title="batch size", value=lambda t: t[0], hint="examples"),
+        Column(title="every", value=lambda t: t[1].every, hint="batches from one expiry to the next"),
+        Column(title="rows at the end", value=lambda t: t[1].total.rows_at_end),
+        Column(title="rows at most", value=lambda t: t[1].total.rows_at_most, hint="at the same time"),
+        Column(title="bytes at most", value=lambda t: t[1].total.bytes_at_most, text=_bytes, hint="of their records"),
+        Column(title="deleted", value=lambda t: t[1].total.rows_deleted, hint="rows that expired"),
+        Column(title="born anew", value=lambda t: t[1].total.rows_born_anew, hint="rows used after they expired"),
+    ]
+    return table("limits", columns, items, setting_columns=2)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

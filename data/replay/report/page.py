@@ -8,7 +8,15 @@ from bagpipe.report.charts import short
 from bagpipe.report.page import Page, chart_html, render, section
 from bagpipe.report.tables import cell_data, escape
 from data.replay.records import Replay, ReplayRecord
-from data.replay.report.html_tables import is_setting, moved_of, record_table, skew_table, trial_table
+from data.replay.report.html_tables import (
+    is_setting,
+    limit_table,
+    moved_of,
+    record_table,
+    skew_table,
+    threshold_table,
+    trial_table,
+)
 from data.replay.report.skew_chart import skew_chart
 from data.replay.report.sweep_charts import bounds_of, refetch_ratio, sweep_charts
 from data.replay.report.trial_charts import trial_charts
@@ -23,7 +31,7 @@ _FOLDER = Path(__file__).parent
 
 def render_page(replay: Replay) -> str:
     """The whole report as text."""
-    sweep = sweep_charts(replay)
+    sweep = sweep_charts(replay) if replay.records else []
     skew = [skew_chart(replay.skew)] if replay.skew else []
     trials = trial_charts(replay.trials)
     sections = [
@@ -31,10 +39,11 @@ def render_page(replay: Replay) -> str:
         section(
             "Tables of the data", [*(chart_html(chart) for chart in skew), skew_table(replay.skew)] if skew else []
         ),
+        section("Thresholds and limits for rows", [threshold_table(replay), limit_table(replay)]),
         section(
             "Training trials", [*(chart_html(chart) for chart in trials), trial_table(replay)] if replay.trials else []
         ),
-        section("All settings", [_failures(replay), record_table(replay)]),
+        section("All settings", [_failures(replay), record_table(replay)] if replay.records else []),
     ]
     name = replay.path or f"{replay.format} data"
     page = Page(
@@ -86,6 +95,8 @@ def _log(replay: Replay) -> str:
 
 def _recommendation(replay: Replay) -> str:
     best = replay.recommended
+    if best is None and not replay.records:
+        return ""
     if best is None:
         why = escape(replay.reason) or "No setting could be replayed; the errors are in the table below."
         return f'<section id="recommended" class="none">\n<h2>No recommendation</h2>\n<p>{why}</p>\n</section>'

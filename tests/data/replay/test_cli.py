@@ -180,6 +180,65 @@ def test_runs_as_a_module_with_help() -> None:
         assert words in done.stdout
 
 
+SAVINGS = ("--thresholds", "1,3", "--limits", "100,1e5", "--data.expire_every", "2")
+
+
+def test_thresholds_and_limits_are_counted_in_the_passes_over_the_log(tmp_path: Path) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "600", "--data.batch_size", "60,120")
+    code, text = run_replay(*flags, "--json", out)
+    plain = json.loads(out.read_text())
+    code, text = run_replay(*flags, *SAVINGS, "--json", out, "--report", page)
+    assert code == 0
+    records = json.loads(out.read_text())
+    untimed = [{**record, "seconds": 0, "ids_per_s": 0} for record in plain]
+    assert [{**record, "seconds": 0, "ids_per_s": 0} for record in records] == [
+        {**record, **{name: saved[name] for name in ("thresholds", "limits")}}
+        for record, saved in zip(untimed, records, strict=True)
+    ]
+    first, last = records[0], records[-1]
+    assert [each["min_uses"] for each in first["thresholds"]] == [1, 3]
+    assert first["thresholds"][0]["total"]["rows"] == first["rows_first_touch"]
+    assert set(first["thresholds"][1]["tables"]) == set(first["limits"][0]["tables"]) == {"user", "item"}
+    assert first["limits"][0]["total"]["rows_born_anew"] > 0
+    assert first["limits"][1]["total"]["rows_at_end"] == first["rows_first_touch"]
+    rows, before = first["thresholds"][1]["total"]["rows"], first["thresholds"][1]["total"]["default_share"]
+    assert last["thresholds"][1]["total"]["rows"] == rows
+    assert last["thresholds"][1]["total"]["default_share"] < before  # a batch that creates a row reads it
+    lines = [line.split() for line in text.splitlines()]
+    assert ["3", "60", f"{rows:,}"] in [line[:3] for line in lines]
+    assert "expire_after: in examples; rows expire before batches 0, 2, … (data.expire_every)" in text
+    shown = page.read_text(encoding="utf-8")
+    assert 'id="thresholds"' in shown
+    assert 'id="limits"' in shown
+
+
+def test_without_a_policy_the_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+
+    def watch(batches: Any, label: str, total: int | None) -> Any:
+        passes.append(label)
+        return batches
+
+    monkeypatch.setattr("data.replay.cli._watch", watch)
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    flags = ("--data.path", write_log(tmp_path), "--data.format", "parquet", "--policy", "none", *SAVINGS)
+    code, text = run_replay(*flags, "--json", out, "--report", page)
+    assert (code, passes) == (0, ["counting, batches of 1024"])
+    (record,) = json.loads(out.read_text())
+    assert (record["policy"], record["batch_size"], record["rows_fetched"]) == ("none", 1024, None)
+    assert record["thresholds"][0]["total"]["rows"] == record["rows_first_touch"]
+    assert "cache.rows at least" not in text
+    assert 'id="limits"' in page.read_text(encoding="utf-8")
+
+
+def test_limits_in_days_need_a_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--data.path", write_log(tmp_path), "--data.format", "parquet", "--limits", "2")
+    assert run_replay(*flags, "--data.expire_unit", "days", "--policy", "none")[0] == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: data.expire_unit days needs a clock: ")
+
+
 def test_csv_and_times_of_the_readers_link(tmp_path: Path) -> None:
     out, table = tmp_path / "out.json", tmp_path / "out.csv"
     flags = ("--data.path", write_log(tmp_path), *FLAGS, "--cache_rows", "400", "--json", out, "--csv", table)

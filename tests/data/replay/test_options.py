@@ -6,6 +6,7 @@ import pytest
 
 from bagpipe.errors import InputError
 from data.replay.options import KNOWN_POLICIES, parse_sweep
+from data.replay.savings import Tried
 
 
 def test_one_configuration_per_batch_size(tmp_path: Path) -> None:
@@ -65,12 +66,42 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
             ["--train", "--policy", "lru"],
             "--train: only belady-window and drop-unused can be trained with, --policy has none",
         ),
+        (["--policy", "none"], "--policy none counts only --thresholds and --limits, expected one of them"),
+        (["--thresholds", "0,2"], "--thresholds must be numbers of at least 1 such as 8,32, got '0,2'"),
+        (["--thresholds", str(2**31)], "--thresholds must be numbers from 1 to 2**31 - 1, got 2147483648"),
+        (["--limits", "1e5,0"], "--limits must be numbers above 0 such as 1e5,1e6, got '1e5,0'"),
+        (["--limits", "inf"], "--limits must be numbers above 0"),
+        (["--limits", "old"], "--limits must be numbers above 0"),
+        (
+            ["--thresholds", "2", "--data.min_uses=3"],
+            "--data.min_uses: --thresholds replays the log without rules for its rows, expected --thresholds",
+        ),
+        (
+            ["--thresholds", "2", "--data.expire_after", "9"],
+            "--data.expire_after: --thresholds replays the log without rules for its rows, expected --limits",
+        ),
+        (
+            ["--limits", "2", "--train"],
+            "--train: not possible with --limits, which replays the log without rules for its rows",
+        ),
     ],
 )
 def test_invalid_options_are_refused_immediately(flags: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_sweep(flags)
     assert message in str(error.value)
+
+
+def test_thresholds_and_limits_take_the_place_of_the_rules_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[data]\nmin_uses = 3\ndefault_row = "zero"\nexpire_after = 9\nexpire_unit = "steps"\n')
+    sweep = parse_sweep(["--config", str(file), "--thresholds", "2,5,2", "--limits", "1e5,20", "--policy", "none"])
+    assert sweep.tried == Tried(thresholds=(2, 5), limits=(1e5, 20.0), unit="steps", every=1000)
+    assert sweep.configs[0].data == parse_sweep([]).configs[0].data
+    assert sweep.policies == ()
+    unit = parse_sweep(["--limits=7", "--data.expire_unit", "days", "--data.expire_every=10", "--policy", "lru"])
+    assert unit.tried == Tried(limits=(7.0,), unit="days", every=10)
+    assert (unit.configs[0].data.expires, unit.policies) == (False, ("lru",))
 
 
 def test_an_output_never_replaces_the_log(tmp_path: Path) -> None:

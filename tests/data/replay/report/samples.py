@@ -5,7 +5,19 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 
-from data.replay.records import Replay, ReplayRecord, Setting, Span, TableSkew, Trial
+from data.replay.records import (
+    LimitCounts,
+    LimitSavings,
+    Replay,
+    ReplayRecord,
+    Savings,
+    Setting,
+    Span,
+    TableSkew,
+    ThresholdCounts,
+    ThresholdSavings,
+    Trial,
+)
 
 POLICIES = ("belady-window", "drop-unused", "lru", "lfu", "static-hot", "offline-belady")
 WINDOWED = ("belady-window", "drop-unused")
@@ -178,4 +190,46 @@ ATTACK = dataclasses.replace(
     ),
 )
 
-ALL = {"full": FULL, "single": SINGLE, "failed": FAILED, "ranks": RANKS, "attack": ATTACK}
+#: Thresholds and limits.
+SAVINGS = dataclasses.replace(
+    SINGLE,
+    savings={
+        size: Savings(
+            thresholds=tuple(
+                ThresholdSavings(
+                    min_uses=min_uses,
+                    total=ThresholdCounts(
+                        rows=361_000 // min_uses,
+                        rows_saved=1 - 1 / min_uses,
+                        bytes=49_096_000 // min_uses,
+                        bytes_saved=1 - 1 / min_uses,
+                        uses=80_000 * 26,
+                        default_uses=before,
+                        default_share=before / (80_000 * 26),
+                    ),
+                    tables={},
+                )
+                for min_uses, before in ((2, 183_000), (10, 431_000 - size))
+            ),
+            limits=tuple(
+                LimitSavings(
+                    expire_after=limit,
+                    unit="examples",
+                    every=10,
+                    total=LimitCounts(
+                        rows_at_end=90_000,
+                        rows_at_most=110_000,
+                        rows_deleted=300_000,
+                        rows_born_anew=29_000,
+                        bytes_at_most=14_960_000,
+                    ),
+                    tables={},
+                )
+                for limit in (1e4, 2.5e4)
+            ),
+        )
+        for size in (512, 1024)
+    },
+)
+
+ALL = {"full": FULL, "savings": SAVINGS, "single": SINGLE, "failed": FAILED, "ranks": RANKS, "attack": ATTACK}

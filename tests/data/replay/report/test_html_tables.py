@@ -6,8 +6,8 @@ import dataclasses
 import math
 import re
 
-from data.replay.report.html_tables import record_table, skew_table, trial_table
-from tests.data.replay.report.samples import FAILED, FULL, HOSTILE, RANKS, SINGLE, skew
+from data.replay.report.html_tables import limit_table, record_table, skew_table, threshold_table, trial_table
+from tests.data.replay.report.samples import FAILED, FULL, HOSTILE, RANKS, SAVINGS, SINGLE, skew
 
 
 def test_every_record_is_a_row_with_values_to_sort_by():
@@ -50,3 +50,11 @@ def test_texts_are_escaped():
     assert "<script" not in table
     assert "<img" not in table
     assert table.count("&lt;/script&gt;&lt;script&gt;") == 2
+
+
+def test_thresholds_and_limits_are_rows_of_each_batch_size():
+    assert threshold_table(FULL) == limit_table(FULL) == ""
+    thresholds, limits = threshold_table(SAVINGS), limit_table(SAVINGS)
+    assert [text.partition("<tbody>")[2].count("<tr") for text in (thresholds, limits)] == [4, 4]
+    assert '<td data-v="0.9">90.00%</td>' in thresholds
+    assert '<td data-v="25000.0">25,000</td><td data-v="512">512</td>' in limits

@@ -55,3 +55,11 @@ def test_hostile_text_stays_text(tmp_path):
     assert "<img" not in text
     shown = HOSTILE.replace("\udcff", "\\udcff")
     assert HtmlReader(text).texts["code", None].startswith(shown)  # the path in the heading
+
+
+def test_without_a_policy_there_is_nothing_to_recommend():
+    text = render_page(dataclasses.replace(ALL["savings"], records=()))
+    assert "No recommendation" not in text
+    assert "All settings" not in text
+    assert text.index("<h2>Thresholds and limits for rows</h2>") < text.index('id="limits"')
+    assert "Thresholds" not in render_page(FULL)
