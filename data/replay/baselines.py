@@ -5,13 +5,14 @@ batches ──rows of batch b──> hits leave the queue, misses enter ──to
 
 All rows of a batch are resident together, as training needs them. Caches of several ranks count as one. A policy is the
 key that it assigns to the rows of a batch; the lowest key leaves first, rows with equal keys in the order of their
-batch:
+batch. Rows that expire leave the cache before a batch, unwritten:
 
 | policy         | key                                                                                          |
 |----------------|----------------------------------------------------------------------------------------------|
 | lru            | the batch of the last use                                                                    |
 | lfu            | batches that used the row since it entered (in-cache LFU), then the batch of the last use    |
-| offline-belady | the next use in the whole log, farthest first (Belady 1966): no policy misses less           |
+| offline-belady | the next use in the whole log, farthest first (Belady 1966): no policy misses less. First    |
+|                | come rows that expire before their next use: they miss it anyway                             |
 | static-hot     | none: the rows used most in the whole log stay; all others leave after each batch            |
 """
 
@@ -35,6 +36,9 @@ __all__ = ["BASELINES", "Counts", "run_baseline"]
 #: Keys of rows outside the cache, and of rows that the current batch uses. Keys in the queue are all others.
 _ABSENT = np.iinfo(np.int64).min
 _PINNED = _ABSENT + 1
+#: Beyond all next uses.
+_LATER = 1 << 32
+_NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +50,23 @@ class Counts:
         misses: of those, rows that were not resident when their batch came.
         peak_rows: most resident rows.
         misses_by_group: `misses`, by the group of the row; empty without groups.
+        dropped: rows that expired while they were resident. dropped_by_group: as `misses_by_group`.
     """
 
     rows_unique: int
     misses: int
     peak_rows: int
     misses_by_group: tuple[int, ...] = ()
+    dropped: int = 0
+    dropped_by_group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """The batches, the number of rows, the slots, and the group of each row."""
+    """The batches, the rows that expire before each, the number of rows, the slots, and the group of each row."""
 
     batches: RowBatches
+    expired: RowBatches | None
     num_rows: int
     num_slots: int
     world_size: int
@@ -72,6 +80,10 @@ class _Log:
             raise CapacityError.of_batch(number, rows.shape[0], num_slots=self.num_slots, world_size=self.world_size)
         return rows
 
+    def expired_at(self, number: int) -> NDArray[np.int32]:
+        """Rows that expire before a batch."""
+        return _NO_ROWS if self.expired is None else self.expired[number]
+
 
 def run_baseline(
     policy: str,
@@ -82,6 +94,7 @@ def run_baseline(
     folder: Path,
     world_size: int = 1,
     group_of_row: NDArray[np.int16] | None = None,
+    expired: RowBatches | None = None,
 ) -> Counts:
     """Replay a policy over a log.
 
@@ -92,6 +105,7 @@ def run_baseline(
         folder: for temporary files as large as the log.
         world_size: ranks, for error messages.
         group_of_row: int16 ``[num_rows]``, the groups of `Counts.misses_by_group`; None: no groups.
+        expired: rows that expire before each batch; None: none does.
 
     Raises:
         CapacityError: a batch has more rows than there are slots.
@@ -101,6 +115,7 @@ def run_baseline(
         raise InputError(f"policy must be one of {', '.join(sorted(BASELINES))}, got {policy!r}")
     log = _Log(
         batches=batches,
+        expired=expired,
         num_rows=num_rows,
         num_slots=num_slots,
         world_size=world_size,
@@ -110,8 +125,8 @@ def run_baseline(
     return BASELINES[policy](log)
 
 
-class _Misses:
-    """Counts misses, by group if there are any."""
+class _RowCount:
+    """Counts rows, by group if there are any."""
 
     def __init__(self, log: _Log) -> None:
         self._group_of_row = log.group_of_row
@@ -152,6 +167,12 @@ class _Queue:
         self._append(rows, keys)
         if self._num_entries > 4 * self._num_slots + rows.shape[0]:
             self._sweep()
+
+    def drop(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Remove those of the rows that are resident, and return them."""
+        resident: NDArray[np.int32] = rows[self.key[rows] != _ABSENT]
+        self.key[resident] = _ABSENT
+        return resident
 
     def pop(self, count: int) -> None:
         """Remove the `count` rows with the lowest keys; the queue must hold as many."""
@@ -199,10 +220,13 @@ class _Queue:
 
 def _replay(log: _Log, keys_of: _Keys) -> Counts:
     """Run the batches through a cache that evicts the lowest keys, and only when it needs slots."""
-    queue, misses = _Queue(log.num_rows, log.num_slots), _Misses(log)
+    queue, misses, dropped = _Queue(log.num_rows, log.num_slots), _RowCount(log), _RowCount(log)
     rows_unique = resident = peak = 0
     for number in range(len(log.batches)):
         rows = log.batch(number)
+        gone = queue.drop(log.expired_at(number))
+        dropped.add(gone)
+        resident -= gone.shape[0]
         entered = np.flatnonzero(queue.key[rows] == _ABSENT)
         queue.key[rows] = _PINNED
         leaving = max(0, resident + entered.shape[0] - log.num_slots)
@@ -212,7 +236,18 @@ def _replay(log: _Log, keys_of: _Keys) -> Counts:
         misses.add(rows[entered])
         resident += entered.shape[0] - leaving
         peak = max(peak, resident)
-    return Counts(rows_unique=rows_unique, misses=misses.total, peak_rows=peak, misses_by_group=misses.by_group())
+    return _counts(rows_unique, peak, misses, dropped)
+
+
+def _counts(rows_unique: int, peak_rows: int, misses: _RowCount, dropped: _RowCount) -> Counts:
+    return Counts(
+        rows_unique=rows_unique,
+        misses=misses.total,
+        peak_rows=peak_rows,
+        misses_by_group=misses.by_group(),
+        dropped=dropped.total,
+        dropped_by_group=dropped.by_group(),
+    )
 
 
 def _lru(log: _Log) -> Counts:
@@ -231,8 +266,13 @@ def _lfu(log: _Log) -> Counts:
 
 
 def _offline_belady(log: _Log) -> Counts:
-    with NextUseFile(log.batches, log.num_rows, log.folder) as next_uses:
-        return _replay(log, lambda number, rows, entered: -next_uses[number].astype(np.int64))
+    with NextUseFile(log.batches, log.num_rows, log.folder, expired=log.expired) as next_uses:
+
+        def keys_of(number: int, rows: NDArray[np.int32], entered: NDArray[np.int64]) -> NDArray[np.int64]:
+            found = next_uses[number].astype(np.int64)
+            return -np.where(found < 0, ~found + _LATER, found)
+
+        return _replay(log, keys_of)
 
 
 def _static_hot(log: _Log) -> Counts:
@@ -252,10 +292,14 @@ def _static_hot(log: _Log) -> Counts:
         spare = log.num_slots - ranks.shape[0]
         num_hot = min(num_hot, spare + int(np.searchsorted(ranks - np.arange(ranks.shape[0]), spare, side="right")))
 
-    is_resident, misses = np.zeros(log.num_rows, dtype=np.bool_), _Misses(log)
+    is_resident, misses, dropped = np.zeros(log.num_rows, dtype=np.bool_), _RowCount(log), _RowCount(log)
     rows_unique = resident = peak = 0
     for number in range(len(log.batches)):
-        rows = log.batches[number]
+        rows, gone = log.batches[number], log.expired_at(number)
+        gone = gone[is_resident[gone]]
+        is_resident[gone] = False
+        dropped.add(gone)
+        resident -= gone.shape[0]
         is_hot = rank[rows] < num_hot
         missed = rows[~(is_hot & is_resident[rows])]
         is_resident[rows[is_hot]] = True
@@ -264,7 +308,7 @@ def _static_hot(log: _Log) -> Counts:
         rows_unique += rows.shape[0]
         misses.add(missed)
         peak = max(peak, resident + cold)
-    return Counts(rows_unique=rows_unique, misses=misses.total, peak_rows=peak, misses_by_group=misses.by_group())
+    return _counts(rows_unique, peak, misses, dropped)
 
 
 #: Policies by name.

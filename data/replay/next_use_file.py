@@ -34,10 +34,13 @@ class NextUseFile:
     Args:
         batches: the rows of each batch, numbers in ``[0, num_rows)``.
         folder: existing folder of the temporary file.
+        expired: the rows that expire before each batch. The next use of a row that expires before it is ``~batch``, a
+            negative number. None: that does not matter.
     """
 
-    def __init__(self, batches: RowBatches, num_rows: int, folder: Path) -> None:
+    def __init__(self, batches: RowBatches, num_rows: int, folder: Path, *, expired: RowBatches | None = None) -> None:
         self._batches = batches
+        self._expired = expired
         self._num_rows = num_rows
         # Written from the end of the log: the last batch comes first.
         self._file = RowBatchFile(folder, "next-uses")
@@ -50,6 +53,10 @@ class NextUseFile:
                 rows = self._batches[number]
                 self._file.append(upcoming[rows])
                 upcoming[rows] = number
+                if self._expired is not None:
+                    gone = self._expired[number]
+                    next_uses = upcoming[gone]
+                    upcoming[gone] = np.where(next_uses == NO_USE, NO_USE, ~next_uses)
         except BaseException:
             self._file.__exit__()
             raise

@@ -31,7 +31,7 @@ from data.replay.next_use_file import LOG_POLICY, NextUseFile, told
 from data.replay.plan_counts import PlanTotals
 from data.replay.records import Setting
 from data.replay.row_batch_file import RowBatches, RowBatchFile
-from data.replay.scanned_log import ScannedLog, Watch
+from data.replay.scanned_log import EXPIRED, ScannedLog, Watch
 
 __all__ = ["ROW_BATCH_POLICIES", "Found", "SharedLog", "keeping", "run_pass"]
 
@@ -43,10 +43,11 @@ _TABLES = "tables.npy"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """Costs of a setting; names as in `ReplayRecord`. `misses` is int64 by table."""
+    """Costs of a setting; names as in `ReplayRecord`. `misses` and `dropped` are int64 by table."""
 
     rows_unique: int
     misses: NDArray[np.int64]
+    dropped: NDArray[np.int64]
     peak_rows: int
     evictions_waiting: int | None = None
     batches_waiting: int | None = None
@@ -110,6 +111,7 @@ def _run_oracle(setting: Setting, log: ScannedLog, folder: Path, watch: Watch, l
     return Found(
         rows_unique=totals.rows_unique,
         misses=totals.misses,
+        dropped=totals.dropped,
         peak_rows=totals.peak_rows,
         evictions_waiting=totals.evictions_waiting,
         batches_waiting=totals.batches_waiting,
@@ -134,12 +136,15 @@ def _run_baseline(setting: Setting, log: ScannedLog, folder: Path) -> Found:
             folder=folder,
             world_size=setting.world_size,
             group_of_row=log.table_of_row,
+            expired=log.expired,
         )
-    misses = np.zeros_like(log.first_touches)  # tables without rows at the end have no group
+    misses, dropped = np.zeros((2, *log.first_touches.shape), np.int64)  # tables without rows at the end have no group
     misses[: len(counts.misses_by_group)] = counts.misses_by_group
+    dropped[: len(counts.dropped_by_group)] = counts.dropped_by_group
     return Found(
         rows_unique=counts.rows_unique,
         misses=misses,
+        dropped=dropped,
         peak_rows=counts.peak_rows,
         seconds=time.perf_counter() - start_s,
     )
@@ -169,8 +174,10 @@ class SharedLog:
         if log.row_batches is not None:
             with keeping(folder):
                 log.row_batches.flush()
+                if log.expired is not None:
+                    log.expired.flush()
                 np.save(folder / _TABLES, log.table_of_row)
-        short = dataclasses.replace(log, table_of_row=np.empty(0, np.int16), row_batches=None)
+        short = dataclasses.replace(log, table_of_row=np.empty(0, np.int16), row_batches=None, expired=None)
         return cls(log=short, folder=folder, versions=pins(log.source.files))
 
     def run(self, setting: Setting, number: int) -> Found:
@@ -181,10 +188,15 @@ class SharedLog:
         own = self.folder / f"pass-{number}"
         with keeping(self.folder):
             own.mkdir()
-        with RowBatchFile(self.folder, reads=True) as row_batches:
+        with ExitStack() as stack:
+            row_batches = stack.enter_context(RowBatchFile(self.folder, reads=True))
+            expired: RowBatches | None = None
+            if self.log.rows_expire:
+                expired = stack.enter_context(RowBatchFile(self.folder, EXPIRED, reads=True))
             log = dataclasses.replace(
                 self.log,
                 row_batches=_Interruptible(row_batches),
+                expired=expired,
                 table_of_row=np.load(self.folder / _TABLES, mmap_mode="r"),
             )
             return run_pass(setting, log, own, _interruptible, "")

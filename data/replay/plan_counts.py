@@ -82,7 +82,8 @@ class PlanTotals:
 
     Attributes:
         rows_unique: unique rows, summed over batches.
-        misses: int64 by table: rows that entered a cache. Each is written back, at eviction or at the end.
+        misses: int64 by table: rows that entered a cache. Each is written back, at eviction or at the end, unless it
+            expires there. dropped: int64 by table: rows that do.
         evictions_waiting: rows of `OwnerPlan.evict_waiting`. batches_waiting: batches with any.
         peak_rows: most rows in the caches of all ranks.
         exchange_rows: rows and row gradients sent between ranks. exchange_rows_now: those on a step's critical path;
@@ -94,7 +95,7 @@ class PlanTotals:
         self._gradient_bytes = gradient_bytes
         self._resident = 0
         self.rows_unique = 0
-        self.misses = np.zeros_like(weight_bytes)
+        self.misses, self.dropped = np.zeros_like(weight_bytes), np.zeros_like(weight_bytes)
         self.evictions_waiting = self.batches_waiting = 0
         self.peak_rows = 0
         self.exchange_rows = 0
@@ -106,6 +107,10 @@ class PlanTotals:
         for owner in plan.owners:
             self.misses += np.diff(owner.fetch.table_offsets)
             self._resident += len(owner.fetch) - len(owner.evict)
+            if owner.expired is not None and owner.expired_slots is not None:
+                dropped = _by_table(owner.expired, np.flatnonzero(owner.expired_slots >= 0))
+                self.dropped += dropped
+                self._resident -= int(dropped.sum())
         num_waiting = sum(owner.evict_waiting for owner in plan.owners)
         self.evictions_waiting += num_waiting
         self.batches_waiting += num_waiting > 0

@@ -46,9 +46,11 @@ class ReplayRecord:
         error: why it failed, in one line; None: it succeeded.
         batches, ids: of the log; ids are occurrences.
         rows_unique: unique rows, summed over batches.
-        rows_first_touch: rows that enter a cache for the first time; they were never written and need no read.
+        rows_first_touch: rows that enter a cache for the first time, or the first time since they expired: they need no
+            read.
         rows_fetched: rows read from the store: those that enter again after an eviction.
         rows_written: rows written to the store: at eviction and at the end.
+        rows_deleted: rows that expire; those in a cache are not written.
         evictions_waiting: rows that left a cache right after the batch that used them, so that the next forward waits
             for its update; batches_waiting: batches in which any did. None for baselines.
         hit_rate: share of `rows_unique` that was in a cache when its batch came.
@@ -75,6 +77,7 @@ class ReplayRecord:
     rows_first_touch: int | None = None
     rows_fetched: int | None = None
     rows_written: int | None = None
+    rows_deleted: int | None = None
     evictions_waiting: int | None = None
     batches_waiting: int | None = None
     hit_rate: float | None = None

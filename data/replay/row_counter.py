@@ -109,6 +109,11 @@ class RowCounter:
         """As `take`, without counting: for the same log cut into other batches."""
         return self._number(self._indexer.index(batch).unique).astype(np.int32)
 
+    def expired(self, batch: Batch) -> NDArray[np.int32]:
+        """int32: the numbers of the rows that expire before a batch."""
+        expired = self._indexer.expired(batch)
+        return np.empty(0, dtype=np.int32) if expired is None else self._number(expired).astype(np.int32)
+
     def tables_of_rows(self) -> NDArray[np.int16]:
         """int16 by row number: the table of each row."""
         return self._tables[: self.num_rows]

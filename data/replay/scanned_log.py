@@ -24,7 +24,10 @@ from data.replay.row_counter import RowCounter
 from data.replay.savings import SavingsCounter
 from data.source import Source
 
-__all__ = ["ScannedLog", "Watch", "scan"]
+__all__ = ["EXPIRED", "ScannedLog", "Watch", "scan"]
+
+#: Name of the file of the rows that expire before each batch.
+EXPIRED = "expired"
 
 
 class Watch(Protocol):
@@ -43,9 +46,12 @@ class ScannedLog:
         tables: its tables, numbered.
         examples, batches, ids: counts of the whole log.
         first_touches: int64 by table: distinct rows.
+        births: int64 by table: rows that begin: distinct ones, and those used again after they expired.
+        rows_deleted: that expire.
         table_of_row: int16 by row number.
         largest: unique rows of the largest batch. largest_at: the number of that batch.
         row_batches: rows of each batch; None if no baseline needs them.
+        expired: rows that expire before each batch; None: rows do not expire, or as `row_batches`.
     """
 
     config: Config
@@ -55,10 +61,17 @@ class ScannedLog:
     batches: int
     ids: int
     first_touches: NDArray[np.int64]
+    births: NDArray[np.int64]
+    rows_deleted: int
     table_of_row: NDArray[np.int16]
     largest: int
     largest_at: int
     row_batches: RowBatches | None
+    expired: RowBatches | None = None
+
+    @property
+    def rows_expire(self) -> bool:
+        return self.config.data.expires
 
     @property
     def batch_size(self) -> int:
@@ -106,12 +119,14 @@ def scan(
     watch: Watch,
     *,
     counts: bool = True,
+    expired: RowBatchFile | None = None,
     savings: SavingsCounter | None = None,
 ) -> ScannedLog:
     """The first pass.
 
     Args:
         counts: count the rows; False if the counter has already counted this log, cut into other batches.
+        expired: takes the rows that expire before each batch, if `row_batches` takes the others.
         savings: counts the batches too.
 
     Raises:
@@ -119,11 +134,16 @@ def scan(
     """
     examples = batches = ids = largest = largest_at = 0
     rows_of = counter.take if counts else counter.rows_of
+    lives = _Lives(counter) if config.data.expires else None
     with open_loader(config.data, seed=config.run.seed, source=source) as loader:
         for batch in watch(loader, f"counting, batches of {config.data.batch_size}", None):
             rows = rows_of(batch)
             if row_batches is not None:
                 row_batches.append(rows)
+            if lives is not None:
+                gone = lives.add(batch, rows)
+                if expired is not None:
+                    expired.append(gone)
             if savings is not None:
                 savings.add(batch)
             if rows.shape[0] > largest:
@@ -141,8 +161,42 @@ def scan(
         batches=batches,
         ids=ids,
         first_touches=counter.rows_by_table(),
+        births=counter.rows_by_table() if lives is None else lives.births,
+        rows_deleted=0 if lives is None else lives.rows_deleted,
         table_of_row=counter.tables_of_rows(),
         largest=largest,
         largest_at=largest_at,
         row_batches=row_batches,
+        expired=expired,
     )
+
+
+class _Lives:
+    """Counts the rows that begin and those that expire.
+
+    Args:
+        counter: of the rows.
+
+    Attributes:
+        births: int64 by table. rows_deleted: rows that expired.
+    """
+
+    def __init__(self, counter: RowCounter) -> None:
+        self._counter = counter
+        self._is_alive = np.zeros(1024, dtype=np.bool_)  # by row number
+        self.births = np.zeros_like(counter.rows_by_table())
+        self.rows_deleted = 0
+
+    def add(self, batch: Batch, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Count a batch with these rows. Returns the rows that expire before it."""
+        gone = self._counter.expired(batch)
+        num_rows, known = self._counter.num_rows, self._is_alive.shape[0]
+        if num_rows > known:
+            self._is_alive = np.resize(self._is_alive, max(num_rows, 2 * known))
+            self._is_alive[known:] = False
+        self._is_alive[gone] = False
+        self.rows_deleted += gone.shape[0]
+        new = rows[~self._is_alive[rows]]
+        self._is_alive[rows] = True
+        self.births += np.bincount(self._counter.tables_of_rows()[new], minlength=self.births.shape[0])
+        return gone

@@ -3,9 +3,10 @@
 ScannedLog ──once per oracle setting──────────────> Planner ──CachePlan──> PlanTotals ─┐
     └─row batches, once per baseline and cache size──────────────────────> Counts ─────┴─> ReplayRecord
 
-The first touch of a row is a miss under every policy, so the log's distinct rows are the misses that need no read. This
-is exact; the oracle's own mark (`OwnerPlan.fetch_new`) can take a new row of an unbounded table for an old one. Every
-row that enters a cache is written, at eviction or at the end. Memory: window, caches and distinct rows.
+The first touch of a row, also of one that begins anew after it expired, is a miss under every policy, so the rows that
+begin are the misses that need no read. This is exact; the oracle's own mark (`OwnerPlan.fetch_new`) can take a new row
+of an unbounded table for an old one. Every row that enters a cache is written, at eviction or at the end, unless it
+expires there. Memory: window, caches and distinct rows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from data.replay.records import Replay, ReplayRecord, Savings, Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.replay.savings import SavingsCounter
-from data.replay.scanned_log import ScannedLog, Watch, scan
+from data.replay.scanned_log import EXPIRED, ScannedLog, Watch, scan
 from data.row_stage import admitted_schema
 
 __all__ = ["replay", "settings_of"]
@@ -83,12 +84,16 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
                 temporary_folder("replay") as folder,
                 keeping(folder),
                 RowBatchFile(folder) as row_batches,
+                RowBatchFile(folder, EXPIRED) as expired,
             ):
                 kept = row_batches if has_row_batches else None
+                gone = expired if has_row_batches and config.data.expires else None
                 saved = None if tried is None else SavingsCounter(source.schema, tables.row_bytes_by_name, tried)
                 try:
                     with keeping(folder):
-                        log = scan(config, source, tables, counter, kept, watch, counts=not logs, savings=saved)
+                        log = scan(
+                            config, source, tables, counter, kept, watch, counts=not logs, expired=gone, savings=saved
+                        )
                     if logs:
                         logs[0].check_same(log.examples, log.ids)
                 except (InputError, JobError) as error:
@@ -227,22 +232,23 @@ def _record(setting: Setting, log: ScannedLog, found: Found | None, error: Excep
     named = dataclasses.asdict(setting)
     if found is None:
         return ReplayRecord(**named, error=" ".join(str(error).split()))
-    misses, row_bytes = int(found.misses.sum()), log.tables.row_bytes
+    misses, births, row_bytes = int(found.misses.sum()), int(log.births.sum()), log.tables.row_bytes
     return ReplayRecord(
         **named,
         batches=log.batches,
         ids=log.ids,
         rows_unique=found.rows_unique,
-        rows_first_touch=log.num_rows,
-        rows_fetched=misses - log.num_rows,
-        rows_written=misses,
+        rows_first_touch=births,
+        rows_fetched=misses - births,
+        rows_written=misses - int(found.dropped.sum()),
+        rows_deleted=log.rows_deleted,
         evictions_waiting=found.evictions_waiting,
         batches_waiting=found.batches_waiting,
         hit_rate=1.0 - misses / found.rows_unique if found.rows_unique else 0.0,
         peak_rows=found.peak_rows,
         row_bytes=_common(row_bytes),
-        bytes_fetched=int((found.misses - log.first_touches) @ row_bytes),
-        bytes_written=int(found.misses @ row_bytes),
+        bytes_fetched=int((found.misses - log.births) @ row_bytes),
+        bytes_written=int((found.misses - found.dropped) @ row_bytes),
         exchange_rows=found.exchange_rows,
         exchange_rows_now=found.exchange_rows_now,
         exchange_bytes_now=found.exchange_bytes_now,

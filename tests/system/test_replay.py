@@ -47,6 +47,7 @@ def replayed(config: Config, world_size: int = 1) -> ReplayRecord:
         ("mixed", "wide-deep", "belady-window", 8, {"eval_fraction": 0.2}),
         ("ragged", "wide-deep", "drop-unused", 4, {"epochs": 2, "shuffle": True}),
         ("weighted", "dlrm", "belady-window", 26, {"limit": 200, "batch_size": 7}),
+        ("sum", "dlrm", "belady-window", 3, {"expire_after": 4.0, "expire_unit": "steps", "expire_every": 2}),
     ],
 )
 def test_one_rank(
@@ -63,7 +64,9 @@ def test_one_rank(
     assert found.rows_written == progress.rows_written
     assert found.evictions_waiting == progress.evictions_waiting > 0, "the cache holds little more than a batch"
     assert found.hit_rate == progress.hit_rate
-    assert found.rows_first_touch == sum(len(ids) for ids, _ in done.rows.values())
+    assert found.rows_deleted == progress.rows_deleted
+    assert (progress.rows_deleted > 0) is config.data.expires
+    assert (found.rows_first_touch or 0) - (found.rows_deleted or 0) == sum(len(ids) for ids, _ in done.rows.values())
 
 
 @pytest.mark.parametrize("assign", ["contiguous", "locality"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +19,45 @@ logs = st.lists(st.lists(st.integers(0, NUM_ROWS - 1), max_size=4, unique=True),
 slots = st.integers(4, NUM_ROWS)
 
 
+@st.composite
+def mortal_logs(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
+    """A log, and the live rows that expire before each batch."""
+    log, alive, expired = draw(logs), set[int](), []
+    for rows in log:
+        expired.append(draw(st.lists(st.sampled_from(sorted(alive)), unique=True)) if alive else [])
+        alive = (alive - set(expired[-1])) | set(rows)
+    return log, expired
+
+
 def as_arrays(log: list[list[int]]) -> list[NDArray[np.int32]]:
     return [np.array(rows, dtype=np.int32) for rows in log]
 
 
-def run(policy: str, log: list[list[int]], num_slots: int, num_rows: int = NUM_ROWS) -> Counts:
+def run(policy: str, log: list[list[int]], num_slots: int, expired: list[list[int]] | None = None) -> Counts:
     with tempfile.TemporaryDirectory() as folder:
-        return run_baseline(policy, as_arrays(log), num_rows=num_rows, num_slots=num_slots, folder=Path(folder))
+        return run_baseline(
+            policy,
+            as_arrays(log),
+            num_rows=NUM_ROWS,
+            num_slots=num_slots,
+            folder=Path(folder),
+            expired=None if expired is None else as_arrays(expired),
+        )
 
 
-def model(log: list[list[int]], num_slots: int, key: Callable[[int, int, int, int], object]) -> Counts:
+def model(
+    log: list[list[int]],
+    num_slots: int,
+    key: Callable[[int, int, int, int], object],
+    expired: Sequence[Sequence[int]] = (),
+) -> Counts:
     """A cache in plain Python. It evicts the least `key` of (uses while resident, last use, place in batch, row)."""
     uses: dict[int, int] = {}
     last: dict[int, tuple[int, int]] = {}
-    misses = peak = 0
-    for number, rows in enumerate(log):
+    misses = peak = dropped = 0
+    for number, (rows, gone) in enumerate(itertools.zip_longest(log, expired, fillvalue=())):
+        dropped += len(uses.keys() & gone)
+        uses = {row: count for row, count in uses.items() if row not in gone}
         new = [row for row in rows if row not in uses]
         others = sorted(
             (row for row in uses if row not in rows),
@@ -46,25 +70,32 @@ def model(log: list[list[int]], num_slots: int, key: Callable[[int, int, int, in
             last[row] = number, place
         misses += len(new)
         peak = max(peak, len(uses))
-    return Counts(rows_unique=sum(map(len, log)), misses=misses, peak_rows=peak)
+    return Counts(rows_unique=sum(map(len, log)), misses=misses, peak_rows=peak, dropped=dropped)
 
 
-@given(logs, slots)
-def test_lru_equals_a_plain_cache(log: list[list[int]], num_slots: int) -> None:
-    assert run("lru", log, num_slots) == model(log, num_slots, lambda uses, last, place, row: (last, place))
+@given(mortal_logs(), slots)
+def test_lru_equals_a_plain_cache(log: tuple[list[list[int]], list[list[int]]], num_slots: int) -> None:
+    batches, expired = log
+    found = model(batches, num_slots, lambda uses, last, place, row: (last, place), expired)
+    assert run("lru", batches, num_slots, expired) == found
 
 
-@given(logs, slots)
-def test_lfu_counts_uses_since_the_row_entered_and_breaks_ties_by_recency(log: list[list[int]], num_slots: int) -> None:
-    assert run("lfu", log, num_slots) == model(log, num_slots, lambda uses, last, place, row: (uses, last, place))
+@given(mortal_logs(), slots)
+def test_lfu_counts_uses_since_the_row_entered_and_breaks_ties_by_recency(
+    log: tuple[list[list[int]], list[list[int]]], num_slots: int
+) -> None:
+    batches, expired = log
+    found = model(batches, num_slots, lambda uses, last, place, row: (uses, last, place), expired)
+    assert run("lfu", batches, num_slots, expired) == found
 
 
-def fewest_misses(log: list[list[int]], num_slots: int) -> int:
+def fewest_misses(log: list[list[int]], num_slots: int, expired: list[list[int]]) -> int:
     """Minimum over all choices of rows kept after each batch; only full caches, since more rows never hurt."""
     best = {frozenset[int](): 0}
-    for rows in log:
+    for rows, gone in zip(log, expired, strict=True):
         after: dict[frozenset[int], int] = {}
-        for cache, misses in best.items():
+        for before, misses in best.items():
+            cache = before - set(gone)
             new = misses + len(set(rows) - cache)
             idle = sorted(cache - set(rows))
             for kept in itertools.combinations(idle, min(len(idle), num_slots - len(rows))):
@@ -74,9 +105,22 @@ def fewest_misses(log: list[list[int]], num_slots: int) -> int:
     return min(best.values())
 
 
-@given(logs, slots)
-def test_offline_belady_is_optimal(log: list[list[int]], num_slots: int) -> None:
-    assert run("offline-belady", log, num_slots).misses == fewest_misses(log, num_slots)
+@given(mortal_logs(), slots)
+def test_offline_belady_is_optimal(log: tuple[list[list[int]], list[list[int]]], num_slots: int) -> None:
+    batches, expired = log
+    assert run("offline-belady", batches, num_slots, expired).misses == fewest_misses(batches, num_slots, expired)
+
+
+@given(mortal_logs(), slots)
+def test_rows_that_expire_leave_the_hot_ones_too(log: tuple[list[list[int]], list[list[int]]], num_slots: int) -> None:
+    """Each row that enters is written when it leaves or at the end, unless it expires."""
+    batches, expired = log
+    uses = [sum(row in rows for rows in batches) for row in range(NUM_ROWS)]
+    immortal, found = run("static-hot", batches, num_slots), run("static-hot", batches, num_slots, expired)
+    assert immortal.dropped == 0
+    assert immortal.misses <= found.misses <= immortal.misses + found.dropped
+    assert found.peak_rows <= immortal.peak_rows
+    assert found.dropped <= sum(uses[row] > 0 for gone in expired for row in gone)
 
 
 @given(logs, slots)

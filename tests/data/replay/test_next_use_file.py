@@ -27,6 +27,16 @@ def test_next_uses_are_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_next_use_after_a_row_expired_is_marked(tmp_path: Path) -> None:
+    """Row 0 expires before batch 3, which uses it, and before batch 5; row 1 before batch 2 and never comes again."""
+    batches = [np.array(rows, dtype=np.int32) for rows in ([0, 1], [0], [2], [0], [2], [], [0])]
+    expired = [np.array(rows, dtype=np.int32) for rows in ([], [], [1], [0], [], [0], [])]
+    with NextUseFile(batches, 3, tmp_path, expired=expired) as found:
+        assert [found[number].tolist() for number in range(7)] == [
+            [1, NO_USE], [~3], [4], [~6], [NO_USE], [], [NO_USE]
+        ]  # fmt: skip
+
+
 def test_the_file_is_removed_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(IndexError), NextUseFile([np.array([5], dtype=np.int32)], 3, tmp_path):
         pass

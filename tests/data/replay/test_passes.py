@@ -15,7 +15,7 @@ from data.replay.passes import Found, SharedLog, run_pass
 from data.replay.records import Setting
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
-from data.replay.scanned_log import ScannedLog, scan
+from data.replay.scanned_log import EXPIRED, ScannedLog, scan
 from tests.data.replay.logs import write_log
 
 
@@ -25,17 +25,19 @@ def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[B
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[ScannedLog]:
-    (config,) = parse_sweep(["--data.path", str(write_log(tmp_path)), "--data.format", "parquet"]).configs
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=60))
+    """In ten batches; rows expire from the fifth on."""
+    flags = ["--data.path", str(write_log(tmp_path)), "--data.format", "parquet", "--data.batch_size", "60"]
+    flags += ["--data.expire_after", "3", "--data.expire_unit", "steps", "--data.expire_every", "2"]
+    (config,) = parse_sweep(flags).configs
     source = open_source(config.data)
     tables = LogTables.of(source.schema, config)
-    with RowBatchFile(tmp_path) as row_batches:
-        yield scan(config, source, tables, RowCounter(tables.spec(config)), row_batches, plain)
+    with RowBatchFile(tmp_path) as row_batches, RowBatchFile(tmp_path, EXPIRED) as expired:
+        yield scan(config, source, tables, RowCounter(tables.spec(config)), row_batches, plain, expired=expired)
 
 
 def untimed(found: Found) -> dict[str, object]:
     values = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    return {**values, "misses": found.misses.tolist(), "seconds": None}
+    return {**values, "misses": found.misses.tolist(), "dropped": found.dropped.tolist(), "seconds": None}
 
 
 def run_shared(work: tuple[SharedLog, Setting, int]) -> Found:
@@ -52,8 +54,9 @@ def pool() -> Iterator[ProcessPool]:
 @pytest.mark.multiproc
 @pytest.mark.parametrize("policy", ["belady-window", "lru", "offline-belady", "static-hot"])
 def test_a_pass_elsewhere_finds_the_same(log: ScannedLog, tmp_path: Path, policy: str, pool: ProcessPool) -> None:
-    setting = Setting(policy=policy, lookahead=4, cache_rows=300, batch_size=60, world_size=1)
+    setting = Setting(policy=policy, lookahead=4, cache_rows=500, batch_size=60, world_size=1)
     here = run_pass(setting, log, tmp_path, plain, "")
+    assert here.dropped.sum() > 0
     shared = SharedLog.of(log, tmp_path)
     assert shared.log.table_of_row.size == 0
     elsewhere = pool.map_unordered(run_shared, [(shared, setting, number) for number in (1, 2)])

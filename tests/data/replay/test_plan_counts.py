@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.verify import verify
 from bagpipe.types.batch import Batch
 from data.replay.plan_counts import ExchangeCounts, PlanTotals, exchanged_now
-from tests.oracle.batches import make_batch, traces
+from tests.oracle.batches import make_batch, mortal_traces, traces
 
 
 @settings(max_examples=50)
@@ -46,19 +47,22 @@ def test_a_row_of_both_ranks_crosses_once_each_way() -> None:
 
 
 @settings(max_examples=50)
-@given(traces().filter(lambda trace: trace[0].num_slots > 0))
+@given(st.one_of(traces(), mortal_traces()).filter(lambda trace: trace[0].num_slots > 0))
 def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace
     weight_bytes = np.arange(1, len(spec.table_rows) + 1) * 4
     totals = PlanTotals(weight_bytes, 2 * weight_bytes)
     plans = [plan for _, plan in plan_batches(batches, spec)]
     resident: set[tuple[int, int]] = set()
-    peak = misses = unique = waiting = 0
+    peak = misses = unique = waiting = dropped = 0
     # Rows of the previous batch; with delayed rows that one is under way, and the batch before it is meant.
     latest: list[set[tuple[int, int]]] = [set(), set()]
     for plan in plans:
         totals.add(plan)
         used = rows_in(plan.consumers)
+        gone = set().union(*(rows_of(owner.expired) for owner in plan.owners if owner.expired is not None))
+        dropped += len(gone & resident)
+        resident -= gone
         misses += len(used - resident)
         unique += len(used)
         for owner in plan.owners:
@@ -69,6 +73,7 @@ def test_totals_are_sums_over_plans(trace: tuple[OracleSpec, list[Batch]]) -> No
             resident |= rows_of(owner.fetch)
         peak = max(peak, len(resident))
     assert (totals.misses.sum(), totals.rows_unique, totals.peak_rows) == (misses, unique, peak)
+    assert totals.dropped.sum() == dropped
     assert totals.evictions_waiting == waiting == verify(zip(batches, plans, strict=True), spec).evictions_waiting
     assert (totals.batches_waiting > 0) is (waiting > 0)
     counts = [ExchangeCounts.of(plan) for plan in plans]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.types.batch import ExpiredRows
 from data.replay import row_counter as module
 from data.replay.row_counter import RowCounter
 from tests.oracle.batches import make_batch
@@ -82,3 +84,12 @@ def test_more_rows_than_can_be_numbered_are_refused(monkeypatch: pytest.MonkeyPa
     counter = RowCounter(spec_of(None, None))
     with pytest.raises(InputError, match="at most 3 distinct rows"):
         counter.take(make_batch(0, [[[1, 2]], [[3, 4]], [[]]]))
+
+
+def test_expired_rows_have_their_numbers() -> None:
+    counter = RowCounter(spec_of(7, None))
+    counter.take(make_batch(0, [[[5]], [[8, 3]], [[2]]]))  # rows 2 and 5 of table 0, then 3 and 8 of table 1
+    batch = make_batch(1, [[[5]], [[]], [[]]])
+    assert counter.expired(batch).tolist() == []
+    gone = (ExpiredRows(features=(0, 2), ids=np.array([5])), ExpiredRows(features=(1,), ids=np.array([3])))
+    assert counter.expired(dataclasses.replace(batch, expired=gone)).tolist() == [1, 2]

@@ -12,7 +12,7 @@ from data.formats import open_source
 from data.replay.log_tables import LogTables
 from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
-from data.replay.scanned_log import ScannedLog, Watch, scan
+from data.replay.scanned_log import EXPIRED, ScannedLog, Watch, scan
 from tests.data.replay.logs import write_log
 
 
@@ -40,6 +40,28 @@ def test_the_first_pass_scans_the_log(tmp_path: Path) -> None:
     assert log.ids == sum(len(batch.values) for batch in batches)
     assert (log.largest, log.largest_at) == (max(rows), rows.index(max(rows)))
     assert log.num_rows == log.first_touches.sum() > log.largest
+
+
+def test_rows_that_expire_are_numbered_and_those_that_begin_are_counted(tmp_path: Path) -> None:
+    config = config_of(write_log(tmp_path), batch_size=32, expire_after=3.0, expire_unit="steps", expire_every=2)
+    source = open_source(config.data)
+    tables = LogTables.of(source.schema, config)
+    with RowBatchFile(tmp_path) as row_batches, RowBatchFile(tmp_path, EXPIRED) as expired:
+        counter = RowCounter(tables.spec(config))
+        log = scan(config, source, tables, counter, row_batches, plain, expired=expired)
+        last_use: dict[int, int] = {}
+        births = deleted = 0
+        for number in range(log.batches):
+            gone = sorted(row for row, use in last_use.items() if number % 2 == 0 and number - use > 3)
+            assert sorted(expired[number].tolist()) == gone
+            deleted += len(gone)
+            last_use = {row: use for row, use in last_use.items() if row not in set(gone)}
+            rows = row_batches[number].tolist()
+            births += len(set(rows) - last_use.keys())
+            last_use |= dict.fromkeys(rows, number)
+    assert log.rows_expire
+    assert (log.births.sum(), log.rows_deleted) == (births, deleted)
+    assert births > log.num_rows > births - deleted
 
 
 def test_an_empty_log_is_refused(tmp_path: Path) -> None:

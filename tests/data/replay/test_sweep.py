@@ -22,6 +22,7 @@ from data.replay.sweep import replay
 from tests.data.replay.logs import write_log
 
 ALL = "belady-window,drop-unused,lru,lfu,offline-belady,static-hot"
+MORTAL = ("--data.expire_after", "5", "--data.expire_unit", "steps", "--data.expire_every", "3")
 
 
 def plain(batches: Iterable[Batch], label: str, total: int | None) -> Iterable[Batch]:
@@ -76,12 +77,39 @@ def test_the_whole_log_as_oracle_reads_less_than_a_short_window(log: Path, jobs:
     assert number(whole.rows_fetched) <= 1.1 * number(optimum.rows_fetched)
 
 
+@pytest.fixture(scope="module")
+def mortal(log: Path) -> Replay:
+    flags = (*MORTAL, "--data.batch_size", "30,60", "--lookahead", "2", "--cache_rows", "200,700")
+    return replay(sweep_of(log, *flags, "--policy", f"{ALL},belady-log"), plain)
+
+
+def test_rows_that_expire_are_neither_read_nor_written(mortal: Replay) -> None:
+    optimum = {
+        (record.batch_size, record.cache_rows): number(record.rows_fetched)
+        for record in mortal.records
+        if record.policy == "offline-belady"
+    }
+    for record in mortal.records:
+        assert record.error is None
+        unique, born = number(record.rows_unique), number(record.rows_first_touch)
+        fetched, written, deleted = (
+            number(count) for count in (record.rows_fetched, record.rows_written, record.rows_deleted)
+        )
+        assert born > mortal.rows > born - deleted > 0
+        assert born + fetched - deleted <= written <= born + fetched
+        assert record.hit_rate == 1 - (born + fetched) / unique
+        assert (record.bytes_fetched, record.bytes_written) == (32 * fetched, 32 * written)
+        assert fetched >= optimum[record.batch_size, record.cache_rows]
+        if record.cache_rows == 700 and record.policy in ("belady-window", "belady-log", "lru", "lfu"):
+            assert (fetched, written) == (0, born - deleted)  # all live rows fit
+
+
 def test_counts_fit_together(found: Replay) -> None:
     for record in good(found):
         unique, first = number(record.rows_unique), number(record.rows_first_touch)
         fetched, written = number(record.rows_fetched), number(record.rows_written)
         assert first == found.rows
-        assert written == first + fetched
+        assert (written, record.rows_deleted) == (first + fetched, 0)
         assert record.hit_rate == 1 - written / unique
         assert (record.batches, record.ids) == (600 // record.batch_size, found.ids)
         assert record.row_bytes == 2 * 4 * 4  # weights and Adagrad's sums
