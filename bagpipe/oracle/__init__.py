@@ -17,5 +17,6 @@ cache that grows.
 admission: replaces ids of rows with too few uses before all of this; use_counts counts them. expiry: rows that no batch
 has used for long are deleted and begin anew; lifetimes follows their last uses, table_rows finds the rows of a batch by
 tables of the data, and expired puts them into plans. plan_arrays: dtypes and lengths of a plan's arrays.
+last_uses: how long ago a log used each row, for reports and compaction.
 versions: how often each row has been updated, for checks of fetched rows.
 """
