@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.serving.row_words import widen
-from bagpipe.store.keys import bucket_key, check_layout, meta_key
+from bagpipe.store.keys import bucket_key, check_layout
 from bagpipe.store.redis.cluster import Cluster
 from bagpipe.store.redis.namespace import Backend
 from bagpipe.store.redis.row_reader import RowReader, reading_client
+from bagpipe.store.redis.stored_record import stored_record
 from bagpipe.store.redis.urls import is_cluster_url, parse_cluster_url, parse_urls
-from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema, base_optimizer
-from bagpipe.util.documents import parse_json
 
 __all__ = ["LiveRows"]
 
@@ -113,31 +111,5 @@ class LiveRows:
     def _stored(self, expected: RowSchema | None) -> tuple[RowSchema, int]:
         """Schema and number of buckets of the namespace. InputError if it has none, or others."""
         backends: tuple[Backend, ...] = self._servers if self._cluster is None else (self._cluster,)
-        key = meta_key(self._namespace)
-        record: SchemaRecord | None = None
-        for number, backend in enumerate(backends):
-            label = f"namespace {self._namespace!r} at {backend.endpoint}"
-            with backend.session(self._timeout_s) as session:
-                found = session.run(key, lambda client: client.hgetall(key))
-            fields = {name.decode(): value.decode(errors="replace") for name, value in found.items()}
-            if not fields:
-                raise InputError(f"{label} has no schema record: expected the namespace of a job")
-            if record is None:
-                schema = _schema_of(fields, label) if expected is None else expected
-                num_buckets = SchemaRecord.num_buckets_of(fields, label)
-                record = SchemaRecord(schema=schema, num_buckets=num_buckets, num_servers=len(backends))
-            record = replace(record, server=number)
-            record.compare_place(fields, label)
-            difference = record.difference(fields, label)
-            if difference is not None:
-                name, theirs, ours = difference
-                raise InputError(f"{label} has rows of another model: expected {name} {ours!r}, got {theirs!r}")
-        assert record is not None, "there is a server"
+        record = stored_record(backends, self._namespace, timeout_s=self._timeout_s, expected=expected)
         return record.schema, record.num_buckets
-
-
-def _schema_of(fields: dict[str, str], label: str) -> RowSchema:
-    try:
-        return RowSchema.from_json(parse_json(fields.get("schema", "")))
-    except (ValueError, InputError) as error:
-        raise InputError(f"{label} has a schema record that this bagpipe does not read: {error}") from None

@@ -11,11 +11,11 @@
                  urls, servers, cluster: redis-py connects, authenticates, encrypts
                  server_checks: ACL rights, eviction, durability, restarts
                  row_checksum: a check word after every row; row_sums: their sum in each bucket;
-                 audit: the sums of all rows of a store
+                 audit: the sums of all rows of a store; sizing: their bytes in a server
                  fencing: owner tokens, write logs          ledger: acquire, commit, invalidate
     passwords    the password of store.url, given apart
     server       a private server for one job, when no URL is given
 
-fencing, keys, schema_record, validation, routing, cluster_routing, row_checksum, row_sums, resp, resp_rows and
+fencing, keys, schema_record, sizing, validation, routing, cluster_routing, row_checksum, row_sums, resp, resp_rows and
 row_replies do no I/O. Only redis/ needs redis-py.
 """

@@ -10,6 +10,6 @@ writing_client   the client of the writing thread, which does all of these
 link             one socket; request_pipeline: requests on many links, one deadline
 remedies         what to do about a server without memory or disk
 bounded_socket   replies to administrative commands, bounded in time and bytes; reply_forms: what each may be
-urls, servers, cluster, server_checks, server_versions, namespace: connecting and checking; ledger, ledger_scripts:
-owners and logs
+urls, servers, cluster, server_checks, server_versions, namespace: connecting and checking; stored_record: the schema of
+a namespace of unknown rows; ledger, ledger_scripts: owners and logs
 """

@@ -23,6 +23,7 @@ import redis
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
+from bagpipe.store.fencing.fence import distinct_fields
 from bagpipe.store.keys import bucket_key, decode_fields, meta_key
 from bagpipe.store.redis.reply_forms import COUNT
 from bagpipe.store.redis.routing import servers_of_buckets
@@ -209,15 +210,27 @@ class Namespace:
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         parts = [np.empty(0, np.int64)]
+        for fields in self._fields():
+            parts += [pairs["id"][pairs["table"] == table].astype(np.int64) for pairs in fields]
+        # HSCAN can return a field twice while the hash grows.
+        return distinct_ids(parts)
+
+    def num_rows(self) -> NDArray[np.int64]:
+        """Rows of each table, int64 ``[num_tables]``. Lists the names of all rows once."""
+        counts = np.zeros(len(self.schema.tables), np.int64)
+        for fields in self._fields():
+            tables = distinct_fields(np.concatenate(fields))["table"].astype(np.int64)
+            counts += np.bincount(tables, minlength=len(counts))[: len(counts)]
+        return counts
+
+    def _fields(self) -> Iterator[list[NDArray[np.void]]]:
+        """Names of the rows of each bucket, as `FIELD_DTYPE`, in one part or more; some twice."""
         row_bytes = max(self.schema.row_bytes(number) for number in range(len(self.schema.tables)))
         scan = partial(_scan, row_bytes=row_bytes, timeout_s=self.timeout_s)
         for number, backend in enumerate(self.backends):
             with backend.session(self.timeout_s) as session:
                 for key in self._keys(number):
-                    for pairs in session.run(key, partial(scan, key=key)):
-                        parts.append(pairs["id"][pairs["table"] == table].astype(np.int64))
-        # HSCAN can return a field twice while the hash grows.
-        return distinct_ids(parts)
+                    yield session.run(key, partial(scan, key=key))
 
     def _keys(self, number: int) -> list[bytes]:
         """Keys of a backend's buckets."""

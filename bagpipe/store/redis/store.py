@@ -209,6 +209,17 @@ class RedisStore:
         except InputError as error:  # valid when the job began: no longer the user's input
             raise StoreError(str(error)) from error
 
+    def num_rows(self) -> NDArray[np.int64]:
+        """Rows of each table, int64 ``[num_tables]``. O(rows of the namespace) time, once.
+
+        Raises:
+            StoreError: a server failed.
+        """
+        try:
+            return self._namespace.num_rows()
+        except InputError as error:  # valid when it was opened
+            raise StoreError(str(error)) from error
+
     def sum_changes(self) -> RowSums:
         """See `Store.sum_changes`."""
         return self._sum_changes.copy()

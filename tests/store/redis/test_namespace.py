@@ -36,6 +36,7 @@ def test_servers_in_another_order_or_number(redis_server: EmbeddedServer, namesp
         assert store.claim()
         store.write(0, IDS, ROWS)
         assert (store.ids(0) == IDS).all()
+        assert store.num_rows().tolist() == [len(IDS), *[0] * (len(SCHEMA.tables) - 1)]
     refused(f"{two},{one}", "server position '1', this job has '0'", namespace=namespace)
     refused(one, "number of servers '2', this job has '1'", namespace=namespace)
     refused(f"{one},{two},{three}", "number of servers '2', this job has '3'", namespace=namespace)
@@ -94,6 +95,7 @@ def test_ids_are_listed_without_scan_too(redis_server: EmbeddedServer, namespace
             with RedisStore(old_url, schema=SCHEMA, namespace=namespace) as old:
                 assert (old.ids(0) == IDS).all()
                 assert len(old.ids(1)) == 0
+                assert old.num_rows()[0] == len(IDS)
         finally:
             with client_of(redis_server.url) as client:
                 client.acl_deluser("old")
