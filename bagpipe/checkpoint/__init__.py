@@ -27,4 +27,5 @@ The manifest lists every file with its length and XXH3-128 checksum. No file is 
     dense_pieces          a divided dense part             optimizer_state      state of optimizers by name
     existing_rows         rows of another job in the store    adoption             such rows as the first checkpoint
     stored_rows           rows of an open store by table  best                 the checkpoint of the best evaluation
+    compaction            a checkpoint without some of its rows
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,10 @@ from bagpipe.checkpoint.row_file import (
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.distinct_ids import distinct_ids
 
-__all__ = ["CHUNK_BYTES", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
+__all__ = ["CHUNK_BYTES", "IsKept", "SortedFile", "merge_files", "merged_ids", "merged_records", "open_files"]
+
+#: Table number and distinct ids int64 ``[n]`` -> bool ``[n]``: the row stays.
+IsKept: TypeAlias = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
 
 #: Largest size of a chunk of records. A merge holds a few times as much.
 CHUNK_BYTES = 8 << 20
@@ -134,6 +137,7 @@ def merge_files(
     target: Path,
     step: int,
     on_chunk: Callable[[int], None] = lambda num_rows: None,
+    is_kept: IsKept | None = None,
 ) -> tuple[RowFile, ...]:
     """Merge `files` into full files, one per width that has rows. They replace the deletions among `files` too.
 
@@ -144,6 +148,7 @@ def merge_files(
         target: folder for the full files, ``full-<step>-<row bytes>.npy``.
         step: step of the checkpoint that `files` belong to.
         on_chunk: called after each chunk with its number of rows; can raise to cancel.
+        is_kept: tells the rows to keep; None: all.
 
     Raises:
         BrokenCheckpoint: a file cannot be read.
@@ -157,13 +162,18 @@ def merge_files(
             for table in range(len(schema.tables)):
                 if schema.row_bytes(table) == row_bytes:
                     for records in merged_records(by_table[table], table):
-                        out.write(records)
+                        out.write(records if is_kept is None else _kept(records, table, is_kept))
                         on_chunk(len(records))
         if out.num_records:
             merged.append(RowFile(file=out.entry, row_bytes=row_bytes, num_rows=out.num_records, full=True, step=step))
-        else:  # all rows were deleted
+        else:  # no row is left
             out.path.unlink()
     return tuple(merged)
+
+
+def _kept(records: NDArray[Any], table: int, is_kept: IsKept) -> NDArray[Any]:
+    stays = is_kept(table, np.ascontiguousarray(records["id"]))
+    return records if stays.all() else take_records(records, np.flatnonzero(stays))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
