@@ -20,13 +20,16 @@ from bagpipe.errors import InputError
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.passwords import with_password
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.types.batch_identity import BatchIdentity
+from bagpipe.types.schema import DataSchema
 from bagpipe.util.programs import command_of
 from bagpipe.util.redaction import redacted_repr
 from bagpipe.util.secret_files import STORE_PASSWORD, read_secret
 from bagpipe.util.temporary_folder import temporary_folder
 from cacher.embedded import EmbeddedCacher
+from cacher.planning import PlannedData
 
-__all__ = ["Services", "open_cacher", "open_services"]
+__all__ = ["Services", "data_identity", "open_cacher", "open_services", "url_of_store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,16 @@ def open_cacher(config: Config, stack: ExitStack) -> str:
     return stack.enter_context(EmbeddedCacher(config)).url
 
 
+def data_identity(config: Config) -> tuple[BatchIdentity, DataSchema]:
+    """What a cacher of this job would say of its data: the identity of its batches, and their columns.
+
+    Raises:
+        InputError: the data cannot be opened.
+    """
+    planned = PlannedData(config.data, config.run.seed)
+    return planned.identity, planned.schema
+
+
 def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callable[..., object]) -> Services:
     """Start the services that the configuration does not name. `stack` of rank 0 stops them. `phase` is told of each.
 
@@ -72,7 +85,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
     services: Services | None = None
     if ranks.is_first:
         cacher_url, secret = config.cacher.url, ""
-        store_url = _store_url(config)
+        store_url = url_of_store(config)
         if not cacher_url:
             listen = ""
             if num_hosts > 1:
@@ -90,7 +103,7 @@ def open_services(config: Config, ranks: Ranks, stack: ExitStack, phase: Callabl
     return Services(**ranks.share(asdict(services) if services is not None else None))
 
 
-def _store_url(config: Config) -> str:
+def url_of_store(config: Config) -> str:
     """`store.url` with the password that is given apart; empty if it names no server."""
     if not config.store.url:
         return ""

@@ -8,13 +8,13 @@ from bagpipe.config.optim_section import pairs
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.types.schema import FROZEN
 
-__all__ = ["ADMISSION_PROBLEMS"]
+__all__ = ["ADMISSION_PROBLEMS", "counts_uses"]
 
 #: Uses of a row are counted up to here.
 _MOST_USES = (1 << 31) - 1
 
 
-def _counts_uses(config: DataConfig) -> bool:
+def counts_uses(config: DataConfig) -> bool:
     """A table needs more than one use of a row."""
     return config.min_uses > 1 or any(uses != "1" for _, uses in pairs(config.min_uses_by_table))
 
@@ -32,7 +32,7 @@ def _by_table_problem(config: Config) -> str | None:
 
 def _min_uses_problem(config: Config) -> str | None:
     data = config.data
-    if not _counts_uses(data):
+    if not counts_uses(data):
         return None
     if data.is_stream:
         return "is not possible with a stream: a resumed job counts from the first batch on, which can be gone"
@@ -57,7 +57,7 @@ def _min_uses_problem(config: Config) -> str | None:
 def _unused_problem(name: str) -> Callable[[Config], str | None]:
     def problem(config: Config) -> str | None:
         value = getattr(config.data, name)
-        if value == getattr(DataConfig, name) or _counts_uses(config.data):
+        if value == getattr(DataConfig, name) or counts_uses(config.data):
             return None
         return f"{value} needs data.min_uses above 1, for all tables or one, got 1"
 

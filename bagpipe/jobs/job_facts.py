@@ -19,7 +19,7 @@ from bagpipe.types.schema import RowSchema
 from bagpipe.util.program import note
 from bagpipe.util.redaction import redact
 
-__all__ = ["JobFacts", "changes", "compare"]
+__all__ = ["JobFacts", "change_of_data", "changes", "compare"]
 
 #: The end of a refusal.
 _WAY_OUT = "use another checkpoint.dir, or checkpoint.resume=never"
@@ -92,7 +92,9 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
                 f"{_WAY_OUT}"
             )
     if facts.identity is not None and checkpoint.identity:
-        _compare_batches(checkpoint, facts.identity)
+        clause = change_of_data(checkpoint, facts.identity)
+        if clause is not None:
+            raise InputError(f"the checkpoint at step {checkpoint.step} was made with other data: {clause}: {_WAY_OUT}")
     for change in changed:
         note(f"{change['key']} changes from {change['before']!r} to {change['after']!r} at step {checkpoint.step}")
     if checkpoint.parts and checkpoint.world_size != facts.world_size:
@@ -104,8 +106,15 @@ def compare(checkpoint: Manifest, facts: JobFacts) -> None:
         _note_other_arithmetic(checkpoint, facts)
 
 
-def _compare_batches(checkpoint: Manifest, ours: BatchIdentity) -> None:
-    """Reject a checkpoint of other data. Print a note if not all could be compared, or other code reads the data."""
+def change_of_data(checkpoint: Manifest, ours: BatchIdentity) -> str | None:
+    """First difference of this data from that of a checkpoint, as a clause about it; None if none is known.
+
+    Prints a note if not all could be compared, or other code reads the data.
+
+    Args:
+        checkpoint: with an identity.
+        ours: identity of the batches.
+    """
     made = f"the checkpoint at step {checkpoint.step}"
     size = checkpoint.identity.get("data")
     if isinstance(size, str):  # format version 1: number and size of the files, and a digest of their names and times
@@ -117,13 +126,12 @@ def _compare_batches(checkpoint: Manifest, ours: BatchIdentity) -> None:
         change = theirs.first_change(ours)
         if change is None and theirs.knows_less_than(ours):
             note(f"{made} recorded sampled blocks of the data files: bytes between them were not compared")
-    if change is not None:
-        raise InputError(f"{made} was made with other data: {change}: {_WAY_OUT}")
-    if checkpoint.identity.get("code") != ours.code:
+    if change is None and checkpoint.identity.get("code") != ours.code:
         note(
             f"{made} was made with other cacher code: results are bit-identical to those of an uninterrupted run only "
             "if that code makes the same batches"
         )
+    return change
 
 
 def _note_other_arithmetic(checkpoint: Manifest, facts: JobFacts) -> None:
