@@ -81,8 +81,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/start_from/source.py": "tests/start_from/test_tables.py",
     "bagpipe/start_from/safetensor_files.py": "tests/start_from/test_tensor_source.py",
     "bagpipe/jobs/job.py": "tests/jobs/test_session.py",
-    "bagpipe/jobs/evaluation.py": "tests/system/test_evaluation.py",
-    "trainer/evaluation.py": "tests/system/test_evaluation.py",
+    **{f"{room}/evaluation.py": "tests/system/test_evaluation.py" for room in ("bagpipe/jobs", "trainer")},
     **{f"trainer/{each}.py": "tests/system/test_scoring.py" for each in ("scoring", "score_file")},
     "bagpipe/checkpoint/checkpoint_store.py": "tests/system/test_scoring.py",
     "bagpipe/jobs/open_job.py": "tests/jobs/test_session.py",
@@ -97,6 +96,7 @@ NO_MIRROR: dict[str, str] = {
     "trainer/export_source.py": "tests/trainer/test_export.py",
     "trainer/observe/events.py": "tests/trainer/observe/test_lines.py",
     "trainer/open_job.py": "tests/system/test_ranks.py",
+    **{f"trainer/row_{each}.py": "tests/system/test_rows.py" for each in ("ages", "report")},
 }
 
 

@@ -13,5 +13,6 @@ precondition       K-FAC of the stages: layers, owners, work and its costs
 orders, recompute  orders that ranks chose: written, and repeated; the micro-batches that are recomputed
 evaluation, held_out, early_stop  scores during training  export, export_source  a checkpoint for serving
 scoring, score_file     `trainer eval` and `trainer predict`: scores with a checkpoint's model
+rows, row_report, row_ages      `trainer rows`: what a namespace holds, and a checkpoint without old rows
 observe            progress, logs, trackers, Prometheus
 """

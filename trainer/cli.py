@@ -34,6 +34,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "eval": (".scoring", "evaluate"),
     "export": (".export", "export"),
     "predict": (".scoring", "predict"),
+    "rows": (".rows", "rows"),
 }
 
 

@@ -91,6 +91,7 @@ _PROGRAMS: Mapping[str, str] = {
     "predict": "scores of examples with a checkpoint's model",
     "export": "a checkpoint for serving, or for other programs",
     "apply": "a delta to an export: the next export",
+    "rows": "rows and bytes of a namespace by table and age; a checkpoint without old rows",
     "cacher": "the Oracle Cacher: read the data, look ahead, and plan for all ranks",
     "data": "tools around the data: synth, convert, replay",
 }

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "predict": ("trainer", ("predict",)),
     "export": ("trainer", ("export",)),
     "apply": ("trainer", ("apply",)),
+    "rows": ("trainer", ("rows",)),
     "cacher": ("cacher", ()),
     "data": ("data", ()),
 }

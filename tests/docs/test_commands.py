@@ -21,7 +21,7 @@ PROGRAM = re.compile(
 )
 #: Subcommands by program; without one the program is the whole command.
 SUBCOMMANDS = {
-    "trainer": ("eval", "export", "predict"),
+    "trainer": ("eval", "export", "predict", "rows"),
     "data": ("convert", "replay", "synth"),
     "bagpipe": (*COMMANDS, "schedule", "plan", "calibrate", "sweep", "jigsaw"),
 }
