@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.next_use_sort import FAR, NextUseSort, groups_for
+from data import next_use_sort
+from data.next_use_sort import ENTRY_BYTES, FAR, NextUseSort, groups_for
 
 #: Parts of one table: (id, example) pairs in the order of the examples, and the number of examples.
 IDS = st.integers(0, 5) | st.sampled_from([-1, -(2**63), 2**63 - 1, 2**31, 2**32, 2**32 + 1, 2**48])
@@ -59,6 +61,28 @@ def distances(parts: list[tuple[list[tuple[int, int]], int]], cyclic: bool) -> l
     return found
 
 
-@pytest.mark.parametrize(("ids", "groups"), [(0, 1), (500, 1), (501, 2), (1_000, 2), (2_001, 8), (10**9, 1 << 21)])
+@pytest.mark.parametrize(("ids", "groups"), [(0, 1), (500, 1), (501, 2), (1_000, 2), (2_001, 8), (10**9, 1 << 16)])
 def test_a_group_fills_at_most_half_of_the_memory(ids: int, groups: int) -> None:
     assert groups_for(ids, 1_000) == groups
+
+
+def test_memory_is_bounded_whatever_the_number_of_blocks_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    max_entries, block, num_blocks = 1_000, 50, 1_200
+    monkeypatch.setattr(next_use_sort, "TABLE_BYTES", 4_096)
+    groups = groups_for(block * num_blocks, max_entries)
+    assert num_blocks * groups * 24 > 3e6  # of a table of all of them
+    random = np.random.default_rng(0)
+    examples = np.arange(block, dtype=np.uint32)
+    with NextUseSort([groups], max_entries=max_entries, threads=1, folder=tmp_path) as sort:
+        tracemalloc.start()
+        try:
+            for _ in range(num_blocks):
+                sort.add([(random.integers(0, 1 << 40, block), examples)], block)
+            sort.solve(cyclic=True)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    # Beside the sort: the bounds of the groups, and some words for each block and part.
+    assert peak_bytes < max_entries * ENTRY_BYTES + 4_096 + 300_000

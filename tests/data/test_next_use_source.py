@@ -80,8 +80,8 @@ def test_an_annotation_must_be_whole(tmp_path: Path) -> None:
 def test_files_of_several_runs_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
-    for name in ("a", "b"):
-        annotated(tmp_path / f"{name}.parquet", 20, NextUseOrder())
+    for rows, name in ((20, "a"), (21, "b")):
+        annotated(tmp_path / f"{name}.parquet", rows, NextUseOrder())
         (tmp_path / f"{name}.parquet").rename(folder / f"{name}.parquet")
     with pytest.raises(InputError, match="another run of convert"):
         told(folder)

@@ -7,10 +7,12 @@ import pytest
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from data import next_use_writer
+from data.conversion_manifest import PartRecord
 from data.formats import open_source
 from data.loader import open_loader
 from data.next_use_source import told_source
-from data.next_use_writer import LEAST_MEMORY, NextUseOrder, write_annotated
+from data.next_use_writer import LEAST_MEMORY, NextUseOrder, run_of, write_annotated
 from tests.data.next_uses import annotated, check_next_uses, told_batches
 
 TABLES = (0, 1, 1)
@@ -78,3 +80,27 @@ def test_an_annotated_file_can_be_annotated_for_another_order(tmp_path: Path) ->
     write_annotated(source, str(tmp_path / "b.arrow"), order)
     config = DataConfig(path=str(tmp_path / "b.arrow"), format="parquet", batch_size=8, eval_fraction=0.0, shuffle=True)
     check_next_uses(told_batches(config, seed=5), TABLES)
+
+
+def test_equal_rows_and_orders_make_equal_files(tmp_path: Path) -> None:
+    paths = [
+        annotated(tmp_path / name, 60, NextUseOrder(threads=threads))
+        for name, threads in (("a.arrow", 1), ("b.arrow", 3))
+    ]
+    assert Path(paths[0]).read_bytes() == Path(paths[1]).read_bytes()
+    records = [PartRecord(part="a", rows=1, skipped=0, num_bytes=1, xxh3_64=digits) for digits in ("00", "01")]
+    runs = [
+        run_of([records[0]], NextUseOrder()),
+        run_of([records[1]], NextUseOrder()),
+        run_of(records, NextUseOrder()),
+        run_of([records[0]], NextUseOrder(eval_fraction=0.5)),
+        run_of([records[0]], NextUseOrder(seed=0)),
+    ]
+    assert len({*runs}) == len(runs)
+
+
+def test_more_ids_than_the_memory_can_sort_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_use_writer, "MOST_GROUPS", 1)
+    monkeypatch.setattr(next_use_writer, "BASE_BYTES", LEAST_MEMORY - 5_000)
+    with pytest.raises(InputError, match=r"--memory must be at least \d+ MiB for \d+ ids of a table"):
+        annotated(tmp_path / "a.arrow", 60, NextUseOrder(memory_bytes=LEAST_MEMORY))
