@@ -30,8 +30,10 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     row_stage   a loader's stage: rows are admitted by their uses, and expire
     row_order       epochs, permutations, positions; shuffle_buffer: the rows of several blocks, mixed
     synthetic_options, synthetic_labels, zipf, criteo_skew: made-up data; criteo_writer, columnar_writer: written data
-    conversion      a folder of written data, by several processes; conversion_manifest: what is finished
-    next_use_writer next uses of rows, written beside the ids: next_use_sort finds them; next_use_mark: of which order;
+    conversion      a folder of written data, by several processes; conversion_manifest: what is finished;
+                    conversion_state refuses a folder that is not
+    next_use_writer next uses of rows, written beside the ids: next_use_files gives the ids, next_use_sort finds them
+                    (spill_file: on disk); next_use_mark: of which order; next_use_folder: folders of parts;
                     next_use_source reads them, next_use_batches turns them into batch numbers
     cli             `python -m data`; testing: the conformance suite of readers
 """

@@ -2,6 +2,7 @@
 
     line 1   what is converted: the version of each input file, the options that the parts depend on
     line 2…  a finished part: rows, skipped rows, bytes, XXH3-64 of its content; in the order of finishing
+    last     the number of parts, when all are finished
 
 A killed conversion leaves a torn last line at most, which the next one drops. The file is locked while it is open. At
 the end the lines are in the order of the parts, so that equal conversions leave equal folders. Readers of folders leave
@@ -15,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,10 +29,12 @@ import xxhash
 from bagpipe.errors import InputError
 from bagpipe.util.documents import parse_json
 from bagpipe.util.outputs import cannot_write, write_whole
+from data.conversion_state import MANIFEST, finished_parts
 
-__all__ = ["MANIFEST", "ConversionManifest", "PartRecord", "record_of"]
+__all__ = ["MANIFEST", "PLAIN", "ConversionManifest", "PartRecord", "record_of"]
 
-MANIFEST = "_conversion.jsonl"
+#: Folder of the parts that are not annotated yet, within that of annotated ones.
+PLAIN = "_plain"
 VERSION = 1
 
 #: Names of parts, and of parts that a killed conversion was writing.
@@ -96,6 +100,7 @@ class ConversionManifest:
 
     Attributes:
         finished: part -> its record, of earlier conversions and this one.
+        was_finished: an earlier conversion had finished all parts.
 
     Raises:
         InputError: the folder holds another conversion or other files, or another process is converting into it.
@@ -113,6 +118,7 @@ class ConversionManifest:
         self._redo = redo
         self._file: BinaryIO | None = None
         self.finished: dict[str, PartRecord] = {}
+        self.was_finished = False
 
     def __enter__(self) -> Self:
         try:
@@ -134,12 +140,12 @@ class ConversionManifest:
         self._write(record.line())
 
     def finish(self, parts: Sequence[str]) -> None:
-        """All parts are finished: write them in order.
+        """All parts are finished: write them in order, and that they are all.
 
         Raises:
             JobError: the manifest cannot be written.
         """
-        lines = [_line(self._header), *(self.finished[part].line() for part in parts)]
+        lines = [_line(self._header), *(self.finished[part].line() for part in parts), _line({"finished": len(parts)})]
         write_whole(str(self._folder / MANIFEST), b"".join(lines))
 
     def _open(self) -> None:
@@ -182,7 +188,11 @@ class ConversionManifest:
             for name in os.listdir(self._folder):
                 if _PART.fullmatch(name):
                     (self._folder / name).unlink()
+            shutil.rmtree(self._folder / PLAIN, ignore_errors=True)
             lines, whole = [], b""
+        if lines and finished_parts(lines[-1]) is not None:  # until it ends again
+            self.was_finished = True
+            whole = whole[: -len(lines.pop()) - 1]
         file.truncate(len(whole))
         if not lines:
             self._write(_line(self._header))
@@ -208,9 +218,10 @@ class ConversionManifest:
                 return f"{path} was {inputs[path]}, and is {ours[path]}"
         if [*ours] != [*inputs]:
             return "its inputs are in another order"
-        for name, value in json.loads(json.dumps(self._header["options"])).items():
-            if options.get(name) != value:
-                return f"its {name} was {options.get(name)!r}, expected {value!r}"
+        expected = json.loads(json.dumps(self._header["options"]))
+        for name in {**expected, **options}:
+            if options.get(name) != expected.get(name):
+                return f"its {name} was {options.get(name)!r}, expected {expected.get(name)!r}"
         return None
 
     def _write(self, line: bytes) -> None:

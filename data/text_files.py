@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 
 from bagpipe.errors import InputError
 from bagpipe.files.access import is_file, is_folder, is_remote, join, list_folder, open_file
+from data.conversion_state import MANIFEST, check_finished
 from data.source import Block, FileVersion, Segment, file_version
 
 __all__ = [
@@ -81,12 +82,15 @@ def list_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The file at `path`, or the visible files of that folder in natural order (only those with one of `suffixes`).
 
     Raises:
-        InputError: the path does not exist, or the folder has no such file.
+        InputError: the path does not exist, or the folder has no such file, or its conversion has not ended.
     """
     if not path:
         raise InputError("data.path is empty: name a file or a folder")
     if is_folder(path):
-        names = [name for name in list_folder(path) if not name.startswith((".", "_"))]
+        names = list_folder(path)
+        if MANIFEST in names:
+            check_finished(path)
+        names = [name for name in names if not name.startswith((".", "_"))]
         if suffixes:
             names = [name for name in names if name.endswith(suffixes)]
         if not names:
