@@ -14,6 +14,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--next-use",
         action="store_true",
-        help="also write each row's next use, for training with --oracle.horizon log; needs the name of a file",
+        help="also write each row's next use, for training with --oracle.horizon log",
     )
     convert.add_argument(
         "--shuffle-seed",
@@ -174,9 +175,7 @@ def _convert(options: argparse.Namespace) -> str:
     start_s = time.perf_counter()
     if Path(options.out).suffix in COLUMNAR and not Path(options.out).is_dir():
         return _convert_file(sources, options, order, start_s)
-    if order is not None:
-        raise InputError(f"--next-use writes one file, .arrow or .parquet, got {options.out!r}")
-    return _convert_folder(sources, options, start_s)
+    return _convert_folder(sources, options, order, start_s)
 
 
 def _open_input(config: DataConfig, *, needs_times: bool) -> Source:
@@ -224,31 +223,36 @@ def _next_use_order(options: argparse.Namespace) -> NextUseOrder | None:
         seed=options.shuffle_seed,
         epochs=options.epochs,
         memory_bytes=int(memory_bytes),
-        threads=min(MOST_THREADS, usable_cores()),
+        threads=min(MOST_THREADS, options.jobs or usable_cores()),
     )
 
 
-def _convert_folder(sources: tuple[Source, ...], options: argparse.Namespace, start_s: float) -> str:
+def _convert_folder(
+    sources: tuple[Source, ...], options: argparse.Namespace, order: NextUseOrder | None, start_s: float
+) -> str:
     from data.conversion import Conversion, convert_folder
+    from data.next_use_folder import convert_annotated
 
     if Path(options.out).suffix and not Path(options.out).is_dir() and not options.out.endswith("/"):
         raise InputError(
             f"expected a file name ending in {' or '.join(COLUMNAR)}, or a folder (a new one whose name has a dot "
             f"ends in /), got {options.out!r}"
         )
-    records = convert_folder(
-        Conversion(
-            sources=sources,
-            folder=Path(options.out),
-            form=options.form or "parquet",
-            schema_path=options.schema,
-            limit=options.limit,
-            part_segments=options.part_segments,
-            jobs=options.jobs or usable_cores(),
-            redo=options.redo,
-        ),
-        _watch_parts,
+    conversion = Conversion(
+        sources=sources,
+        folder=Path(options.out),
+        form=options.form or "parquet",
+        schema_path=options.schema,
+        limit=options.limit,
+        part_segments=options.part_segments,
+        jobs=options.jobs or usable_cores(),
+        redo=options.redo,
     )
+    watch = partial(_watch_parts, "convert")
+    if order is None:
+        records = convert_folder(conversion, watch)
+    else:
+        records = convert_annotated(conversion, order, watch, partial(_watch_parts, "next uses"))
     rows, skipped, num_bytes = (
         sum(getattr(record, name) for record in records) for name in ("rows", "skipped", "num_bytes")
     )
@@ -257,9 +261,9 @@ def _convert_folder(sources: tuple[Source, ...], options: argparse.Namespace, st
     return f"{_report(options.out, rows, skipped, num_bytes, time.perf_counter() - start_s)}, {files}"
 
 
-def _watch_parts(records: Iterable[PartRecord], total: int) -> Iterator[PartRecord]:
+def _watch_parts(what: str, records: Iterable[PartRecord], total: int) -> Iterator[PartRecord]:
     rows = 0
-    with tqdm(total=total, desc="convert", unit=" files", leave=False, disable=None) as bar:
+    with tqdm(total=total, desc=what, unit=" files", leave=False, disable=None) as bar:
         for record in records:
             rows += record.rows
             bar.set_postfix_str(f"{rows:,} rows", refresh=False)

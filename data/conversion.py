@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from data.columnar_writer import write_columnar
 from data.conversion_manifest import ConversionManifest, PartRecord, record_of
 from data.source import Segment, Source, file_version
 
-__all__ = ["Conversion", "convert_folder", "parts_of"]
+__all__ = ["Conversion", "Watch", "checked_inputs", "convert_folder", "manifest_of", "parts_of"]
 
 #: Shows the progress: takes the records as they come, and the number of parts.
 Watch = Callable[[Iterable[PartRecord], int], Iterable[PartRecord]]
@@ -76,13 +76,10 @@ def convert_folder(conversion: Conversion, watch: Watch) -> tuple[PartRecord, ..
             meanwhile; a folder that holds another conversion or other files.
         JobError: no room on the disk, or a process ended.
     """
-    _check_columns(conversion.sources)
-    inputs = _versions(conversion.sources)
+    inputs = checked_inputs(conversion.sources)
     parts = tuple(parts_of(conversion))
     found: dict[str, PartRecord] = {}
-    with ConversionManifest(
-        conversion.folder, inputs=inputs, options=_options(conversion), redo=conversion.redo
-    ) as manifest:
+    with manifest_of(conversion, inputs, {}) as manifest:
         works = [(part, conversion.folder, manifest.finished.get(part.name)) for part in parts]
         with ProcessPool(min(conversion.jobs, len(parts))) as pool:
             for record in watch(pool.map_unordered(_convert_part, works), len(parts)):
@@ -94,6 +91,22 @@ def convert_folder(conversion: Conversion, watch: Watch) -> tuple[PartRecord, ..
                 raise InputError(f"{path} changed while it was converted: it was {inputs[path]}, and is {version}")
         manifest.finish([part.name for part in parts])
     return tuple(found[part.name] for part in parts)
+
+
+def checked_inputs(sources: Sequence[Source]) -> dict[str, str]:
+    """Input file -> its version, in order.
+
+    Raises:
+        InputError: sources with different columns, or a file is missing.
+    """
+    _check_columns(sources)
+    return _versions(sources)
+
+
+def manifest_of(conversion: Conversion, inputs: Mapping[str, str], more: Mapping[str, Any]) -> ConversionManifest:
+    """The manifest of the folder. `more`: options that the parts depend on besides those of the conversion."""
+    options = {**_options(conversion), **more}
+    return ConversionManifest(conversion.folder, inputs=inputs, options=options, redo=conversion.redo)
 
 
 def parts_of(conversion: Conversion) -> Iterator[Part]:
