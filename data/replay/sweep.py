@@ -35,7 +35,7 @@ from data.replay.row_batch_file import RowBatchFile
 from data.replay.row_counter import RowCounter
 from data.replay.savings import SavingsCounter
 from data.replay.scanned_log import EXPIRED, ScannedLog, Watch, scan
-from data.row_stage import admitted_schema
+from data.row_stage import admission_rules, admitted_schema
 
 __all__ = ["replay", "settings_of"]
 
@@ -72,6 +72,8 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
     source = open_source(first.data, first.run.seed, wants_times=wants_times)
     tables = LogTables.of(admitted_schema(first.data, source.schema), first)
     counter = RowCounter(tables.spec(first))
+    # What is admitted before a row's last use depends on the batches, so each size has its own ids and rows.
+    are_own = admission_rules(first.data, source.schema) is not None
     has_row_batches = any(policy in ROW_BATCH_POLICIES for policy in sweep.policies)
     records: list[ReplayRecord] = []
     logs: list[ScannedLog] = []
@@ -91,11 +93,11 @@ def replay(sweep: Sweep, watch: Watch, watch_passes: WatchPasses = _unwatched) -
                 saved = None if tried is None else SavingsCounter(source.schema, tables.row_bytes_by_name, tried)
                 try:
                     with keeping(folder):
-                        log = scan(
-                            config, source, tables, counter, kept, watch, counts=not logs, expired=gone, savings=saved
-                        )
+                        counts = not logs or are_own
+                        own = RowCounter(tables.spec(first)) if logs and are_own else counter
+                        log = scan(config, source, tables, own, kept, watch, counts=counts, expired=gone, savings=saved)
                     if logs:
-                        logs[0].check_same(log.examples, log.ids)
+                        logs[0].check_same(log.examples, logs[0].ids if are_own else log.ids)
                 except (InputError, JobError) as error:
                     if not logs:
                         raise

@@ -104,6 +104,21 @@ def test_rows_that_expire_are_neither_read_nor_written(mortal: Replay) -> None:
             assert (fetched, written) == (0, born - deleted)  # all live rows fit
 
 
+@pytest.mark.parametrize("default_row", ["zero", "trained"])
+def test_batch_sizes_admit_rows_each_in_its_own_way(log: Path, default_row: str) -> None:
+    flags = ("--data.min_uses", "3", "--data.default_row", default_row, "--lookahead", "4", "--cache_rows", "450")
+    flags += ("--policy", "belady-window,belady-log,offline-belady")
+    # In a batch of all examples no row is admitted late, so sizes differ in ids and even in rows.
+    sizes = ("600", "60", "50")
+    together = replay(sweep_of(log, *flags, "--lookahead", "1", "--data.batch_size", ",".join(sizes)), plain).records
+    alone = [replay(sweep_of(log, *flags, "--lookahead", "1", "--data.batch_size", size), plain) for size in sizes]
+    records = [record for found in alone for record in found.records]
+    assert [record.error for record in records] == [None] * 9
+    for one, other in zip(together, records, strict=True):
+        assert dataclasses.replace(one, seconds=0, ids_per_s=0) == dataclasses.replace(other, seconds=0, ids_per_s=0)
+    assert len({record.ids for record in records}) == (3 if default_row == "zero" else 1)
+
+
 def test_counts_fit_together(found: Replay) -> None:
     for record in good(found):
         unique, first = number(record.rows_unique), number(record.rows_first_touch)
