@@ -38,8 +38,6 @@ def _min_uses_problem(config: Config) -> str | None:
         return "is not possible with a stream: a resumed job counts from the first batch on, which can be gone"
     if config.cacher.shards:
         return "is not possible with cacher.shards: one process counts the uses of rows"
-    if config.oracle.horizon == "log":
-        return "is not possible with oracle.horizon log: next uses are those of all rows, created or not"
     imported = {
         "store.existing rows-only": config.store.existing == "rows-only",
         f"checkpoint.start_from {config.checkpoint.start_from}": bool(config.checkpoint.start_from),

@@ -129,14 +129,15 @@ class RowAdmission:
             self._uses.forget(RowList(table_offsets=table_offsets, ids=np.concatenate(parts)))
 
     def admit(self, batch: Batch) -> Batch:
-        """Count a batch. Returns it with the ids of its admitted rows alone, and without next uses.
+        """Count a batch. Returns it with the ids of its admitted rows alone.
+
+        A row that is admitted stays so until it expires, and its next use is that of its id. The default row's is taken
+        to be the next batch, as rare ids use it all the time.
 
         Raises:
             InputError: see `check`.
         """
         self.check(batch)
-        if batch.next_use is not None:  # of rows that the batch may not use
-            batch = dataclasses.replace(batch, next_use=None)
         found = TableRows.of(batch, [table.features for table in self._tables])
         total = self._uses.add(found.rows, found.uses)
         is_admitted = total >= np.repeat(self._min_uses, np.diff(found.rows.table_offsets))
@@ -147,7 +148,10 @@ class RowAdmission:
         for table, span, kept in found.of_occurrences(is_admitted):
             is_kept[span] = kept
             values[span][~kept] = self._tables[table].default_id
-        return _without(batch, is_kept) if self._leaves_out else dataclasses.replace(batch, values=values)
+        if self._leaves_out:
+            return _without(batch, is_kept)
+        next_use = None if batch.next_use is None else np.where(is_kept, batch.next_use, np.int32(batch.index + 1))
+        return dataclasses.replace(batch, values=values, next_use=next_use)
 
 
 def _check_ids(batch_index: int, table: _Table, ids: NDArray[np.int64]) -> None:
@@ -176,4 +180,5 @@ def _without(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
         values=batch.values[is_kept],
         lengths=lengths.astype(np.int32),
         weights=None if batch.weights is None else batch.weights[is_kept],
+        next_use=None if batch.next_use is None else batch.next_use[is_kept],
     )

@@ -337,20 +337,22 @@ def test_a_batch_of_a_stream_that_does_not_fit_is_refused_with_what_is_there(tmp
         next(phase)
 
 
+@pytest.mark.parametrize(("min_uses", "num_slots"), [(1, 24), (40, 16)])
 def test_the_horizon_is_the_whole_log_where_files_are_annotated(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, min_uses: int, num_slots: int
 ) -> None:
     path = annotated(tmp_path / "a.arrow", 300, NextUseOrder())
     spec = OracleSpec(
         table_rows=(None, None),
         features=(FeatureRef(feature=0, table=0), FeatureRef(feature=1, table=1), FeatureRef(feature=2, table=1)),
-        num_slots=24,
+        num_slots=num_slots,
         lookahead=2,
         horizon="log",
     )
+    config = DataConfig(path=path, format="parquet", batch_size=4, eval_fraction=0.0, epochs=2, min_uses=min_uses)
     fetched = {}
     for horizon in ("window", "log"):
-        data = PlannedData(DataConfig(path=path, format="parquet", batch_size=4, eval_fraction=0.0, epochs=2), 0)
+        data = PlannedData(config, 0)
         planned = data.phase("train", dataclasses.replace(spec, horizon=horizon))
         with closing(planned):
             fetched[horizon] = sum(len(batch.plan.owners[0].fetch) for batch in planned)

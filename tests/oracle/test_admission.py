@@ -99,6 +99,21 @@ def test_weights_stay_with_their_ids() -> None:
     assert found.weights.tolist() == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("absent", "values", "next_use"),
+    [("default", [4, 4, 7, 5, 7], [6, 9, 4, 6, 4]), ("zero", [4, 4, 5], [6, 9, 6])],
+)
+def test_next_uses_stay_with_admitted_rows(absent: Absent, values: list[int], next_use: list[int]) -> None:
+    batch = dataclasses.replace(
+        make_batch(3, [[[4, 4, 3]], [[5]], [[6]]]), next_use=np.array([6, 9, 7, 6, 8], dtype=np.int32)
+    )
+    found = RowAdmission(schema_of(), AdmissionRules(min_uses={"a": 2}, absent=absent)).admit(batch)
+    assert found.values.tolist() == values
+    assert found.next_use is not None
+    assert found.next_use.dtype == np.int32
+    assert found.next_use.tolist() == next_use
+
+
 def test_a_batch_whose_rows_are_all_admitted_is_not_copied() -> None:
     admission = RowAdmission(schema_of(), AdmissionRules(min_uses={"a": 2}))
     batch = make_batch(0, [[[1]], [[5]], [[1]]])
