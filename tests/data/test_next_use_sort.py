@@ -66,6 +66,10 @@ def test_a_group_fills_at_most_half_of_the_memory(ids: int, groups: int) -> None
     assert groups_for(ids, 1_000) == groups
 
 
+def test_large_memory_makes_groups_that_a_cache_holds() -> None:
+    assert [groups_for(ids, 10**9) for ids in (1 << 19, 1 << 20, 1 << 24, 1 << 28)] == [1, 2, 32, 64]
+
+
 def test_memory_is_bounded_whatever_the_number_of_blocks_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
