@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from data.arrow_files import open_arrow
 from data.cli import main
 from data.loader import LookaheadLoader
+from data.next_use_mark import NextUseMark
 from data.parquet import ParquetSource
 from data.testing import assert_same_batches, read_all
 from tests.data.files import avazu_csv, avazu_row
@@ -132,6 +134,22 @@ def test_outputs_that_do_not_fit(
     run("synth", "--out", "a.tsv", "--rows", "5")
     assert main(["convert", *words]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_folder_is_annotated(tmp_path: Path) -> None:
+    for name in "ab":
+        run("synth", "--out", str(tmp_path / f"{name}.tsv"), "--rows", "50")
+    inputs, out = [str(tmp_path / "a.tsv"), str(tmp_path / "b.tsv")], tmp_path / "out"
+    assert ": 100 rows, " in run("convert", *inputs, str(out), "--next-use", "--jobs", "1", "--eval-fraction", "0.5")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "_conversion.jsonl",
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
+    assert "2 files, 2 of them kept" in run("convert", *inputs, str(out), "--next-use", "--eval-fraction", "0.5")
+    mark = NextUseMark.of("", open_arrow(str(out / "part-00001.parquet")).schema.metadata)
+    assert mark is not None
+    assert (mark.file, mark.num_files, mark.rows, mark.num_rows, mark.train_rows) == (1, 2, 50, 100, 50)
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:
