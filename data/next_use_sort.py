@@ -46,7 +46,7 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _GATHER = np.uint64(pow(int(_SPREAD), -1, 1 << 64))
 #: Memory of a sort, in bytes per entry: keys, positions, words and what is made of them.
 ENTRY_BYTES = 96
-#: Memory of the bounds of the groups that are sorted at a time; a group alone may have 16 B per part.
+#: Memory of the bounds of the groups that are sorted at a time; a group alone may have 24 B per part.
 TABLE_BYTES = 16 << 20
 #: Most groups of a table: their numbers have 16 bits, so that the sort by group is a radix sort.
 MOST_GROUPS = 1 << 16
@@ -162,7 +162,7 @@ class NextUseSort:
             write.result()
         self._writing.clear()
         num_groups = self._first_group[-1]
-        step = max(1, TABLE_BYTES // (16 * max(1, len(self._parts))))
+        step = max(1, TABLE_BYTES // (24 * max(1, len(self._parts))))
         for first in range(0, num_groups, step):
             groups = self._groups(range(first, min(first + step, num_groups)))
             for _ in self._pool.map(lambda group: self._solve_group(group, cyclic), groups):

@@ -1,0 +1,1 @@
+"""Cost of annotating a log with next uses. See README.md."""
