@@ -5,8 +5,8 @@ PipelineConfig ──configured_schedule──> DenseSchedule with the values of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +208,11 @@ def _setting_problem(name: str) -> Callable[[Config], str | None]:
     return lambda config: _unused(config, name, _users(name))
 
 
-def _users(name: str) -> list[str]:
+@cache
+def _users(name: str) -> tuple[str, ...]:
     """The schedules with a setting of that name."""
-    named = {each.name: {setting.name for setting in each.settings} for each in TRAINED_SCHEDULES.values()}
-    return [schedule for schedule, settings in named.items() if name in settings]
+    schedules = TRAINED_SCHEDULES.values()
+    return tuple(each.name for each in schedules if any(setting.name == name for setting in each.settings))
 
 
 def _recompute_share_problem(config: Config) -> str | None:
@@ -305,7 +306,7 @@ def _backward_unit_problem(config: Config) -> str | None:
     return f"{pipeline.backward_unit} needs pipeline.backward_shares, got none"
 
 
-def _unused(config: Config, name: str, users: list[str]) -> str | None:
+def _unused(config: Config, name: str, users: Sequence[str]) -> str | None:
     """The complaint about a key with a value that the schedule does not use."""
     value = getattr(config.pipeline, name)
     if value == getattr(PipelineConfig(), name) or config.pipeline.schedule in users:

@@ -7,7 +7,8 @@ Stream(seed, number) ──values of space.JOB, group by group──> settings �
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 
 from bagpipe.config.model_rules import MODELS_OF_KEY
@@ -17,7 +18,17 @@ from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
 from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
-from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value, is_consistent
+from tests.harness.fuzz.space import (
+    JOB,
+    MODEL,
+    TWIN,
+    Values,
+    choices_of,
+    config_of,
+    draw_value,
+    is_consistent,
+    rules_beside,
+)
 
 __all__ = ["STORES", "draw"]
 
@@ -156,10 +167,11 @@ class Stream:
 
 def _accepted(stream: Stream, group: Mapping[str, Values], before: Mapping[str, str]) -> dict[str, str]:
     """Values of a group that the rules accept beside the ones before, with defaults for other keys."""
-    streams = {path: stream(path) for path in group}
+    is_accepted = rules_beside(before)
+    tables = [(path, stream(path), list(values), list(accumulate(values.values()))) for path, values in group.items()]
     for _ in range(_MAX_TRIES):
-        drawn = {path: draw_value(streams[path], values) for path, values in group.items()}
-        if is_consistent({**before, **drawn}):
+        drawn = {path: rng.choices(values, cum_weights=sums)[0] for path, rng, values, sums in tables}
+        if is_accepted(drawn):
             return drawn
     raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
 
@@ -229,15 +241,7 @@ def _log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> 
 
 
 def _with_law(rng: Random, column: Column) -> Column:
-    return Column(
-        name=column.name,
-        table=column.table,
-        law=rng.choice(ID_LAWS),
-        vocabulary=column.vocabulary,
-        bag=column.bag,
-        missing=column.missing,
-        weighted=column.weighted,
-    )
+    return replace(column, law=rng.choice(ID_LAWS))
 
 
 def _columns(rng: Random, form: str, *, is_weighted: bool) -> tuple[Column, ...]:

@@ -10,7 +10,7 @@ LEFT   not drawn, with the reason
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from random import Random
 
@@ -19,7 +19,19 @@ from bagpipe.config.rules import RULES, check_config
 from bagpipe.config.sections import Config, Metric
 from bagpipe.schedule.registry import TRAINED_SCHEDULES
 
-__all__ = ["JOB", "LEFT", "MODEL", "SET", "TWIN", "Values", "choices_of", "config_of", "draw_value", "is_consistent"]
+__all__ = [
+    "JOB",
+    "LEFT",
+    "MODEL",
+    "SET",
+    "TWIN",
+    "Values",
+    "choices_of",
+    "config_of",
+    "draw_value",
+    "is_consistent",
+    "rules_beside",
+]
 
 #: Values as written in a flag, with their weights.
 Values = Mapping[str, float]
@@ -303,7 +315,23 @@ def config_of(settings: Mapping[str, str]) -> Config:
 
 def is_consistent(settings: Mapping[str, str]) -> bool:
     """Whether the rules accept values that are in their ranges, as those of the tables are. Faster than `config_of`."""
-    config = _unchecked(settings)
+    return _is_accepted(_unchecked(settings))
+
+
+def rules_beside(settings: Mapping[str, str]) -> Callable[[Mapping[str, str]], bool]:
+    """`is_consistent` of these settings and others. Makes only the sections of the others anew."""
+    fixed = _by_section(settings)
+    sections = {name: section_type(name)(**values) for name, values in fixed.items()}
+
+    def accept(others: Mapping[str, str]) -> bool:
+        drawn = {name: {**fixed.get(name, {}), **values} for name, values in _by_section(others).items()}
+        changed = {name: section_type(name)(**values) for name, values in drawn.items()}
+        return _is_accepted(Config(**{**sections, **changed}))
+
+    return accept
+
+
+def _is_accepted(config: Config) -> bool:
     for place, rule in enumerate(_LATEST_FIRST):
         if rule.problem(config) is not None:
             _LATEST_FIRST.insert(0, _LATEST_FIRST.pop(place))
@@ -312,11 +340,15 @@ def is_consistent(settings: Mapping[str, str]) -> bool:
 
 
 def _unchecked(settings: Mapping[str, str]) -> Config:
+    return Config(**{name: section_type(name)(**values) for name, values in _by_section(settings).items()})
+
+
+def _by_section(settings: Mapping[str, str]) -> dict[str, dict[str, object]]:
     sections: dict[str, dict[str, object]] = {}
     for path, text in settings.items():
         section, _, name = path.partition(".")
         sections.setdefault(section, {})[name] = _value(path, text)
-    return Config(**{name: section_type(name)(**values) for name, values in sections.items()})
+    return sections
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
@@ -16,7 +18,7 @@ from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS
 from tests.harness.fuzz.log_files import SHAPES
 from tests.harness.fuzz.space import JOB, LEFT, MODEL, SET, TWIN, choices_of, config_of
 
-NUM_DRAWS = 600
+NUM_DRAWS = 400
 
 
 @cache
@@ -24,10 +26,20 @@ def drawn() -> tuple[Draw, ...]:
     return tuple(draw(7, number) for number in range(NUM_DRAWS))
 
 
+@cache
+def reached() -> Mapping[str, set[str]]:
+    """All values drawn, by key."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for item in drawn():
+        for twin in item.twins:
+            for path, value in settings_of(item, twin, NOWHERE).items():
+                found[path].add(value)
+    return found
+
+
 def values_of(path: str) -> set[str]:
     """All values drawn of a key."""
-    settings = (settings_of(item, twin, NOWHERE) for item in drawn() for twin in item.twins)
-    return {values[path] for values in settings if path in values}
+    return reached().get(path, set())
 
 
 def test_a_draw_is_a_function_of_seed_and_number() -> None:
