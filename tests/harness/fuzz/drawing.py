@@ -18,19 +18,9 @@ from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
 from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
 from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
-from tests.harness.fuzz.space import (
-    JOB,
-    MODEL,
-    TWIN,
-    Values,
-    choices_of,
-    config_of,
-    draw_value,
-    is_consistent,
-    rules_beside,
-)
+from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value, rules_beside
 
-__all__ = ["STORES", "draw"]
+__all__ = ["STORES", "draw", "draw_log"]
 
 #: Kinds of stores of the harness; jobs can also have their own.
 STORES = ("memory", "server", "servers")
@@ -132,7 +122,7 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         model |= _accepted(stream, _keys_of(model["model.name"], settings), {**settings, **model})
     if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and stream("whole").random() < 0.95:
         settings |= _ONE_STAGE
-    log = _log(stream("log"), settings, model)
+    log = draw_log(stream("log"), settings, model)
     settings |= model | {"data.limit": str(stream("limit").choice([0, 0, 0, max(1, log.num_examples - 3)]))}
     settings |= _by_table(stream("by table"), log, settings) | _loss_weights(stream("loss weights"), model)
     world_size = _world_size(stream("world size"), settings)
@@ -170,8 +160,7 @@ def _accepted(stream: Stream, group: Mapping[str, Values], before: Mapping[str, 
     is_accepted = rules_beside(before)
     tables = [(path, stream(path), list(values), list(accumulate(values.values()))) for path, values in group.items()]
     for _ in range(_MAX_TRIES):
-        drawn = {path: rng.choices(values, cum_weights=sums)[0] for path, rng, values, sums in tables}
-        if is_accepted(drawn):
+        if is_accepted(drawn := {path: rng.choices(names, cum_weights=sums)[0] for path, rng, names, sums in tables}):
             return drawn
     raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
 
@@ -205,7 +194,8 @@ def _world_size(rng: Random, settings: Mapping[str, str]) -> int:
     return world_size if world_size % num_ranks == 0 else 1
 
 
-def _log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> Log:
+def draw_log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> Log:
+    """A log that suits a job's settings and its model."""
     factory = model.get("model.factory", "")
     is_mixed = factory.startswith("tests.system.factory")
     needs_dense = factory.startswith("tests.harness.fuzz.models")
@@ -298,7 +288,7 @@ def _by_table(rng: Random, log: Log, settings: Mapping[str, str]) -> dict[str, s
     drawn = {"optim.rows_by_table": f"{rng.choice(names)}={optimizer}"}
     if rng.random() < 0.5:
         drawn["optim.rows_lr_by_table"] = f"{rng.choice(names)}=0.05"
-    return drawn if is_consistent({**settings, **drawn}) else {}
+    return drawn if rules_beside(settings)(drawn) else {}
 
 
 def _loss_weights(rng: Random, model: Mapping[str, str]) -> dict[str, str]:
@@ -339,11 +329,11 @@ def _twin(
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
     is_whole = world_size == 1 or job["pipeline.processes"] == "1"
     is_shared = is_whole and schedule is not None and schedule.num_pipes > 1
-    if is_shared or not is_consistent({**job, **chunks}):
+    if is_shared or not rules_beside(job)(chunks):
         settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     for paths in _ACTIVATIONS:
         drawn = {path: settings[path] for path in TWIN if path.startswith(("dense.", "pipeline."))}
-        if not is_consistent({**job, **drawn}):
+        if not rules_beside(job)(drawn):
             settings |= {path: _ACTIVATION_DEFAULTS[path] for path in paths}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
@@ -381,7 +371,7 @@ def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: i
         return none
     whole = {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     drawn = {path: settings[path] for path in none}
-    return drawn | whole if is_consistent({**job, **drawn, **whole}) else none
+    return drawn | whole if rules_beside(job)({**drawn, **whole}) else none
 
 
 def _kills(rng: Random, world_size: int, num_batches: int) -> tuple[Kill, ...]:

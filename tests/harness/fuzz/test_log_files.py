@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
 from bagpipe.types.batch import Batch
 from data.loader import open_loader
-from tests.harness.fuzz.draw import Draw
-from tests.harness.fuzz.drawing import draw
+from tests.harness.fuzz.drawing import draw_log
 from tests.harness.fuzz.log import Column, Log, examples
 from tests.harness.fuzz.log_files import NAMED_COLUMNS, SHAPES, tables_of, write_log
 from tests.harness.fuzz.space import config_of
@@ -24,20 +23,25 @@ def read(log: Log, folder: Path) -> tuple[list[Batch], int]:
         return list(loader), loader.skipped_rows()
 
 
-@cache
-def numbered(number: int) -> Draw:
-    return draw(3, number)
+#: What a job tells a log: many examples, bad rows and extreme values among them.
+SETTINGS = {"data.batch_size": "16", "data.epochs": "1", "data.bad_rows": "skip", "run.nonfinite": "skip"}
+MODELS = (
+    {"model.name": "dlrm"},
+    {"model.name": "wide-deep"},
+    {"model.name": "dlrm", "model.factory": "tests.system.factory:build"},
+    {"model.name": "dlrm", "model.factory": "tests.system.staged_models:sequences"},
+)
 
 
-def first_draw(form: str, shape: str) -> Draw:
-    """The first draw with such a log."""
-    draws = map(numbered, range(2000))
-    return next(item for item in draws if (item.log.format, item.log.shape) == (form, shape))
+def first_log(form: str, shape: str) -> Log:
+    """The first log drawn in that form and shape."""
+    logs = (draw_log(Random(number), SETTINGS, MODELS[number % len(MODELS)]) for number in range(2000))
+    return next(log for log in logs if (log.format, log.shape) == (form, shape))
 
 
 @pytest.mark.parametrize(("form", "shape"), [(form, shape) for form in SHAPES for shape in SHAPES[form]])
 def test_every_example_is_read(form: str, shape: str, tmp_path: Path) -> None:
-    log = first_draw(form, shape).log
+    log = first_log(form, shape)
     batches, skipped = read(log, tmp_path)
     assert sum(batch.num_examples for batch in batches) == log.num_examples
     assert skipped == (0 if form == "synthetic" else log.num_bad)
