@@ -45,8 +45,9 @@ suite: setup browser ## the test suite only (ARGS go to pytest)
 	wait $$pid; codes="$$codes $$?"; \
 	for code in $$codes; do [ $$code = 0 ] || [ $$code = 5 ] || exit $$code; done
 
-test-full: test ## all tests: `make test`, then those marked slow, the full products of settings among them
-	$(PYTEST) $(ON_ALL_CORES) --timeout 3600 -o faulthandler_timeout=3900 -m "slow and not gpu" $(ARGS) || [ $$? = 5 ]
+test-full: test ## `make test`, then tests marked slow, full products of settings among them, and twice the random examples
+	$(PYTEST) $(ON_ALL_CORES) --timeout 3600 -o faulthandler_timeout=3900 --hypothesis-profile full \
+	    -m "(slow or hypothesis) and not gpu" $(ARGS) || [ $$? = 5 ]
 
 browser: setup ## a headless browser for the report's test, where the machine has none and npm can fetch one
 	@$(PY) -m tools.make_browser

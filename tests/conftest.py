@@ -17,8 +17,10 @@ from hypothesis import settings
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.store.nodes import ClusterNodes, start_cluster
 
-# The suite is deterministic: its examples come from each test's own seed. `make search` draws new ones.
-settings.register_profile("suite", derandomize=True, deadline=None)
+# The suite is deterministic: its examples come from each test's own seed. `make test-full` has twice as many of each
+# property; `make search` draws new ones.
+settings.register_profile("suite", max_examples=50, derandomize=True, deadline=None)
+settings.register_profile("full", max_examples=100, derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("suite")
 

@@ -6,10 +6,10 @@ from hypothesis import settings
 
 __all__ = ["at_most"]
 
-#: Of hypothesis, and of the suite.
-_USUAL = 100
+#: Of the suite's profile, in `tests/conftest.py`.
+_USUAL = 50
 
 
 def at_most(number: int) -> settings:
-    """A decorator: so many examples in the suite, ten times as many in `make search`, as for other properties."""
+    """A decorator: so many examples in the suite, and in other profiles as many times more as of other properties."""
     return settings(max_examples=max(1, number * settings.default.max_examples // _USUAL))

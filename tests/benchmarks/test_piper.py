@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
@@ -111,7 +111,6 @@ def stage_s(model: PiperInput, stage: frozenset[int], degree: int, d: int, total
     return sum(way.time_s for way in chosen.values()) / d + link_s
 
 
-@settings(max_examples=100)
 @given(inputs())
 def test_the_best_of_all_partitions(model: PiperInput):
     assert least_time(model).time_s == pytest.approx(exhaustive(model), rel=1e-9)

@@ -241,7 +241,7 @@ def mangled(draw: st.DrawFn) -> bytes:
     return bytes(data) * draw(st.integers(1, 2))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(MESSAGES | mangled() | st.binary(max_size=40), max_size=6))
 def test_any_messages_in_any_order(target: Target, messages: list[bytes]) -> None:
     answers, _ = say(target, [hello(job_id="fuzz").SerializeToString(), *messages])
@@ -302,13 +302,13 @@ def test_the_handmade_bytes_are_a_valid_call(target: Target) -> None:
             heard += part
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), opening=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS, GOOD_START]))
 def test_garbage_bytes(target: Target, data: bytes, opening: bytes) -> None:
     throw(target, opening + data)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1), flip=st.none() | st.tuples(st.floats(0, 0.999), st.integers(1, 255)))
 def test_a_truncated_or_modified_call(target: Target, share: float, flip: tuple[float, int] | None) -> None:
     data = bytearray(dialogue(hello(job_id="cut").SerializeToString()) + frame(0, 1, 1, b""))

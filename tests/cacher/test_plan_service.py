@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.client import cacher_pb2 as pb
@@ -304,7 +304,6 @@ MESSAGES = st.one_of(
 ).map(lambda messages: [message.SerializeToString() for message in messages])
 
 
-@settings(max_examples=80, deadline=None)
 @given(parts=st.lists(MESSAGES | st.binary(max_size=40).map(lambda data: [data]), max_size=8))
 def test_any_messages_in_any_order(daemon: Daemon, parts: list[list[bytes]]) -> None:
     first = hello(job_id="fuzz").SerializeToString()

@@ -59,7 +59,7 @@ def test_a_group_that_is_gone_is_refused(tmp_path: Path) -> None:
             GroupReader().read(path, file_version(path), 2, ("a",), start=0, block_rows=8)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_in_a_page_with_a_checksum_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "flipped.parquet"

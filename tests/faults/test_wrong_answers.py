@@ -119,7 +119,7 @@ def test_an_omitted_row_is_not_found(relay: Relay) -> None:
         assert store.read(0, IDS).found.tolist() == [True] * 3 + [False] + [True] * 4
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 200), new=st.binary(max_size=3), length=st.integers(1, 3))
 def test_any_bytes_of_an_answer_replaced(relay: Relay, at: int, new: bytes, length: int) -> None:
     assert answers(relay, lambda answer: answer[:at] + new + answer[at + length :]) in (False, True)

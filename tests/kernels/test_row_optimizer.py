@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -110,7 +110,6 @@ def test_equals_the_reference(name: str, dtype: torch.dtype, tolerance: float) -
     torch.testing.assert_close(records[:, :DIM], weight.detach(), rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(ROW_OPTIMIZERS)),
     st.integers(1, 40),

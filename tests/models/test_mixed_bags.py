@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -92,7 +92,6 @@ def expected(schema: DataSchema, batch: Batch, tables: dict[str, RowTable], name
     return vectors
 
 
-@settings(max_examples=60, deadline=None)
 @given(schema=schemas(), seed=st.integers(0, 99))
 def test_any_mixture_gives_torchs_vectors_table_after_table(schema: DataSchema, seed: int) -> None:
     batch = batch_of(schema, seed)

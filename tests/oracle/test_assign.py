@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
@@ -60,7 +60,6 @@ def test_bounds_follow_the_shares(num_examples: int, shares: list[int], factor: 
     assert share_bounds(num_examples, [factor * share for share in shares]) == bounds
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces(max_batches=5), st.integers(1, 9))
 def test_equal_shares_change_no_byte_of_a_plan(trace: tuple[OracleSpec, list[Batch]], share: int) -> None:
     spec, batches = trace

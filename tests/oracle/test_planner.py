@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import CapacityError, InputError
@@ -178,7 +178,6 @@ def test_a_growing_cache_has_room_for_four_batches_then_for_the_window() -> None
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces())
 def test_plans_are_a_pure_function_of_the_batches(trace: tuple[OracleSpec, list[Batch]]) -> None:
     spec, batches = trace

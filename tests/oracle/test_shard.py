@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
@@ -58,7 +58,6 @@ def narrowed(batch: Batch, features: list[int]) -> Batch:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces() | far_traces(), st.data())
 def test_plans_of_shards_are_those_of_one_process(trace: tuple[OracleSpec, list[Batch]], data: st.DataObject) -> None:
     spec, batches = trace

@@ -61,7 +61,6 @@ def test_nothing_fits():
     assert fastest_splits(SplitModel(model, 2, 4), model.graph.order, 16) is None
 
 
-@settings(max_examples=60)
 @given(linear_models(5, min_size=3), COUNTS)
 def test_no_stage_is_slower_than_by_examples(model: CostModel, count: int):
     chain = ChainSearch(model, (1, 2, 4), count)
@@ -79,7 +78,6 @@ def test_no_stage_is_slower_than_by_examples(model: CostModel, count: int):
             assert memory(costs, work, examples) <= model.cluster.memory_bytes * (1 + 1e-9)
 
 
-@settings(max_examples=60)
 @given(linear_models(5, min_size=3), st.sampled_from([(1,), (1, 2, 4), (2,)]), COUNTS)
 def test_alpas_total_improves_or_stays(model: CostModel, replicas: tuple[int, ...], count: int):
     search = ChainSearch(model, replicas, count)
@@ -89,7 +87,6 @@ def test_alpas_total_improves_or_stays(model: CostModel, replicas: tuple[int, ..
         assert divided.total_s <= plain.total_s * (1 + 1e-12)
 
 
-@settings(max_examples=60)
 @given(linear_models(5, min_size=3), st.integers(2, 4), COUNTS)
 def test_with_slow_messages_all_divide_the_batch(model: CostModel, replicas: int, count: int):
     """A collective per micro-batch costs more than all computation; replication computes more and gains no message."""

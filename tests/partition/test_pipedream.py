@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cluster.network import Network
@@ -44,7 +44,6 @@ def is_hierarchical(layout: Sequence[int], hosts: int, per_host: int) -> bool:
     return False
 
 
-@settings(max_examples=60)
 @given(hosts_of_two(), REPLICAS, st.sampled_from([1, 4]))
 def test_two_levels_are_the_best_of_their_kind(model: CostModel, replicas: tuple[int, ...], count: int):
     chain = ChainSearch(model, replicas, count)
@@ -86,7 +85,6 @@ def all_of_them(model: CostModel, replicas: Sequence[int], count: int) -> list[L
     return all_chains(ChainSearch(CostModel(model.graph, unlimited, model.batch_examples), replicas, count))
 
 
-@settings(max_examples=60)
 @given(uneven(), REPLICAS, st.sampled_from([1, 4]))
 def test_ranges_of_ranks_are_the_best(model: CostModel, replicas: tuple[int, ...], count: int):
     search = RangeSearch(model, replicas, count)
@@ -106,7 +104,6 @@ def test_a_fast_device_gets_more_operators():
     assert [stage.mask.bit_count() for stage in found.best] == [3, 1]
 
 
-@settings(max_examples=60)
 @given(models(6, has_memory=False), REPLICAS, st.sampled_from([(4,), (2, 8)]))
 def test_its_bottleneck_is_at_least_piper_s(model: CostModel, replicas: tuple[int, ...], counts: tuple[int, ...]):
     """Relays only add to it; on a chain there are none, and both are the least."""

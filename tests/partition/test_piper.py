@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.partition.bisect import Layout
@@ -24,7 +24,6 @@ def search_of(model: CostModel, replicas: tuple[int, ...], count: int) -> PiperS
     return PiperSearch(model, replicas, count, sets)
 
 
-@settings(max_examples=60)
 @given(models(7, has_memory=False), REPLICAS, st.sampled_from([1, 4]))
 def test_without_memory_limits_it_is_the_best_of_all(model: CostModel, replicas: tuple[int, ...], count: int):
     found, expected = search_of(model, replicas, count).solve(), best_of_all(model, replicas, [count])

@@ -192,7 +192,6 @@ def _lane(op: str) -> str:
     return next(lane for lane, templates in LOOP.lanes.items() for t in templates if t.op == op)
 
 
-@settings(max_examples=100)
 @given(loops(), st.integers(0, 2**32), st.data())
 def test_errors_in_random_loops_never_hang(
     case: tuple[Loop, dict[str, Callable[[int], int]]], seed: int, data: st.DataObject

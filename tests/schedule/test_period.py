@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
@@ -15,7 +15,6 @@ OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", 
 costs = st.fixed_dictionaries({op: st.integers(0, 9) for op in OPS})
 
 
-@settings(max_examples=60)
 @given(costs)
 def test_deep_enough_prefetch_runs_at_the_pace_of_the_busiest_lane(cost: dict[str, int]) -> None:
     loop = prefetch_loop(prefetch_depth=40, read_ahead=80, write_depth=40)
@@ -23,7 +22,6 @@ def test_deep_enough_prefetch_runs_at_the_pace_of_the_busiest_lane(cost: dict[st
     assert period(loop, lambda t: cost[t.op]).value == max(loads.values())
 
 
-@settings(max_examples=60)
 @given(costs)
 def test_depth_one_serialises_fetch_and_insert(cost: dict[str, int]) -> None:
     loop = prefetch_loop(prefetch_depth=1, read_ahead=80, write_depth=40)
@@ -32,7 +30,6 @@ def test_depth_one_serialises_fetch_and_insert(cost: dict[str, int]) -> None:
     assert period(loop, lambda t: cost[t.op]).value == max(*loads, pace)
 
 
-@settings(max_examples=60)
 @given(costs)
 def test_direct_mode_serialises_everything(cost: dict[str, int]) -> None:
     """Only reading ahead overlaps, and the dense optimizer step, which touches no row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.races.clocks import Clock
@@ -24,7 +24,6 @@ def programs(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     return draw(st.lists(access | wait, max_size=25))
 
 
-@settings(max_examples=60)
 @given(programs())
 def test_races_are_those_of_a_full_record(program: list[tuple[str, int, int, int]]) -> None:
     """Up to the first race; after it, the order of an access is undefined."""

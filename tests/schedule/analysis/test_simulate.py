@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
@@ -82,7 +82,6 @@ def steady(result: Simulation, batches: int) -> float:
 costs = st.fixed_dictionaries({op: st.integers(0, 9) for op in OPS})
 
 
-@settings(max_examples=60)
 @given(costs, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_simulation_settles_at_the_computed_period(
     cost: dict[str, int], depth: int, ahead: int, write: int, direct: bool

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
@@ -37,7 +37,6 @@ def test_a_backward_goes_first() -> None:
 costs = st.floats(0, 4) | st.sampled_from([0.0, 1.0])
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 8), costs, st.data())
 def test_any_costs_give_a_valid_order_within_the_limits(
     ranks: int, micro: int, most: int, latency: float, data: st.DataObject

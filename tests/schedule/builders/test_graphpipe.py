@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.schedule.analysis.check import check
@@ -111,13 +111,11 @@ def stage_graphs(draw: st.DrawFn, *, equal: bool) -> StageGraph:
     return graph(counts, [(names[a], names[b]) for a, b in edges])
 
 
-@settings(max_examples=60)
 @given(stage_graphs(equal=True))
 def test_equal_sizes_reach_the_lower_bound(stages: StageGraph) -> None:
     assert trained(stages).makespan == pytest.approx((stages.microbatches + max(stages.depths) - 1) * 3)
 
 
-@settings(max_examples=60)
 @given(stage_graphs(equal=False))
 def test_limits_do_not_make_an_iteration_longer(stages: StageGraph) -> None:
     result = trained(stages)

@@ -67,7 +67,6 @@ def test_of_1f1b_they_are_meraks_in_whole_micro_batches(ranks: int, per_rank: in
     assert max(kept(program, ones(program), dict(enumerate(published)))) <= kept_ahead + 1
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from([name for name in DENSE_SCHEDULES if name not in ("zb-auto", "1f1b-shifted")]),
     sizes=st.tuples(*[st.integers(1, 30)] * 8),

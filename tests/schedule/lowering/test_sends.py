@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from bagpipe.errors import ScheduleError
@@ -181,7 +181,6 @@ def test_receives_that_cannot_be_deferred(cells: dict[str, str], complaint: str)
         defer_receives(Program(lanes=lanes(**cells)), {"a": 0, "b": 1})
 
 
-@settings(max_examples=60)
 @given(programs())
 def test_lowered_programs_are_valid_and_complete(drawn: tuple[Program, dict[str, int]]) -> None:
     program, home = drawn

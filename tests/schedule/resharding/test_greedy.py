@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cluster.network import Network
@@ -20,7 +20,6 @@ networks = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(sides(), st.integers(0, 40), st.integers(1, 20), networks)
 def test_it_is_never_slower_than_sending_to_all(
     pair: tuple[Layout, Layout], rows: int, columns: int, network: Network

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.cluster.network import Network
@@ -25,7 +25,6 @@ def test_all_pairs_of_layouts_on_one_to_four_ranks_are_exact(before: str, after:
         assert carry_out(send_to_all(source, target, 11, 7))
 
 
-@settings(max_examples=60, deadline=None)
 @given(sides(), st.integers(0, 9), st.integers(1, 6), st.integers(0, 3))
 def test_uneven_and_empty_parts_are_exact(pair: tuple[Layout, Layout], rows: int, columns: int, seed: int) -> None:
     assert carry_out(greedy(*pair, rows, columns, NETWORK, seed=seed))
