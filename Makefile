@@ -31,8 +31,8 @@ check: setup ## ruff, formatting, mypy --strict
 # failed. Exit code 5 of pytest: no test of that part was chosen.
 PYTEST := $(PY) -m pytest
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# Two workers more than cores: their tests wait for servers and processes most of the time.
-WITH_PROCESSES := -n $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 4 )) --dist loadfile --no-loadscope-reorder
+# One worker more than cores: their tests wait for servers and processes. Each worker imports all files of its part.
+WITH_PROCESSES := -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 suite: export PYTHONDONTWRITEBYTECODE = # hundreds of processes import the same files
 suite: setup browser ## the test suite only (ARGS go to pytest)
 	@pure=$$(mktemp); rest=$$(mktemp); \
