@@ -19,8 +19,8 @@ from tests.system.test_exactness import MakeConfig
 
 WORLDS = (1, 2, 4)
 
-#: Ten batches of twelve, and one with fewer examples than micro-batches.
-_EXAMPLES = 125
+#: Five batches of twelve, and one with fewer examples than micro-batches.
+_EXAMPLES = 65
 
 Case = tuple[str, str, str, int]
 
@@ -98,27 +98,27 @@ def test_every_schedule_with_every_model(references: References) -> None:
 def test_every_optimizer(clicks: MakeConfig, rows: str, world_size: int) -> None:
     """Four ranks, two replicas of the pipeline."""
     dense = {"adam": "sgd", "sgd": "adam", "rowwise_adagrad": "adam"}[rows]
-    config = change(clicks("mixed", "deepfm", rows, limit=120), run__dtype="float64", optim__dense=dense)
+    config = change(clicks("mixed", "deepfm", rows, limit=60), run__dtype="float64", optim__dense=dense)
     assert_equal_numbers(run_staged(staged(config, "1f1b", 2), world_size), run_staged(config))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
-    config = change(clicks("mean", "dcnv2"), run__dtype="float64")
+    config = change(clicks("mean", "dcnv2", limit=_EXAMPLES), run__dtype="float64")
     assert_equal_numbers(run_staged(change(config, pipeline__microbatches=4), world_size), run_staged(config))
 
 
 @pytest.mark.parametrize(("schedule", "world_size"), [("1f1b", 2), ("zb-h1", 3), ("chimera", 2)])
 def test_every_rank_can_run_all_stages(clicks: MakeConfig, schedule: str, world_size: int) -> None:
     """A pipeline of one process on each rank, whatever their number."""
-    config = change(clicks("mean", "dcnv2", "adam", limit=100), run__dtype="float64", optim__dense="adam")
+    config = change(clicks("mean", "dcnv2", "adam", limit=64), run__dtype="float64", optim__dense="adam")
     placed = staged(config, schedule, 2, pipeline__processes="1", pipeline__microbatches=4)
     assert_equal_numbers(run_staged(placed, world_size), run_staged(config))
 
 
 def test_locality_assignment_of_examples(clicks: MakeConfig) -> None:
     """Locality assignment is allowed if all ranks read equal parts of a batch, as both ends of two pipes do."""
-    config = change(clicks("mixed", "deepfm", limit=101), run__dtype="float64", cache__rows=300)
+    config = change(clicks("mixed", "deepfm", limit=65), run__dtype="float64", cache__rows=300)
     ours = staged(change(config, cacher__assign="locality"), "chimera", 2)
     assert_equal_numbers(run_staged(ours, 2), run_staged(config))
 
@@ -127,7 +127,7 @@ def test_locality_assignment_of_examples(clicks: MakeConfig) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "chimera", "graph", "zb-h1"])
 def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str, world_size: int) -> None:
     """Some micro-batches are empty, some ranks have no example, and the last batch holds one."""
-    config = change(clicks(batch_size=3, limit=37), run__dtype="float64", optim__dense="adam")
+    config = change(clicks(batch_size=3, limit=19), run__dtype="float64", optim__dense="adam")
     assert_equal_numbers(run_staged(staged(config, schedule, 2), world_size), run_staged(config))
 
 
@@ -140,7 +140,7 @@ def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str
 )
 def test_stages_by_name(clicks: MakeConfig, schedule: str, partition: str) -> None:
     """Edges of the stage graph can lead to lower numbers."""
-    config = change(clicks(), run__dtype="float64")
+    config = change(clicks(limit=_EXAMPLES), run__dtype="float64")
     whole = run_staged(config)
     config = staged(config, schedule, 3, pipeline__partition=partition)
     for world_size in (1, 3):

@@ -37,7 +37,7 @@ def cached(config: Config, num_owners: int = 1) -> list[Config]:
     ],
 )
 def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, num_ranks: int) -> None:
-    config = change(staged(clicks("mixed", "deepfm", limit=100), schedule, num_ranks), cache__rows=0)
+    config = change(staged(clicks("mixed", "deepfm", limit=64), schedule, num_ranks), cache__rows=0)
     here, there = digests_of(config), digests_of(config, num_ranks)
     for other in cached(config):
         assert digests_of(other) == here
@@ -51,7 +51,7 @@ def test_cache_and_placement_change_no_bit(clicks: MakeConfig, schedule: str, nu
 
 @pytest.mark.parametrize("schedule", DIGESTED)
 def test_recomputing_changes_no_bit(clicks: MakeConfig, schedule: str) -> None:
-    config = staged(clicks("ragged", "wide-deep", "adam", limit=100), schedule, 2)
+    config = staged(clicks("ragged", "wide-deep", "adam", limit=64), schedule, 2)
     half = change(config, pipeline__recompute=True, pipeline__recompute_share="0.5", pipeline__activations="host")
     level = change(config, pipeline__recompute=True, pipeline__recompute_share="auto")
     kept = digests_of(config)
@@ -64,7 +64,7 @@ def test_recomputing_changes_no_bit(clicks: MakeConfig, schedule: str) -> None:
 )
 def test_replicas_of_a_pipeline(clicks: MakeConfig, schedule: str, rows: str, dense: str) -> None:
     """Two replicas of two stages give one device's numbers and direct mode's bits."""
-    config = change(clicks("mean", "dcnv2", rows, limit=100), run__dtype="float64", optim__dense=dense)
+    config = change(clicks("mean", "dcnv2", rows, limit=64), run__dtype="float64", optim__dense=dense)
     whole, config = run_staged(config), staged(config, schedule, 2)
     direct = run_staged(change(config, cache__rows=0), 4)
     assert_equal_numbers(direct, whole)
@@ -80,7 +80,7 @@ def test_stages_on_ranks_of_their_own_number(
     clicks: MakeConfig, schedule: str, replicas: str, stage_microbatches: str
 ) -> None:
     """Three stages on four ranks give one process's bits, cached and direct, and the numbers of the whole model."""
-    config = change(clicks("sum", "dlrm", limit=100), run__dtype="float64", optim__dense="adam")
+    config = change(clicks("sum", "dlrm", limit=64), run__dtype="float64", optim__dense="adam")
     whole = run_staged(config)
     planned = {
         "pipeline__stages": 3,
@@ -96,7 +96,7 @@ def test_stages_on_ranks_of_their_own_number(
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> None:
-    config = change(clicks(limit=100), pipeline__microbatches=4, cache__rows=0, optim__dense="adam")
+    config = change(clicks(limit=64), pipeline__microbatches=4, cache__rows=0, optim__dense="adam")
     direct = digests_of(config, world_size)
     for other in cached(config, world_size):
         assert digests_of(other, world_size) == direct
@@ -106,7 +106,7 @@ def test_microbatches_without_stages(clicks: MakeConfig, world_size: int) -> Non
 def test_dropout_depends_only_on_the_example(clicks: MakeConfig, schedule: str) -> None:
     """Dropout depends on the example, not on the placement of the stage, its time, or the number of its runs."""
     factory = "tests.system.staged_models:dropping"
-    config = staged(change(clicks("sum", limit=100), model__factory=factory), schedule, 2)
+    config = staged(change(clicks("sum", limit=64), model__factory=factory), schedule, 2)
     first = digests_of(config)
     assert digests_of(change(config, pipeline__recompute=True, cache__rows=0)) == first
     assert digests_of(change(config, run__seed=1)) != first
@@ -117,7 +117,7 @@ def test_dropout_depends_only_on_the_example(clicks: MakeConfig, schedule: str) 
 @pytest.mark.parametrize("schedule", ["1f1b", "graph", "chimera", "zb-v"])
 def test_two_heads(clicks: MakeConfig, schedule: str) -> None:
     """The loss is the sum of both heads; the numbers equal the whole model's, held-out examples included."""
-    config = change(clicks("sum", limit=100, eval_fraction=0.2), run__dtype="float64")
+    config = change(clicks("sum", limit=64, eval_fraction=0.2), run__dtype="float64")
     config = change(config, model__factory="tests.system.staged_models:two_heads")
     whole, config = run_job(config), staged(config, schedule, 2)
     ours = run_job(config)

@@ -44,7 +44,7 @@ JOBS = [
 
 
 def job(clicks: MakeConfig, schedule: str, model: str, **values: object) -> Config:
-    config = clicks("mixed" if model == "deepfm" else "mean", model, limit=100, eval_fraction=0.1)
+    config = clicks("mixed" if model == "deepfm" else "mean", model, limit=64, eval_fraction=0.1)
     return change(staged(config, schedule, 2, pipeline__microbatches=4), cache__rows=60, **values)
 
 
