@@ -11,14 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Imports a module and prints gRPC's verbosity as it was when `grpc` was imported, which is when its core reads it.
+#: Imports a module up to the import of `grpc`, whose core then reads its verbosity, and prints it.
 _PROGRAM = """
 import importlib, os, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "grpc":
-            print(os.environ.get("GRPC_VERBOSITY"))
+            print(os.environ.get("GRPC_VERBOSITY"), flush=True)
+            os._exit(0)  # no need of the rest
 
 sys.meta_path.insert(0, Finder())
 importlib.import_module(sys.argv[1])

@@ -18,6 +18,7 @@ from bagpipe.checkpoint.mirror import CheckpointMirror
 from tests.checkpoint.samples import three_checkpoints
 from tests.data.files import criteo_lines
 from tests.files.s3_server import Proxy
+from tests.system.programs import run_forked
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
@@ -62,14 +63,14 @@ def test_a_killed_upload_leaves_no_manifest(tmp_path: Path, bucket: str, proxy: 
 
 def train(folder: Path, *flags: str) -> dict[str, Any]:
     result = folder / "result.json"
-    command = [
-        sys.executable, "-m", "trainer", "--config", "trainer/configs/synthetic.toml", "--data.limit", "2000",
-        "--data.batch_size", "100", "--run.dir", str(folder / "run"), "--checkpoint.dir", str(folder / "checkpoints"),
+    arguments = [
+        "--config", "trainer/configs/synthetic.toml", "--data.limit", "2000", "--data.batch_size", "100",
+        "--run.dir", str(folder / "run"), "--checkpoint.dir", str(folder / "checkpoints"),
         "--checkpoint.every", "5", "--model.embedding_dim", "4", "--model.bottom_mlp", "8,4", "--model.top_mlp", "8,1",
         "--result", str(result), *flags,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = run_forked(arguments, folder, dict(os.environ))
+    assert done.code == 0, done.err
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
