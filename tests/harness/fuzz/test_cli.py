@@ -26,19 +26,27 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc, pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
 SEED = 11
-#: Kinds of draws. Of each, the first small one that is not refused is tried.
-KINDS: dict[str, Callable[[Draw], bool]] = {
+#: Others than those in the suite.
+MORE: dict[str, Callable[[Draw], bool]] = {
     "stages": lambda item: item.world_size == 1 and int(dict(item.job)["pipeline.stages"]) > 1,
     "ranks": lambda item: item.world_size == 2,
     "half rows": lambda item: dict(item.job)["cache.dtype"] in ("float16", "bfloat16"),
     "own model": lambda item: "model.factory" in dict(item.job),
     "float64": lambda item: dict(item.job)["run.dtype"] == "float64",
-}
-#: Others, of the full suite.
-MORE: dict[str, Callable[[Draw], bool]] = {
     "ranks of stages": lambda item: item.world_size > 1 and int(dict(item.job)["pipeline.stages"]) > 1,
     "four ranks": lambda item: item.world_size == 4,
     "three kills": lambda item: any(len(twin.kills) == 3 for twin in item.twins),
+}
+
+
+def _of_all(*kinds: str) -> Callable[[Draw], bool]:
+    return lambda item: all(MORE[kind](item) for kind in kinds)
+
+
+#: Kinds of draws in the suite. Of each, the first small one that is not refused is tried.
+KINDS = {
+    "stages with half rows": _of_all("stages", "half rows"),
+    "ranks of an own model in float64": _of_all("ranks", "own model", "float64"),
 }
 COMMAND = 202
 
