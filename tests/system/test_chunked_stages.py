@@ -97,7 +97,7 @@ def test_a_state_of_four_times_the_budget_trains_scores_and_shows_its_moves(clic
 
 
 def test_a_killed_job_resumes_with_other_chunks_and_with_none(clicks: MakeConfig, tmp_path: Path) -> None:
-    config = change(staged(clicks(), "1f1b", 2), **DEEP, pipeline__microbatches=4, optim__dense="adam")
+    config = change(staged(clicks(limit=168), "1f1b", 2), **DEEP, pipeline__microbatches=4, optim__dense="adam")
     for world_size in (1, 2):
         whole = run_staged(config, world_size)
         budget = smallest(config, world_size)
@@ -108,7 +108,7 @@ def test_a_killed_job_resumes_with_other_chunks_and_with_none(clicks: MakeConfig
             {"dense__state": "host"},
         ):
             with pytest.raises(Crash):
-                job.run(crash_at=7)
+                job.run(crash_at=4)
             job.config = change(config, **settings)
         end = job.run()
         assert end.first_batch > 0

@@ -70,7 +70,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.CosineAnnealingLR(optimizer, 40)
 
 
-#: 26 batches. Keys, and the schedulers of rows and dense part.
+#: 16 batches. Keys, and the schedulers of rows and dense part.
 SCHEDULES: dict[str, tuple[dict[str, object], tuple[MakeScheduler | None, MakeScheduler | None]]] = {
     "warm-up and cosine": (
         {"schedule": "cosine", "schedule_length": 40, "warmup_steps": 5, "warmup_start": 0.1},
@@ -91,10 +91,11 @@ SCHEDULES: dict[str, tuple[dict[str, object], tuple[MakeScheduler | None, MakeSc
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_equal_torch_in_a_plain_loop(name: str, optimizer: str, dense: str, clicks: MakeConfig) -> None:
     keys, schedulers = SCHEDULES[name]
-    config = change(clicks("sum", "dlrm", optimizer), run__dtype="float64", optim__dense=dense)
+    job = clicks("sum", "dlrm", optimizer, limit=185)
+    config = change(job, run__dtype="float64", optim__dense=dense)
     config = change(config, **{f"optim__{key}": value for key, value in keys.items()})
     scheduled = check(config, schedulers=schedulers)
-    assert scheduled.digests != run_job(change(clicks("sum", "dlrm", optimizer), run__dtype="float64")).digests
+    assert scheduled.digests != run_job(change(job, run__dtype="float64")).digests
 
 
 def test_a_schedule_by_epochs_equals_torch_in_a_plain_loop(clicks: MakeConfig) -> None:
@@ -172,7 +173,7 @@ DENSE: dict[str, tuple[dict[str, object], Callable[[list[torch.nn.Parameter]], t
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_optimizers_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
     keys, make = DENSE[name]
-    config = change(clicks(limit=200), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
+    config = change(clicks(limit=125), run__dtype="float64", **{f"optim__{key}": value for key, value in keys.items()})
     check(config, make_dense=make)
 
 
@@ -213,7 +214,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_row_optimizers_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
     keys, numbers = ROWS[name]
-    config = change(clicks(limit=200), run__dtype="float64", optim__rows=name)
+    config = change(clicks(limit=125), run__dtype="float64", optim__rows=name)
     config = change(config, **{f"optim__{key}": value for key, value in keys.items()})
     falling = lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / 9))  # noqa: E731
     check(
@@ -239,7 +240,7 @@ class ByTable(torch.optim.Optimizer):
 
 def test_tables_have_their_own_optimizer_and_rate(clicks: MakeConfig) -> None:
     config = change(
-        clicks("mixed", limit=200),
+        clicks("mixed", limit=125),
         run__dtype="float64",
         optim__rows="adam",
         optim__rows_by_table=("items=adam", "topic=ftrl"),
@@ -304,7 +305,7 @@ LOSSES: dict[str, tuple[dict[str, object], Callable[[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_equal_a_plain_loop(name: str, clicks: MakeConfig) -> None:
     keys, loss = LOSSES[name]
-    config = change(clicks(limit=200), run__dtype="float64", **{f"model__{key}": value for key, value in keys.items()})
+    config = change(clicks(limit=125), run__dtype="float64", **{f"model__{key}": value for key, value in keys.items()})
     check(config, loss_of=loss)
 
 

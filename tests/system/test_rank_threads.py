@@ -47,7 +47,7 @@ def test_ranks_equal_one_rank_up_to_summation_order(
 @pytest.mark.parametrize("assign", ["contiguous", "locality"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_cache_and_lookahead_change_no_bit(clicks: MakeConfig, world_size: int, assign: str) -> None:
-    config = change(clicks(), cacher__assign=assign)
+    config = change(clicks(limit=125), cacher__assign=assign)
     reference = run_ranks(direct(config), world_size)
     settings = ((40, 1, 1), (25, 8, 4), (60, 64, 2), (1000, 8, 4))
     for rows, lookahead, depth in settings if world_size == 2 else settings[1:3]:

@@ -86,7 +86,7 @@ def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) 
     ("world_size", "rows"), [(2, 0), (3, None), pytest.param(3, 0, marks=SLOW), pytest.param(2, None, marks=SLOW)]
 )
 def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | None) -> None:
-    config = clicks(optimizer="adam")
+    config = clicks(optimizer="adam", limit=18 * 12)
     rows = largest_batch(config) if rows is None else rows
     config = change(config, cache__rows=rows, optim__dense="adam")
     check(config, tmp_path, [5, 7, 4], world_size=world_size, every=4)
@@ -104,14 +104,17 @@ def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | 
 def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int) -> None:
     """With dropout, which is seeded by batch number."""
     config = change(
-        clicks(), model__factory="tests.system.staged_models:dropping", cache__rows=200, optim__dense="adam"
+        clicks(limit=18 * 12),
+        model__factory="tests.system.staged_models:dropping",
+        cache__rows=200,
+        optim__dense="adam",
     )
     check(staged(config, schedule, 2), tmp_path, [5, 7, 4], every=4, world_size=world_size)
 
 
 def test_dropout_and_running_means(clicks: MakeConfig, tmp_path: Path) -> None:
     """Checkpoints hold the random state and the buffers at the time of the checkpoint."""
-    config = clicks("everything", "factory")
+    config = clicks("everything", "factory", limit=18 * 12)
     config = change(config, model__factory="tests.system.factory:normalised", cache__rows=200)
     check(config, tmp_path, [5, 7, 4], every=2)
 

@@ -67,7 +67,7 @@ def test_a_resumed_job_continues_its_averages(
 ) -> None:
     """Under a byte budget of the dense part before it is resumed, and without one."""
     values = {"pipeline__schedule": "1f1b", "pipeline__stages": 2, "pipeline__microbatches": 4} if stages else {}
-    config = change(clicks(), optim__ema_decay=0.9, **values)
+    config = change(clicks(limit=14 * 12), optim__ema_decay=0.9, **values)
     engines: list[Engine] = []
     whole = recorded(config, tmp_path, every=3, world_size=world_size, prepare=engines.append)
     end = whole.run()
@@ -95,7 +95,7 @@ def test_a_resumed_job_continues_its_averages(
 def test_averages_of_divided_stages(clicks: MakeConfig, tmp_path: Path) -> None:
     """Those of whole ones, resumed on another level."""
     config = change(
-        clicks(),
+        clicks(limit=14 * 12),
         optim__ema_decay=0.9,
         optim__dense="adam",
         pipeline__schedule="1f1b",
