@@ -60,8 +60,8 @@ def run_of(zygote: Zygote, reference: Reference, how: str, kinds: str, seed: int
     ],
 )
 def test_an_exact_job_passes(zygote: Zygote, reference: Reference, kinds: str) -> None:
-    verdicts = [run_of(zygote, reference, "exact", kinds, seed) for seed in range(3)]
-    assert [verdict.problem for verdict in verdicts] == [""] * 3
+    verdicts = [run_of(zygote, reference, "exact", kinds, seed) for seed in range(2)]
+    assert [verdict.problem for verdict in verdicts] == [""] * 2
     assert sum(verdict.num_fired for verdict in verdicts) > 0
 
 
