@@ -54,9 +54,10 @@ def test_the_wheel_holds_the_library_and_the_programs_inside_it(wheel):
         for name in sorted(names):
             if name.endswith(".py"):
                 tree = ast.parse(archive.read(name))
-                wanted = {name.partition(".")[0] for name in imported(tree)}
+                found = imported(tree)
+                wanted = {name.partition(".")[0] for name in found}
                 assert not wanted & set(PROGRAMS), name
-                modules = {item for item in imported(tree) if item.startswith("bagpipe.programs.")}
+                modules = {item for item in found if item.startswith("bagpipe.programs.")}
                 for module in modules:  # a module, or a package
                     path = module.replace(".", "/")
                     assert {f"{path}.py", f"{path}/__init__.py"} & names, module
