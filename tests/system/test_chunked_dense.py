@@ -38,7 +38,7 @@ def same(config: Config, **more: object) -> tuple[JobOutcome, JobOutcome]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_model_of_four_times_the_budget_trains_with_the_same_bits(clicks: MakeConfig, dtype: str) -> None:
-    config = change(clicks(), **DEEP, optim__dense="adam", run__dtype=dtype)
+    config = change(clicks(limit=125), **DEEP, optim__dense="adam", run__dtype=dtype)
     budget = smallest(config)
     plain, _ = same(config, dense__budget_bytes=budget)
     state = sum(value.nbytes for value in plain.dense.values()) * 4
@@ -63,7 +63,7 @@ def test_every_model_keeps_its_bits(clicks: MakeConfig, model: str) -> None:
 
 
 def test_gradients_are_examined_limited_and_scaled_by_chunk(clicks: MakeConfig) -> None:
-    config = change(clicks(), **DEEP, optim__clip_value=1e-3, run__loss_scale=1024, run__nonfinite="skip")
+    config = change(clicks(limit=125), **DEEP, optim__clip_value=1e-3, run__loss_scale=1024, run__nonfinite="skip")
     same(config, dense__budget_bytes=smallest(config))
 
 
@@ -86,21 +86,23 @@ def test_moves_are_traced_and_reported_and_the_copy_thread_ends(clicks: MakeConf
 
 
 def test_state_on_the_host_keeps_the_bits(clicks: MakeConfig) -> None:
-    same(change(clicks(), **DEEP, optim__dense="adam"), dense__state="host")
+    same(change(clicks(limit=125), **DEEP, optim__dense="adam"), dense__state="host")
 
 
 @pytest.mark.parametrize("stages", [{}, {"pipeline__schedule": "1f1b", "pipeline__stages": 2}], ids=["whole", "stages"])
 def test_held_out_examples_are_scored_by_averages_under_the_budget(
     clicks: MakeConfig, stages: dict[str, object]
 ) -> None:
-    config = change(clicks(eval_fraction=0.2), **DEEP, **stages, optim__ema_decay=0.9, optim__ema_evaluate=True)
+    config = change(
+        clicks(limit=125, eval_fraction=0.2), **DEEP, **stages, optim__ema_decay=0.9, optim__ema_evaluate=True
+    )
     plain, budgeted = same(config, dense__budget_bytes=smallest(config))
     assert (budgeted.auc, budgeted.ne) == (plain.auc, plain.ne)
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_keep_the_replicated_bits(clicks: MakeConfig, world_size: int) -> None:
-    config = change(clicks(), **DEEP, optim__dense="adam")
+    config = change(clicks(limit=125), **DEEP, optim__dense="adam")
     plain = run_ranks(config, world_size)
     budgeted = run_ranks(change(config, dense__budget_bytes=smallest(config)), world_size)
     assert (budgeted.dense_digest, budgeted.embedding_digest) == (plain.dense_digest, plain.embedding_digest)
