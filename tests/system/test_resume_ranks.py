@@ -65,10 +65,10 @@ def uninterrupted(*more: str) -> tuple[object, ...]:
 def test_torchrun_restarts_a_job_that_lost_a_rank(
     server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
-    more = [*ENDLESS, "--run.steps", "300"]
+    more = [*ENDLESS, "--run.steps", "160"]
     job = Resumed(folder=tmp_path, namespace=namespace, arguments=["--store.url", server.url, *more])
     with torchrun(job.line("--checkpoint.every", "20"), "--max-restarts=1", forked=tmp_path) as program:
-        writes.wait(8 * 2 * 60)
+        writes.wait(8 * 2 * 40)
         os.kill(ranks_of(program)[-1], signal.SIGKILL)
         done = program.finish()
     assert done.code == 0, done.err
