@@ -62,7 +62,7 @@ def test_a_program_ends_well_on_all_ranks(tmp_path: Path) -> None:
     assert found[0][2] == found[1][2]
 
 
-@pytest.mark.parametrize("mode", ["with a block", "without"])
+@pytest.mark.parametrize("mode", ["without", pytest.param("with a block", marks=pytest.mark.slow)])
 def test_an_error_of_one_rank_ends_the_program(mode: str, tmp_path: Path) -> None:
     done = _run(tmp_path, mode)
     assert done.code == 1
