@@ -31,6 +31,7 @@ from tests.cacher.daemons import Daemon, all_batches, assert_same_batches, confi
 from tests.cacher.test_metrics import scrape
 from tests.lookahead.plan_daemons import plan_daemon
 from tests.lookahead.streams import batch_of, batches_of, expected_parts, plain_part, spec_of
+from tests.store.nodes import await_true
 
 pytestmark = pytest.mark.multiproc
 
@@ -131,7 +132,9 @@ def test_a_stream_that_is_closed_early_frees_its_job(tmp_path: Path) -> None:
                 assert 1 <= found["bagpipe_cacher_planners"] <= MAX_STREAMS_OF_JOB
                 assert found["bagpipe_cacher_batches_planned_total"] >= 5
                 assert found["bagpipe_cacher_plan_seconds_total"] > 0
-                assert found["bagpipe_cacher_batches_sent_total"] >= 5
+                # A batch is counted after it is sent, and so after it may have arrived.
+                await_true(lambda: scrape(port)["bagpipe_cacher_batches_sent_total"] >= 5, "five batches sent")
+                found = scrape(port)
                 assert found["bagpipe_cacher_sent_bytes_total"] > 1000
             while scrape(port)["bagpipe_cacher_planners"]:
                 pass
