@@ -39,7 +39,7 @@ def zygote(imported: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(600)
 def test_chaos_runs_are_exact() -> None:
-    verdicts = list(run_many(range(202, 209), kinds=FAST, jobs={"adagrad", "adam-2"}, programs=ROOT))
+    verdicts = list(run_many(range(202, 206), kinds=FAST, jobs={"adagrad", "adam-2"}, programs=ROOT))
     assert not [verdict for verdict in verdicts if verdict.problem]
     assert {verdict.job for verdict in verdicts} == {"adagrad", "adam-2"}
     assert any(verdict.num_fired for verdict in verdicts)
