@@ -74,7 +74,7 @@ class Indexer:
         self._last_ids = np.array([_ANY_ID if rows is None else rows - 1 for rows in spec.table_rows], dtype=np.uint64)
         self._features = np.array([ref.feature for ref in spec.features], dtype=np.int64)
         tables = [ref.table for ref in spec.features]
-        self._shares_tables = len(set(tables)) < len(tables)
+        self._shared_tables = sorted({table for table in tables if tables.count(table) > 1})
         # Where each table's segments start: those of a table follow each other.
         self._first_segments = np.searchsorted(tables, np.arange(len(spec.table_rows) + 1))
         self._words = np.empty(0, dtype=np.uint64)
@@ -140,11 +140,14 @@ class Indexer:
         if batch.next_use is None:
             raise InputError(f"batch {batch.index} does not tell the next uses that the horizon log needs")
         of_occurrences, _ = self._in_segments(batch, batch.next_use)
-        if not self._shares_tables:  # the last occurrence of a row is in its last example
-            return of_occurrences.take(index.order.take(index.offsets[1:] - 1))
-        if not len(index.unique):
-            return np.empty(0, dtype=np.int32)
-        latest: NDArray[np.int32] = np.maximum.reduceat(of_occurrences.take(index.order), index.offsets[:-1])
+        # The last occurrence of a row is in its last example, except in tables of several features.
+        latest: NDArray[np.int32] = of_occurrences.take(index.order.take(index.offsets[1:] - 1))
+        for table in self._shared_tables:
+            first, end = index.unique.table_offsets[table : table + 2].tolist()
+            if first < end:
+                starts = index.offsets[first:end]
+                occurrences = index.order[starts[0] : index.offsets[end]]
+                latest[first:end] = np.maximum.reduceat(of_occurrences.take(occurrences), starts - starts[0])
         return latest
 
     def is_born(self, batch: Batch, index: BatchIndex) -> NDArray[np.bool_] | None:
