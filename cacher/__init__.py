@@ -8,6 +8,7 @@ jobs that bring their own batches: ids ──> plan_service ──> plan_stream:
 server, security   listener, limits, authentication       service, requests   one stream per rank, checked input
 jobs, run          ranks and runs of every job            planning, planned_phase   plans of one run
 shards, shard_link cachers that index tables for this one shard_service, shard_stream  this one as such a shard
+sharded_phase, ahead   one phase from all shards; a thread that iterates ahead of another
 plan_service, plan_stream, plan_requests                  planners of batches that trainers bring; checked input
 calls, admission   first messages, errors; number of jobs embedded            the daemon of one job
 identity           hashes of files and code               cli, process        the daemon's process

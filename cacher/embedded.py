@@ -39,11 +39,12 @@ class EmbeddedCacher:
         url: its address, once entered.
     """
 
-    def __init__(self, config: Config, *, listen: str = "", secret: str = "") -> None:
+    def __init__(self, config: Config, *, listen: str = "", secret: str = "", in_background: bool = True) -> None:
         self.url = ""
         self._config = config
         self._listen = listen
         self._secret = secret
+        self._in_background = in_background
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = ExitStack()
 
@@ -91,7 +92,8 @@ class EmbeddedCacher:
                     # Only the trainer handles signals to its process group (Ctrl-C).
                     process_group=0,
                 )
-                lower_process_priority(self._process)
+                if self._in_background:
+                    lower_process_priority(self._process)
             finally:
                 os.close(write_end)
             said = ready.read()

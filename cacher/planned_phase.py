@@ -1,6 +1,7 @@
 """`PlannedPhase`: the planned batches of one phase, in the calling thread.
 
-    loader ──Batch──> planner's window (lookahead) ──CachePlan──> PlannedBatch ──for_rank──> RankBatch
+    loader ──Batch──> planner's window (lookahead) ──Decision──> CachePlan ──> PlannedBatch ──for_rank──> RankBatch
+                      with shards: in a thread of its own │ the calling thread
 
 Bad data ends the stream after all batches before it, whatever the lookahead. A batch that cannot fit the cache ends it
 immediately, because the job cannot run as configured. The window of a stream is planned with the batches there are, if
@@ -16,17 +17,24 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from bagpipe.errors import CapacityError, InputError
+from bagpipe.oracle.assembly import Decision
 from bagpipe.oracle.capacity import capacity_error
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan
 from bagpipe.oracle.planner import Planner
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
+from cacher.ahead import Ahead
 from cacher.shard_link import Stopped
-from cacher.shards import ShardedPhase
+from cacher.sharded_phase import ShardedPhase
 from data.loader import LookaheadLoader
 
 __all__ = ["PlannedBatch", "PlannedPhase"]
+
+#: Batches decided before the calling thread asks for them, where there are shards.
+_DECIDED_AHEAD = 2
+#: A decision is a matter of milliseconds; the wait for data or shards ends with `stop`.
+_JOIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,9 +50,11 @@ class PlannedBatch:
     span: PlanSpan
     ids_in_plan: bool = False
 
-    def for_rank(self, rank: int) -> RankBatch:
-        """One rank's part. Each call cuts it out anew."""
-        return RankBatch.of(self.batch, self.plan, rank, self.span, ids_in_plan=self.ids_in_plan)
+    def for_rank(self, rank: int, *, without_ids: bool = False) -> RankBatch:
+        """One rank's part. Each call cuts it out anew. `without_ids`: see `RankBatch.of`."""
+        return RankBatch.of(
+            self.batch, self.plan, rank, self.span, ids_in_plan=self.ids_in_plan, without_ids=without_ids
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +69,22 @@ class _WindowBatch:
     batch: Batch
     read_start_ns: int
     skipped_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Decided:
+    """A batch between its decision and its plan.
+
+    Attributes:
+        waiting: the batch.
+        decision: for it.
+        start_ns, end_ns: when it was decided.
+    """
+
+    waiting: _WindowBatch
+    decision: Decision
+    start_ns: int
+    end_ns: int
 
 
 class PlannedPhase:
@@ -94,7 +120,7 @@ class PlannedPhase:
         self.skipped_rows = 0
         self._loader = loader
         self._first_batch = first_batch
-        self._next_batch = first_batch
+        self._next_batch = self._next_decided = first_batch
         self._max_steps = max_steps
         self._planner = planner
         self._patience_s = patience_s
@@ -102,13 +128,24 @@ class PlannedPhase:
         self._is_stopped = False
         self._data_end: int | None = None  # number of batches in the data
         self._window: deque[_WindowBatch] = deque()
-        self._batches = self._plan_all()
+        self._last_skipped_rows: int | None = None  # once nothing follows
+        self._decided = self._decide_all()
+        self._ahead: Ahead[_Decided] | None = None
 
     def __iter__(self) -> PlannedPhase:
         return self
 
     def __next__(self) -> PlannedBatch:
-        return next(self._batches)
+        if self._shards is not None and self._ahead is None and not self._is_stopped:
+            self._ahead = Ahead(self._decided, depth=_DECIDED_AHEAD, name="cacher-decider")
+            self._ahead.start()
+        try:
+            decided = next(self._ahead or self._decided)
+        except Exception:  # the end, or that of good data
+            if self._last_skipped_rows is not None:
+                self.skipped_rows = self._last_skipped_rows
+            raise
+        return self._planned(decided)
 
     @property
     def end(self) -> int | None:
@@ -119,33 +156,39 @@ class PlannedPhase:
         if self._is_stopped:
             return None
         has_ended = self._data_end is not None and self._next_batch >= self._data_end
-        return self._next_batch if has_ended or self._has_enough() else None
+        has_enough = bool(self._max_steps) and self._next_batch >= self._max_steps
+        return self._next_batch if has_ended or has_enough else None
 
     def stop(self) -> None:
         """Yield nothing more and end as soon as possible. From any thread."""
         self._is_stopped = True
+        if self._ahead is not None:
+            self._ahead.stop()
         self._loader.wake()
         if self._shards is not None:
             self._shards.stop()
 
     def close(self) -> None:
         """Stop reading and planning. Idempotent."""
-        self._batches.close()
+        if self._ahead is not None:
+            self.stop()
+        if self._ahead is None or self._ahead.join(_JOIN_TIMEOUT_S):
+            self._decided.close()
 
-    def _plan_all(self) -> Generator[PlannedBatch, None, None]:
+    def _decide_all(self) -> Generator[_Decided, None, None]:
         if self._is_stopped:
             return
         with self._loader, self._shards or nullcontext():
             if self._has_enough():
-                self.skipped_rows = self._skipped_before_first()
+                self._last_skipped_rows = self._skipped_before_first()
                 return
             error = yield from self._fill()
             while self._window and not self._is_done():
-                yield self._plan()
+                yield self._decide()
             if self._is_done():
                 return
             # Includes those after the last good row.
-            self.skipped_rows = self._loader.skipped_rows()
+            self._last_skipped_rows = self._loader.skipped_rows()
             if error is not None:
                 raise error
 
@@ -156,8 +199,8 @@ class PlannedPhase:
                 break
         return self._loader.skipped_rows()
 
-    def _fill(self) -> Generator[PlannedBatch, None, InputError | None]:
-        """Read and plan while the data lasts. Returns None, or the error of bad data."""
+    def _fill(self) -> Generator[_Decided, None, InputError | None]:
+        """Read and decide while the data lasts. Returns None, or the error of bad data."""
         number = int(self._loader.state()["batch"])  # of the batch that is read next
         while not self._is_done():
             read_start_ns = time.monotonic_ns()
@@ -187,14 +230,14 @@ class PlannedPhase:
             skipped_rows = self._loader.skipped_rows()
             self._window.append(_WindowBatch(batch=batch, read_start_ns=read_start_ns, skipped_rows=skipped_rows))
             if self._planner.is_ready:
-                yield self._plan()
+                yield self._decide()
         return None
 
-    def _plan_while_waiting(self, patience_s: float) -> Generator[PlannedBatch, None, None]:
+    def _plan_while_waiting(self, patience_s: float) -> Generator[_Decided, None, None]:
         """Return when the next batch is there, or the phase is done. Plan those in the window if it takes long."""
         while not self._loader.wait(patience_s) and not self._is_done():
             while self._window and not self._is_done():
-                yield self._plan(more_follow=True)
+                yield self._decide(more_follow=True)
 
     def _completed(self, batch: Batch) -> Batch:
         return batch if self._shards is None else self._shards.complete(batch)
@@ -226,15 +269,22 @@ class PlannedPhase:
         return self._is_stopped or self._has_enough()
 
     def _has_enough(self) -> bool:
-        return bool(self._max_steps) and self._next_batch >= self._max_steps
+        return bool(self._max_steps) and self._next_decided >= self._max_steps
 
-    def _plan(self, *, more_follow: bool = False) -> PlannedBatch:
+    def _decide(self, *, more_follow: bool = False) -> _Decided:
         start_ns = time.monotonic_ns()
-        plan = self._planner.plan(more_follow=more_follow)
+        decision = self._planner.decide(more_follow=more_follow)
         waiting = self._window.popleft()
+        self._next_decided = waiting.batch.index + 1
+        return _Decided(waiting=waiting, decision=decision, start_ns=start_ns, end_ns=time.monotonic_ns())
+
+    def _planned(self, decided: _Decided) -> PlannedBatch:
+        start_ns = time.monotonic_ns()
+        waiting, plan = decided.waiting, decided.decision.plan()
         self._next_batch = plan.batch_index + 1
         self.skipped_rows = waiting.skipped_rows
-        span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=start_ns, plan_end_ns=time.monotonic_ns())
+        end_ns = decided.end_ns + time.monotonic_ns() - start_ns  # without the wait between the threads
+        span = PlanSpan(read_start_ns=waiting.read_start_ns, plan_start_ns=decided.start_ns, plan_end_ns=end_ns)
         return PlannedBatch(
             batch=waiting.batch,
             plan=plan,

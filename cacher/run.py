@@ -268,7 +268,9 @@ class Run:
                 index, ranks = batch.batch.index, self._ranks_in()
                 start_s = time.perf_counter()
                 messages = {
-                    rank: encode_message(self._number, index, batch.for_rank(rank), omit_values=omit_values)
+                    rank: encode_message(
+                        self._number, index, batch.for_rank(rank, without_ids=omit_values), omit_values=omit_values
+                    )
                     for rank in ranks
                 }
                 encode_s = time.perf_counter() - start_s

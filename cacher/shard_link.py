@@ -223,7 +223,6 @@ class ShardLink:
             JobError: the shard is lost.
             Stopped: `stop` was called.
         """
-        start_s = time.perf_counter()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._parts or self._error is not None or self._is_stopped or self._end is not None
@@ -235,12 +234,15 @@ class ShardLink:
                     raise self._error
                 raise JobError(f"{self._shard.name} ended at batch {self._end}, before batch {index} of the data")
             part, call = self._parts.popleft(), self._started
-        self._totals.waited_s += time.perf_counter() - start_s
         if part.indexed.batch_index != index:
             raise JobError(f"{self._shard.name} sent batch {part.indexed.batch_index}, expected {index}")
         if call is not None:
             call.put(ack=pb.IndexAck(watermark=index + 1))
         return part
+
+    def count_wait(self, waited_s: float) -> None:
+        """The planner waited so long for the part taken last; not at all if that is negative."""
+        self._totals.waited_s += max(0.0, waited_s)
 
     def stop(self) -> None:
         """End the stream. Does not wait for the thread. From any thread."""

@@ -1,11 +1,10 @@
-"""`Shards`: the processes that index for this cacher, each some tables. `ShardedPhase`: one phase from all of them.
+"""`Shards`: the processes that index for this cacher, each some tables.
 
-    Shards        cacher.shards = N: starts N cachers on private sockets │ addresses: cachers that others run
-                  checks at the start: reachable, same settings, code and data
-    ShardedPhase  tables ─assign─> shards     a ShardLink each ──parts of batch b──> MergedIndexer ─> planner
+    cacher.shards = N: starts N cachers on private sockets │ addresses: cachers that others run
+    checks at the start: reachable, same settings, code and data          tables ─assign─> shards ─> ShardedPhase
 
-Tables go to shards by their ids in the data's first block, the largest first (`bagpipe.oracle.shard.assign_tables`),
-but for those that `cacher.shard_tables` names. Plans do not depend on it.
+Tables go to shards by their ids in the data's first block (`bagpipe.oracle.shard.assign_tables`), but for those that
+`cacher.shard_tables` names. Plans do not depend on it.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -25,28 +23,24 @@ from numpy.typing import NDArray
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import Address, parse_address
 from bagpipe.client.agreement import settings_of
-from bagpipe.client.codec import values_are_derivable
-from bagpipe.client.index_codec import ShardPart
 from bagpipe.client.link import Credentials, LinkLost
 from bagpipe.config.sections import CacherConfig, Config
 from bagpipe.errors import InputError, JobError
-from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase
-from bagpipe.oracle.shard import MergedIndexer, assign_tables, is_linked, shard_features
-from bagpipe.types.batch import Batch
+from bagpipe.oracle.shard import assign_tables, shard_features
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.types.schema import DataSchema
 from cacher.embedded import EmbeddedCacher
 from cacher.shard_link import IndexCall, Shard, ShardLink, ShardTotals, check_welcome
+from cacher.sharded_phase import MAX_CREDITS, ShardedPhase
 
-__all__ = ["ShardedPhase", "Shards"]
+__all__ = ["Shards"]
 
 #: Batches that a shard is ahead: at least so many, and of small ones so many examples.
-_CREDITS, _CREDIT_EXAMPLES, _MAX_CREDITS = 4, 4_096, 32
+_CREDITS, _CREDIT_EXAMPLES = 4, 4_096
 #: Between attempts to reach a shard at the start.
 _DELAY_S = 0.2
-_JOIN_TIMEOUT_S = 2.0
 
 
 class _RemoteShard:
@@ -91,7 +85,8 @@ class _LocalShard:
                 return
             if self._process is not None:
                 self._process.__exit__()
-            self._process = EmbeddedCacher(self._config)
+            # It works beside this process, not beside a trainer.
+            self._process = EmbeddedCacher(self._config, in_background=False)
             self._process.__enter__()
 
     def stop(self) -> None:
@@ -220,7 +215,7 @@ class Shards:
                 spec=json.dumps(dataclasses.asdict(spec)),
                 tables=[table for table, its in enumerate(shard_of_table) if its == number],
                 next_batch=sharded.first_batch,
-                credits=max(_CREDITS, min(_MAX_CREDITS, -(-_CREDIT_EXAMPLES // size))),
+                credits=max(_CREDITS, min(MAX_CREDITS, -(-_CREDIT_EXAMPLES // size))),
                 with_lengths=sharded.is_narrow,
                 with_examples=number == 0,
             )
@@ -245,96 +240,6 @@ class Shards:
             names[ref.table] = names[ref.table] or self._schema.features[ref.feature].table
         known = {table: self._known[name] for table, name in enumerate(names) if name in self._known}
         return assign_tables(sizes, len(self._shards), known)
-
-
-class ShardedPhase:
-    """One phase from all shards. Usable inside a ``with`` block.
-
-    Attributes:
-        first_batch: the first one that is indexed.
-        is_narrow: the planner's own reader leaves the ids' columns out: lengths and ids come from the shards.
-        indexer: of the batches, for a planner.
-        links: one for each shard.
-    """
-
-    def __init__(
-        self,
-        spec: OracleSpec,
-        shard_of_table: Sequence[int],
-        features: Sequence[Sequence[int]],
-        schema: DataSchema,
-        *,
-        first_batch: int,
-        reader_state: Mapping[str, Any] | None,
-    ) -> None:
-        self._spec = spec
-        self._features = features
-        self._num_features = len(schema.features)
-        is_weighted = any(feature.weighted for feature in schema.features)
-        self.is_narrow = values_are_derivable(spec, self._num_features) and not is_weighted
-        self.indexer = MergedIndexer(spec, shard_of_table, self._indexes)
-        self.first_batch = 0 if self.indexer.learns else first_batch
-        self.links: list[ShardLink] = []
-        self._window = spec.lookahead if is_linked(spec) else 1
-        # States of the reader after the latest batches, for shards that begin anew: (number of the next batch, JSON).
-        self._states: deque[tuple[int, str]] = deque(maxlen=self._window + _MAX_CREDITS)
-        if reader_state is not None:
-            self._note(reader_state)
-        self._parts: tuple[int, list[ShardPart]] = (-1, [])
-
-    def __enter__(self) -> Self:
-        for link in self.links:
-            link.begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        for link in self.links:
-            link.join(_JOIN_TIMEOUT_S)
-
-    def stop(self) -> None:
-        """Wake whoever waits for a shard. From any thread."""
-        for link in self.links:
-            link.stop()
-
-    def position(self, next_batch: int) -> tuple[int, str]:
-        """Where a shard that sends the batches from one on begins: its window's first batch, and a reader's state."""
-        first = max(self.first_batch, next_batch - self._window + 1)
-        states = [text for batch, text in list(self._states) if batch <= first]
-        return first, states[-1] if states else ""
-
-    def complete(self, batch: Batch) -> Batch:
-        """A batch of the narrowed reader with the lengths of all bags. Its ids are zeros: the plan has them.
-
-        Raises:
-            InputError: bad data at this batch, found by a shard.
-            JobError: a shard is lost.
-            Stopped: the phase was stopped.
-        """
-        if batch.reader_state is not None:
-            self._note(batch.reader_state)
-        if not self.is_narrow or batch.index < self.first_batch:
-            return batch
-        lengths = np.zeros((self._num_features, batch.num_examples), dtype=np.int32)
-        for part, features in zip(self._parts_of(batch.index), self._features, strict=True):
-            if part.lengths is None or part.lengths.shape != (len(features), batch.num_examples):
-                raise JobError(f"batch {batch.index}: a shard sent lengths of other bags than were asked for")
-            lengths[list(features)] = part.lengths
-        zeros = np.broadcast_to(np.int64(0), (int(lengths.sum(dtype=np.int64)),))
-        return dataclasses.replace(batch, lengths=lengths, values=zeros)
-
-    def _note(self, state: Mapping[str, Any]) -> None:
-        number = state.get("batch")
-        if type(number) is int:
-            self._states.append((number, json.dumps(state)))
-
-    def _indexes(self, index: int) -> list[IndexedBatch]:
-        return [part.indexed for part in self._parts_of(index)]
-
-    def _parts_of(self, index: int) -> list[ShardPart]:
-        if self._parts[0] != index:
-            self._parts = (index, [link.take(index) for link in self.links])
-        return self._parts[1]
 
 
 def _known_tables(config: CacherConfig, schema: DataSchema, num_shards: int) -> dict[str, int]:

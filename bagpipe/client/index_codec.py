@@ -2,8 +2,8 @@
 
     IndexedBatch, lengths ─> {"batch": 7, "ranks": 8, "counts": […], …} ─> JSON header │ 8-byte aligned LE arrays
 
-The arrays follow in a fixed order; the header gives the number of their elements. The decoder checks that the bytes are
-there and that the arrays fit each other. It does not check what the numbers mean.
+The arrays follow in a fixed order; the header gives the number of their elements. Lengths that are all 1 are left out.
+The decoder checks that the bytes are there and that the arrays fit each other. It does not check what the numbers mean.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class ShardPart:
     Attributes:
         indexed: of its tables; the others have no rows. The examples of its ranks are empty if they were not asked for.
         lengths: int32 ``[num_features, num_examples]`` of its features, if they were asked for; else None.
+        is_one_hot: the lengths are known to be all 1.
     """
 
     indexed: IndexedBatch
     lengths: NDArray[np.int32] | None = None
+    is_one_hot: bool = False
 
 
 def encode_index(part: ShardPart, *, with_examples: bool) -> bytes:
@@ -59,8 +61,9 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> bytes:
         arrays += [indexed.links.back, indexed.links.place]
     if indexed.next_use is not None:
         arrays.append(indexed.next_use)
+    are_ones = lengths is not None and int(lengths.min(initial=1)) == int(lengths.max(initial=1)) == 1
     is_narrow = lengths is not None and int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max
-    if lengths is not None:
+    if lengths is not None and not are_ones:
         arrays.append((lengths.astype(np.uint8) if is_narrow else lengths).reshape(-1))
     header = json.dumps(
         {
@@ -69,6 +72,7 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> bytes:
             "links": indexed.links is not None,
             "next_use": indexed.next_use is not None,
             "lengths": None if lengths is None else lengths.shape,
+            "ones": are_ones,
             "narrow": is_narrow,
             "counts": [array.shape[0] for array in arrays],
         }
@@ -89,14 +93,14 @@ def decode_index(frame: bytes) -> ShardPart:
     header = _header(frame)
     try:
         ranks, has_links, shape = int(header["ranks"]), bool(header["links"]), header["lengths"]
-        has_next_use = bool(header["next_use"])
+        has_next_use, are_ones = bool(header["next_use"]), bool(header["ones"])
         dtypes: list[np.dtype[Any]] = [
             _INT64,
             _INT64,
             *[_INT32] * (5 * ranks if ranks else 3),
             *[_INT32] * (2 * has_links + has_next_use),
         ]
-        if shape is not None:
+        if shape is not None and not are_ones:
             dtypes.append(_BYTE if header["narrow"] else _INT32)
         counts = [int(count) for count in header["counts"]]
         if len(counts) != len(dtypes) or min(counts) < 0:
@@ -111,7 +115,11 @@ def decode_index(frame: bytes) -> ShardPart:
             whole = BatchIndex(unique=unique, inverse=next(arrays), offsets=next(arrays), order=next(arrays))
         links = RowLinks(back=next(arrays), place=next(arrays)) if has_links else None
         next_use = next(arrays) if has_next_use else None
-        lengths = None if shape is None else next(arrays).reshape(shape).astype(np.int32, copy=False)
+        lengths: NDArray[np.int32] | None = None
+        if are_ones:
+            lengths = np.broadcast_to(np.int32(1), shape)
+        elif shape is not None:
+            lengths = next(arrays).reshape(shape).astype(np.int32, copy=False)
         indexed = IndexedBatch(
             batch_index=int(header["batch"]),
             unique=unique,
@@ -125,7 +133,7 @@ def decode_index(frame: bytes) -> ShardPart:
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"malformed index: {error}") from None
     _check(indexed)
-    return ShardPart(indexed=indexed, lengths=lengths)
+    return ShardPart(indexed=indexed, lengths=lengths, is_one_hot=are_ones)
 
 
 def _header(frame: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
-__all__ = ["GlobalRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
+__all__ = ["Decision", "GlobalRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +38,25 @@ class GlobalRows:
     push_now: NDArray[np.bool_]
     pull_now: NDArray[np.bool_]
     owned: tuple[NDArray[np.int64], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """What a planner has decided for a batch. The planner keeps and changes none of it, so any thread can go on.
+
+    Attributes:
+        indexed: the batch.
+        rows: of the batch.
+        owners: by rank.
+    """
+
+    indexed: IndexedBatch
+    rows: GlobalRows
+    owners: tuple[OwnerPlan, ...]
+
+    def plan(self) -> CachePlan:
+        """The plan of the batch, see `assemble`."""
+        return assemble(self.indexed, self.rows, self.owners)
 
 
 def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:

@@ -35,6 +35,7 @@ class IndexedBatch:
         next_use: with the horizon `log`: int32 ``[len(unique)]``, as `Indexer.next_use`; else None.
         is_born: bool ``[len(unique)]``, as `Batch.is_born`; None: rows do not expire.
         expired: rows that are deleted before the batch, in the order of `unique`; None: no row expires here.
+        use_words: the ranks that use each unique row, as `bagpipe.oracle.window.RankCounts.of`, if they were counted.
     """
 
     batch_index: int
@@ -45,6 +46,7 @@ class IndexedBatch:
     next_use: NDArray[np.int32] | None = None
     is_born: NDArray[np.bool_] | None = None
     expired: RowList | None = None
+    use_words: NDArray[np.uint64] | None = None
 
 
 class Indexes(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import Decision, GlobalRows, places_among, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
 from bagpipe.oracle.expired import split_expired, with_expired
 from bagpipe.oracle.handles import DenseHandles, dense_sizes
@@ -70,7 +70,11 @@ class DirectPlanner:
         self._indexer.index(batch)
 
     def plan(self, *, more_follow: bool = False) -> CachePlan:
-        """Plan the oldest batch, whatever follows. IndexError if there is none."""
+        """Plan the oldest batch. See `decide`."""
+        return self.decide(more_follow=more_follow).plan()
+
+    def decide(self, *, more_follow: bool = False) -> Decision:
+        """Decide the plan of the oldest batch, whatever follows. IndexError if there is none."""
         del more_follow  # nothing is known of the next batch
         batch = self._window.popleft()
         unique, num_unique = batch.unique, len(batch.unique)
@@ -122,7 +126,7 @@ class DirectPlanner:
         if batch.expired is not None:
             nowhere = np.full(len(batch.expired), -1, dtype=np.int64)
             plans = with_expired(plans, split_expired(batch.expired, nowhere, self.spec), batch.batch_index)
-        return assemble(batch, rows, plans)
+        return Decision(indexed=batch, rows=rows, owners=plans)
 
     def _evict(self, leaving: _Homes) -> tuple[NDArray[np.int64], ...]:
         """By rank: the positions of its leaving rows. Their slots become free."""

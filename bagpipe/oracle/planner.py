@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
-from bagpipe.oracle.assembly import GlobalRows, assemble, places_among, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import Decision, GlobalRows, places_among, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER
@@ -164,7 +164,11 @@ class Planner:
         return self._indexer.num_unique(batch)
 
     def plan(self, *, more_follow: bool = False) -> CachePlan:
-        """Remove the oldest batch from the window and plan it. IndexError if the window is empty.
+        """Remove the oldest batch from the window and plan it. See `decide`."""
+        return self.decide(more_follow=more_follow).plan()
+
+    def decide(self, *, more_follow: bool = False) -> Decision:
+        """Remove the oldest batch from the window and decide all of its plan. IndexError if the window is empty.
 
         Args:
             more_follow: batches can follow those in a window that is not full: they have not arrived.
@@ -197,7 +201,7 @@ class Planner:
             self._slot_state.idle_key[slots] = indexed.next_use
         if dropped is not None:
             owners = with_expired(owners, dropped, now)
-        return assemble(indexed, self._describe(now, slots, missing, next_use), owners)
+        return Decision(indexed=indexed, rows=self._describe(now, slots, missing, next_use), owners=owners)
 
     def _drop(self, expired: RowList) -> tuple[ExpiredOfRank, ...]:
         """Empty the slots of rows that expired. By rank: those that it deletes, and their slots."""
@@ -215,6 +219,8 @@ class Planner:
 
     def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""
+        if indexed.use_words is not None:
+            return indexed.use_words.copy()  # the window adds to them
         return self._rank_counts.of([rank_index.rows for rank_index in indexed.rank_indexes], len(indexed.unique))
 
     def _expect(self, slots: NDArray[np.int64], batch_index: int) -> None:

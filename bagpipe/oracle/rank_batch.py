@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
@@ -51,15 +54,27 @@ class RankBatch:
 
     @classmethod
     def of(
-        cls, batch: Batch, plan: CachePlan, rank: int, span: PlanSpan = UNTIMED, *, ids_in_plan: bool = False
+        cls,
+        batch: Batch,
+        plan: CachePlan,
+        rank: int,
+        span: PlanSpan = UNTIMED,
+        *,
+        ids_in_plan: bool = False,
+        without_ids: bool = False,
     ) -> RankBatch:
         """One rank's part of a global batch and its plan.
 
         Args:
             ids_in_plan: the batch's ids are not in it; the plan has all of them, in their order.
+            without_ids: leave them out: they are zeros. Allowed if the plan has all of them, in their order.
         """
         consumer = plan.consumers[rank]
-        values = consumer.unique.ids.take(consumer.inverse) if ids_in_plan else None
+        values: NDArray[np.int64] | None = None
+        if without_ids:
+            values = np.broadcast_to(np.int64(0), consumer.inverse.shape)
+        elif ids_in_plan:
+            values = consumer.unique.ids.take(consumer.inverse)
         part = batch
         if plan.examples:
             part = batch.select(plan.examples[rank], values=values)

@@ -26,6 +26,7 @@ from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.links import LinkFinder, RowLinks
 from bagpipe.oracle.plan import FeatureRef, OracleSpec, RowList
 from bagpipe.oracle.rank_index import RankIndex, split_index
+from bagpipe.oracle.window import RankCounts
 from bagpipe.types.batch import Batch
 
 __all__ = ["MergedIndexer", "ShardIndexer", "ShardMerger", "assign_tables", "is_linked", "shard_features", "shard_spec"]
@@ -33,17 +34,49 @@ __all__ = ["MergedIndexer", "ShardIndexer", "ShardMerger", "assign_tables", "is_
 _Number = TypeVar("_Number", np.int32, np.int64)
 
 
+#: The largest shard of neighbouring tables may have so much more than that of any tables.
+_NEIGHBOURS_SLACK = 1.1
+
+
 def assign_tables(sizes: Sequence[float], num_shards: int, known: Mapping[int, int] | None = None) -> tuple[int, ...]:
-    """By table, its shard: the largest table first, to the shard with least so far (Graham's LPT rule).
+    """By table, its shard: neighbouring tables to one shard where that is as even, which makes joining cheap.
+
+    Else the largest table goes first, to the shard with least so far (Graham's LPT rule).
 
     Args:
         sizes: by table, its ids in a batch.
-        num_shards: at least 1.
+        num_shards: at least 1, at most as many as there are tables.
         known: shards of tables that are assigned already.
     """
+    shards, largest = _largest_first(sizes, num_shards, known or {})
+    if known or not largest:
+        return shards
+    neighbours = _neighbours(sizes, num_shards, largest * _NEIGHBOURS_SLACK)
+    return shards if neighbours is None else neighbours
+
+
+def _neighbours(sizes: Sequence[float], num_shards: int, most: float) -> tuple[int, ...] | None:
+    """By table, its shard, which ascends; none has more than `most`. None: there is no such assignment."""
+    fair = sum(sizes) / num_shards
+    for bound in (fair, (fair + most) / 2, most):
+        shards, load, shard = [], 0.0, 0
+        for table, size in enumerate(sizes):
+            is_needed = len(sizes) - table <= num_shards - 1 - shard  # every shard gets a table
+            if table and (is_needed or load + size > bound) and shard + 1 < num_shards:
+                shard, load = shard + 1, 0.0
+            shards.append(shard)
+            load += size
+            if load > most:
+                break
+        else:
+            return tuple(shards)
+    return None
+
+
+def _largest_first(sizes: Sequence[float], num_shards: int, known: Mapping[int, int]) -> tuple[tuple[int, ...], float]:
+    """By table, its shard; and how much the largest shard has."""
     loads, counts = [0.0] * num_shards, [0] * num_shards
     shards = [0] * len(sizes)
-    known = known or {}
     for table in sorted(range(len(sizes)), key=lambda table: (table not in known, -sizes[table])):
         shard = (
             known[table] if table in known else min(range(num_shards), key=lambda shard: (loads[shard], counts[shard]))
@@ -51,7 +84,7 @@ def assign_tables(sizes: Sequence[float], num_shards: int, known: Mapping[int, i
         shards[table] = shard
         loads[shard] += sizes[table]
         counts[shard] += 1
-    return tuple(shards)
+    return tuple(shards), max(loads)
 
 
 def is_linked(spec: OracleSpec) -> bool:
@@ -137,10 +170,12 @@ class ShardMerger:
     """Joins the shards' indexes of a batch.
 
     Args:
+        spec: of the plans.
         shard_of_table: by table, its shard.
     """
 
-    def __init__(self, shard_of_table: Sequence[int]) -> None:
+    def __init__(self, spec: OracleSpec, shard_of_table: Sequence[int]) -> None:
+        self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead) if spec.num_slots else None
         borders = [
             table for table in range(1, len(shard_of_table)) if shard_of_table[table] != shard_of_table[table - 1]
         ]
@@ -153,8 +188,13 @@ class ShardMerger:
 
     def merge(self, parts: Sequence[IndexedBatch]) -> IndexedBatch:
         """The index of the whole batch; `parts` by shard, of the same batch."""
-        if len(parts) == 1:
-            return parts[0]
+        merged = parts[0] if len(parts) == 1 else self._merge(parts)
+        if self._rank_counts is None or not merged.rank_indexes:
+            return merged
+        rows_of_ranks = [rank_index.rows for rank_index in merged.rank_indexes]
+        return dataclasses.replace(merged, use_words=self._rank_counts.of(rows_of_ranks, len(merged.unique)))
+
+    def _merge(self, parts: Sequence[IndexedBatch]) -> IndexedBatch:
         rows_of_shards = [part.unique.table_offsets.tolist() for part in parts]
         # By run, its rows in the shard.
         spans = [(rows_of_shards[run.shard][run.first], rows_of_shards[run.shard][run.end]) for run in self._runs]
@@ -250,16 +290,12 @@ class MergedIndexer:
 
     Args:
         spec: of the plans.
-        shard_of_table: by table, its shard.
-        results: the shards' indexes of a batch, by its number; asked for in order, once each.
+        merged: what `ShardMerger` made of the shards' indexes of a batch, by its number; asked for in order, once each.
     """
 
-    def __init__(
-        self, spec: OracleSpec, shard_of_table: Sequence[int], results: Callable[[int], Sequence[IndexedBatch]]
-    ) -> None:
+    def __init__(self, spec: OracleSpec, merged: Callable[[int], IndexedBatch]) -> None:
         self._spec = spec
-        self._merger = ShardMerger(shard_of_table)
-        self._results = results
+        self._merged = merged
         assigner = ASSIGNERS[spec.assign](spec) if spec.world_size > 1 else None
         self._assigner = assigner if assigner is not None and assigner.learns else None
         self._latest: IndexedBatch | None = None
@@ -276,7 +312,7 @@ class MergedIndexer:
     def index(self, batch: Batch) -> IndexedBatch:
         """See `BatchIndexer.index`. The batch indexed last, or the one after it."""
         if self._latest is None or self._latest.batch_index != batch.index:
-            self._latest = self._split(batch, self._merger.merge(self._results(batch.index)))
+            self._latest = self._split(batch, self._merged(batch.index))
         return self._latest
 
     def _split(self, batch: Batch, indexed: IndexedBatch) -> IndexedBatch:

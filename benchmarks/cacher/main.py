@@ -133,7 +133,8 @@ def _plan(cell: Cell) -> Rate:
             num_ids, num_bytes, start_s, start_cpu_s = 0, 0, time.perf_counter(), time.process_time()
         num_ids += batch.batch.values.size
         for rank in range(cell.ranks):
-            num_bytes += len(encode_message(0, batch.batch.index, batch.for_rank(rank), omit_values=omit_values))
+            rank_batch = batch.for_rank(rank, without_ids=omit_values)
+            num_bytes += len(encode_message(0, batch.batch.index, rank_batch, omit_values=omit_values))
         if batch.batch.index == cell.warmup + cell.measured - 1:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s

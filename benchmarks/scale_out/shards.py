@@ -20,7 +20,7 @@ import numpy as np
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner
-from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables
+from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, ShardMerger, assign_tables
 from bagpipe.types.batch import Batch
 from benchmarks.scale.planning import array_bytes, batches
 from benchmarks.scale.points import Point
@@ -64,7 +64,8 @@ def measure_shards(point: Point, num_shards: int, num_batches: int) -> ShardCost
     features = [[table for table, its in enumerate(shard_of_table) if its == shard] for shard in range(num_shards)]
     shards = [ShardIndexer(spec, own, own) for own in features]
     parts: list[IndexedBatch] = []
-    planner = Planner(spec, MergedIndexer(spec, shard_of_table, lambda _: parts))
+    merger = ShardMerger(spec, shard_of_table)
+    planner = Planner(spec, MergedIndexer(spec, lambda _: merger.merge(parts)))
     whole = Planner(spec)
     costs: list[tuple[float, float, float, float]] = []
     shard_mb, plan_mb = 0.0, 0.0

@@ -17,7 +17,14 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches, plans_of
-from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, assign_tables, is_linked, shard_features
+from bagpipe.oracle.shard import (
+    MergedIndexer,
+    ShardIndexer,
+    ShardMerger,
+    assign_tables,
+    is_linked,
+    shard_features,
+)
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces
 from tests.oracle.plan_bytes import as_bytes
@@ -38,10 +45,12 @@ def sharded_planner(
         features = list(shard_features(spec, tables))
         shards.append((ShardIndexer(spec, tables, features), features))
 
-    def results(number: int) -> list[IndexedBatch]:
-        return [shard.index(narrowed(batches[number], features)) for shard, features in shards]
+    merger = ShardMerger(spec, shard_of_table)
 
-    return make_planner(spec, MergedIndexer(spec, shard_of_table, results))
+    def merged(number: int) -> IndexedBatch:
+        return merger.merge([shard.index(narrowed(batches[number], features)) for shard, features in shards])
+
+    return make_planner(spec, MergedIndexer(spec, merged))
 
 
 def narrowed(batch: Batch, features: list[int]) -> Batch:
@@ -126,12 +135,15 @@ def test_an_id_outside_its_table_has_the_tables_number() -> None:
     ("sizes", "num_shards", "expected"),
     [
         ([5, 1, 1, 1, 1, 1], 2, (0, 1, 1, 1, 1, 1)),
-        ([1, 1, 1, 1], 2, (0, 1, 0, 1)),
+        ([1, 1, 1, 1], 2, (0, 0, 1, 1)),
+        ([1, 1, 1, 1, 1], 2, (0, 0, 1, 1, 1)),
+        ([9, 1, 9, 1], 2, (0, 0, 1, 1)),
+        ([5, 5, 1, 4, 1], 2, (0, 1, 1, 0, 1)),
         ([0, 0, 0], 3, (0, 1, 2)),
         ([3, 2, 2], 1, (0, 0, 0)),
     ],
 )
-def test_the_largest_table_goes_first_to_the_emptiest_shard(
+def test_neighbouring_tables_share_a_shard_where_that_is_as_even(
     sizes: list[float], num_shards: int, expected: tuple[int, ...]
 ) -> None:
     assert assign_tables(sizes, num_shards) == expected

@@ -1,0 +1,166 @@
+"""`ShardedPhase`: one phase of a cacher from all of its shards.
+
+ShardLink of each shard ──parts of batch b──> a thread: ShardMerger ──two batches ahead──> MergedIndexer ─> planner
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from bagpipe.client.codec import values_are_derivable
+from bagpipe.client.index_codec import ShardPart
+from bagpipe.errors import JobError
+from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.shard import MergedIndexer, ShardMerger, is_linked
+from bagpipe.types.batch import Batch
+from bagpipe.types.schema import DataSchema
+from cacher.ahead import Ahead
+from cacher.shard_link import ShardLink, Stopped
+
+__all__ = ["MAX_CREDITS", "ShardedPhase"]
+
+#: Batches that a shard is ahead, at most.
+MAX_CREDITS = 32
+_JOIN_TIMEOUT_S = 2.0
+#: Batches joined before the planner asks for them.
+_JOINED_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Joined:
+    """A batch from all shards.
+
+    Attributes:
+        parts: by shard.
+        indexed: joined.
+        waits: by shard, when the wait for its part began and ended, in seconds of `time.perf_counter`.
+    """
+
+    parts: Sequence[ShardPart]
+    indexed: IndexedBatch
+    waits: Sequence[tuple[float, float]]
+
+
+class ShardedPhase:
+    """One phase from all shards. Usable inside a ``with`` block.
+
+    Attributes:
+        first_batch: the first one that is indexed.
+        is_narrow: the planner's own reader leaves the ids' columns out: lengths and ids come from the shards.
+        indexer: of the batches, for a planner.
+        links: one for each shard.
+    """
+
+    def __init__(
+        self,
+        spec: OracleSpec,
+        shard_of_table: Sequence[int],
+        features: Sequence[Sequence[int]],
+        schema: DataSchema,
+        *,
+        first_batch: int,
+        reader_state: Mapping[str, Any] | None,
+    ) -> None:
+        self._spec = spec
+        self._features = features
+        self._num_features = len(schema.features)
+        is_weighted = any(feature.weighted for feature in schema.features)
+        self.is_narrow = values_are_derivable(spec, self._num_features) and not is_weighted
+        self.indexer = MergedIndexer(spec, lambda index: self._joined_of(index).indexed)
+        self.first_batch = 0 if self.indexer.learns else first_batch
+        self.links: list[ShardLink] = []
+        self._window = spec.lookahead if is_linked(spec) else 1
+        # States of the reader after the latest batches, for shards that begin anew: (number of the next batch, JSON).
+        self._states: deque[tuple[int, str]] = deque(maxlen=self._window + MAX_CREDITS)
+        if reader_state is not None:
+            self._note(reader_state)
+        self._merger = ShardMerger(spec, shard_of_table)
+        self._ahead = Ahead(self._join_all(), depth=_JOINED_AHEAD, name="cacher-joiner")
+        self._latest: _Joined | None = None
+
+    def __enter__(self) -> Self:
+        for link in self.links:
+            link.begin()
+        self._ahead.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._ahead.join(_JOIN_TIMEOUT_S)
+        for link in self.links:
+            link.join(_JOIN_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Wake whoever waits for a shard. From any thread."""
+        self._ahead.stop()
+        for link in self.links:
+            link.stop()
+
+    def position(self, next_batch: int) -> tuple[int, str]:
+        """Where a shard that sends the batches from one on begins: its window's first batch, and a reader's state."""
+        first = max(self.first_batch, next_batch - self._window + 1)
+        states = [text for batch, text in list(self._states) if batch <= first]
+        return first, states[-1] if states else ""
+
+    def complete(self, batch: Batch) -> Batch:
+        """A batch of the narrowed reader with the lengths of all bags. Its ids are zeros: the plan has them.
+
+        Raises:
+            InputError: bad data at this batch, found by a shard.
+            JobError: a shard is lost.
+            Stopped: the phase was stopped.
+        """
+        if batch.reader_state is not None:
+            self._note(batch.reader_state)
+        if not self.is_narrow or batch.index < self.first_batch:
+            return batch
+        parts, shape = self._joined_of(batch.index).parts, (self._num_features, batch.num_examples)
+        for part, features in zip(parts, self._features, strict=True):
+            if part.lengths is None or part.lengths.shape != (len(features), batch.num_examples):
+                raise JobError(f"batch {batch.index}: a shard sent lengths of other bags than were asked for")
+        if all(part.is_one_hot for part in parts):
+            lengths = np.broadcast_to(np.int32(1), shape)
+        else:
+            lengths = np.empty(shape, dtype=np.int32)
+            for part, features in zip(parts, self._features, strict=True):
+                assert part.lengths is not None, "checked"
+                lengths[list(features)] = part.lengths
+        zeros = np.broadcast_to(np.int64(0), (int(lengths.sum(dtype=np.int64)),))
+        return dataclasses.replace(batch, lengths=lengths, values=zeros)
+
+    def _note(self, state: Mapping[str, Any]) -> None:
+        number = state.get("batch")
+        if type(number) is int:
+            self._states.append((number, json.dumps(state)))
+
+    def _join_all(self) -> Iterator[_Joined]:
+        """In a thread of its own: all batches, joined."""
+        for index in itertools.count(self.first_batch):
+            parts, waits = [], []
+            for link in self.links:
+                start_s = time.perf_counter()
+                parts.append(link.take(index))
+                waits.append((start_s, time.perf_counter()))
+            yield _Joined(parts=parts, indexed=self._merger.merge([part.indexed for part in parts]), waits=waits)
+
+    def _joined_of(self, index: int) -> _Joined:
+        """A batch, the one asked for last or the next one. Waits for it."""
+        if self._latest is None or self._latest.indexed.batch_index != index:
+            start_s = time.perf_counter()
+            self._latest = next(self._ahead, None)
+            end_s = time.perf_counter()
+            if self._latest is None:
+                raise Stopped
+            for link, (waited_s, came_s) in zip(self.links, self._latest.waits, strict=True):
+                link.count_wait(min(came_s, end_s) - max(waited_s, start_s))
+        return self._latest
