@@ -102,7 +102,8 @@ class PlannedData:
         sharded = None
         if self.shards is not None:
             sharded = self.shards.phase(phase, spec, first_batch=first_batch, reader_state=reader_state)
-        planner = make_planner(spec, None if sharded is None else sharded.indexer)
+        indexer, window = (None, None) if sharded is None else (sharded.indexer, sharded.window)
+        planner = make_planner(spec, indexer, window)
         if sharded is not None and sharded.is_narrow:
             source = narrowed(source, (), dense=True)
         loader = self._loader(phase, first_batch, None if planner.learns else reader_state, source)

@@ -28,7 +28,7 @@ from bagpipe.errors import CapacityError, InputError, JobError
 from bagpipe.types.batch_identity import BatchIdentity
 from bagpipe.util.documents import parse_json
 
-__all__ = ["IndexCall", "Shard", "ShardLink", "ShardTotals", "Stopped", "check_welcome"]
+__all__ = ["IndexCall", "Shard", "ShardEnded", "ShardLink", "ShardTotals", "Stopped", "check_welcome"]
 
 _ERRORS: Mapping[str, type[Exception]] = {"InputError": InputError, "CapacityError": CapacityError}
 
@@ -40,6 +40,10 @@ _MAX_LOSSES = 3
 
 class Stopped(Exception):
     """The phase was stopped."""
+
+
+class ShardEnded(JobError):
+    """The data ended before a batch that was asked for."""
 
 
 class Shard(Protocol):
@@ -220,6 +224,7 @@ class ShardLink:
 
         Raises:
             InputError: bad data at this batch.
+            ShardEnded: there is no such batch.
             JobError: the shard is lost.
             Stopped: `stop` was called.
         """
@@ -232,7 +237,7 @@ class ShardLink:
             if not self._parts:
                 if self._error is not None:
                     raise self._error
-                raise JobError(f"{self._shard.name} ended at batch {self._end}, before batch {index} of the data")
+                raise ShardEnded(f"{self._shard.name} ended at batch {self._end}, before batch {index} of the data")
             part, call = self._parts.popleft(), self._started
         if part.indexed.batch_index != index:
             raise JobError(f"{self._shard.name} sent batch {part.indexed.batch_index}, expected {index}")

@@ -1,6 +1,7 @@
 """`ShardedPhase`: one phase of a cacher from all of its shards.
 
-ShardLink of each shard ──parts of batch b──> a thread: ShardMerger ──two batches ahead──> MergedIndexer ─> planner
+ShardLink of each shard ──parts of batch b──> a thread: ShardMerger, WindowAhead
+                                                ──two batches ahead──> MergedIndexer, SteppedWindow ─> planner
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from bagpipe.client.codec import values_are_derivable
 from bagpipe.client.index_codec import ShardPart
 from bagpipe.errors import JobError
 from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.shard import MergedIndexer, ShardMerger, is_linked
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 from cacher.ahead import Ahead
-from cacher.shard_link import ShardLink, Stopped
+from cacher.shard_link import ShardEnded, ShardLink, Stopped
 
 __all__ = ["MAX_CREDITS", "ShardedPhase"]
 
@@ -44,11 +46,13 @@ class _Joined:
         parts: by shard.
         indexed: joined.
         waits: by shard, when the wait for its part began and ended, in seconds of `time.perf_counter`.
+        step: of the window; None: the planner runs it.
     """
 
     parts: Sequence[ShardPart]
     indexed: IndexedBatch
     waits: Sequence[tuple[float, float]]
+    step: WindowStep | None
 
 
 class ShardedPhase:
@@ -57,7 +61,7 @@ class ShardedPhase:
     Attributes:
         first_batch: the first one that is indexed.
         is_narrow: the planner's own reader leaves the ids' columns out: lengths and ids come from the shards.
-        indexer: of the batches, for a planner.
+        indexer, window: of the batches, for a planner; no window: it runs its own.
         links: one for each shard.
     """
 
@@ -85,7 +89,14 @@ class ShardedPhase:
         if reader_state is not None:
             self._note(reader_state)
         self._merger = ShardMerger(spec, shard_of_table)
-        self._ahead = Ahead(self._join_all(), depth=_JOINED_AHEAD, name="cacher-joiner")
+        # A step is made while `_JOINED_AHEAD` wait and one is handed over.
+        has_window = spec.num_slots > 0 and not self.indexer.learns and spec.lookahead > _JOINED_AHEAD + 1
+        self._steps = WindowAhead(spec) if has_window else None
+        self.window: SteppedWindow | None = None
+        if self._steps is not None:
+            self.window = SteppedWindow(self._steps, step=self._step_of, left=self._next_left)
+        self._left: deque[LeftBatch] = deque()
+        self._ahead: Ahead[_Joined | LeftBatch] = Ahead(self._join_all(), depth=_JOINED_AHEAD, name="cacher-joiner")
         self._latest: _Joined | None = None
 
     def __enter__(self) -> Self:
@@ -143,24 +154,51 @@ class ShardedPhase:
         if type(number) is int:
             self._states.append((number, json.dumps(state)))
 
-    def _join_all(self) -> Iterator[_Joined]:
-        """In a thread of its own: all batches, joined."""
-        for index in itertools.count(self.first_batch):
-            parts, waits = [], []
-            for link in self.links:
-                start_s = time.perf_counter()
-                parts.append(link.take(index))
-                waits.append((start_s, time.perf_counter()))
-            yield _Joined(parts=parts, indexed=self._merger.merge([part.indexed for part in parts]), waits=waits)
+    def _join_all(self) -> Iterator[_Joined | LeftBatch]:
+        """In a thread of its own: all batches, joined; then those that are left in the window."""
+        try:
+            for index in itertools.count(self.first_batch):
+                parts, waits = [], []
+                for link in self.links:
+                    start_s = time.perf_counter()
+                    parts.append(link.take(index))
+                    waits.append((start_s, time.perf_counter()))
+                indexed = self._merger.merge([part.indexed for part in parts])
+                step = None if self._steps is None else self._steps.step(indexed)
+                yield _Joined(parts=parts, indexed=indexed, waits=waits, step=step)
+        except ShardEnded as error:
+            if self._steps is not None:
+                for _ in range(len(self._steps)):
+                    yield self._steps.leave()
+            raise error
 
     def _joined_of(self, index: int) -> _Joined:
         """A batch, the one asked for last or the next one. Waits for it."""
         if self._latest is None or self._latest.indexed.batch_index != index:
             start_s = time.perf_counter()
-            self._latest = next(self._ahead, None)
+            joined = next(self._ahead, None)
+            while isinstance(joined, LeftBatch):  # the shards' data has ended: their error follows
+                joined = next(self._ahead, None)
             end_s = time.perf_counter()
-            if self._latest is None:
+            if joined is None:
                 raise Stopped
-            for link, (waited_s, came_s) in zip(self.links, self._latest.waits, strict=True):
+            for link, (waited_s, came_s) in zip(self.links, joined.waits, strict=True):
                 link.count_wait(min(came_s, end_s) - max(waited_s, start_s))
+            self._left += () if joined.step is None else joined.step.left
+            self._latest = joined
         return self._latest
+
+    def _step_of(self, index: int) -> WindowStep:
+        """The step of the window with a batch."""
+        step = self._joined_of(index).step
+        assert step is not None, "there is a window"
+        return step
+
+    def _next_left(self) -> LeftBatch:
+        """The next batch that leaves the window. Waits for it where no batch enters any more."""
+        if self._left:
+            return self._left.popleft()
+        left = next(self._ahead, None)
+        if not isinstance(left, LeftBatch):
+            raise Stopped
+        return left

@@ -12,25 +12,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
-from bagpipe.oracle.assembly import Decision, GlobalRows, places_among, positions_by_rank, select_rows
-from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch, Indexes
+from bagpipe.oracle.assembly import Decision, GlobalRows, positions_by_rank, select_rows
+from bagpipe.oracle.batch_indexer import BatchIndexer, Indexes
+from bagpipe.oracle.batch_window import BatchWindow, OldestBatch, RowsHeld, Window
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.expired import ExpiredOfRank, empty_slots, split_expired, with_expired
-from bagpipe.oracle.handles import DenseHandles, make_handles
-from bagpipe.oracle.links import LinkedHandles
+from bagpipe.oracle.handles import make_handles
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.resident_set import ResidentSet, SlotState
 from bagpipe.oracle.spec_check import check_spec
-from bagpipe.oracle.window import NextUses, RankCounts, UnseenUses
+from bagpipe.oracle.window import RankCounts, UnseenUses
 from bagpipe.types.batch import Batch
 
 __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
@@ -39,30 +38,23 @@ __all__ = ["Planner", "make_planner", "plan_batches", "plans_of"]
 GROWN_BATCHES = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _WindowBatch:
-    indexed: IndexedBatch
-    handles: NDArray[np.int64]
-
-
 class Planner:
     """Plans the caches of all ranks from a window of batches. `spec.num_slots` must be at least 1.
 
     Args:
         spec: what to plan for.
         indexer: of the batches; None: they are indexed here.
+        window: of the batches; None: it runs here.
     """
 
-    def __init__(self, spec: OracleSpec, indexer: Indexes | None = None) -> None:
+    def __init__(self, spec: OracleSpec, indexer: Indexes | None = None, window: Window | None = None) -> None:
         self.spec = spec
         self._indexer = BatchIndexer(spec) if indexer is None else indexer
-        self._window: deque[_WindowBatch] = deque()
-        self._handles = make_handles(spec.table_rows)
-        self._linked: LinkedHandles | None = None  # made with the first links
-        # By handle. Use counts by rank matter only with several ranks.
-        num_handles, many = self._handles.num_handles, spec.world_size > 1
+        self._window: Window = BatchWindow(spec, make_handles(spec.table_rows)) if window is None else window
+        self._handles = self._window.handles
         self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead)
-        self._next_uses = NextUses(num_handles, num_count_words=self._rank_counts.num_words if many else 0)
+        # By handle.
+        num_handles, many = self._window.num_handles, spec.world_size > 1
         self._slot_of_handle = np.full(num_handles, -1, dtype=np.int32)
         self._evicted_at = np.full(num_handles, NO_BATCH, dtype=np.int32)
         # By slot.
@@ -70,7 +62,7 @@ class Planner:
         self._slot_state = SlotState.empty(num_slots)
         self._clock = LrfuClock(0 if spec.grows else spec.num_slots * spec.world_size)
         self._largest = 0  # unique rows of a batch pushed so far
-        self._latest_rows: RowList | None = None  # of the batch pushed last
+        self._rows = RowsHeld(spec)
         self._unseen, self._is_blind = UnseenUses(spec.lookahead), False
         self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
         self._used_slots = np.empty(0, dtype=np.int64)
@@ -104,29 +96,16 @@ class Planner:
         """
         indexed = self._indexer.index(batch)
         num_unique, num_slots = len(indexed.unique), self.spec.num_slots * self.spec.world_size
-        num_held = self._num_held(indexed)
+        num_held = self._rows.num_held(indexed)
         if num_unique + num_held > num_slots:
             raise self._no_room(batch, num_unique, num_held)
         self._largest = max(self._largest, num_unique)
-        handles = self._handles_of(indexed)
-        self._latest_rows = indexed.unique
-        if self._handles.num_handles > self._slot_of_handle.shape[0]:
-            self._grow(self._handles.num_handles)
-        counts = self._count_uses(indexed) if indexed.rank_indexes else None
-        slots = self._slot_of_handle.take(self._next_uses.enter(handles, batch.index, counts))
+        self._rows.add(indexed)
+        new = self._window.enter(indexed)
+        if self._window.num_handles > self._slot_of_handle.shape[0]:
+            self._grow(self._window.num_handles)
+        slots = self._slot_of_handle.take(new)
         self._expect(slots[slots >= 0].astype(np.int64), batch.index)
-        self._window.append(_WindowBatch(indexed, handles))
-
-    def _handles_of(self, indexed: IndexedBatch) -> NDArray[np.int64]:
-        """Handles of the unique rows, int64 ``[len(unique)]``; allocated where missing."""
-        if indexed.links is None or isinstance(self._handles, DenseHandles):
-            return self._handles.lookup_or_add(indexed.unique)
-        if self._linked is None:
-            spec = self.spec
-            self._linked = LinkedHandles(self._handles, num_tables=len(spec.table_rows), lookahead=spec.lookahead)
-        now = indexed.batch_index
-        start = self._window[0].indexed.batch_index if self._window else now
-        return self._linked.lookup_or_add(indexed.unique, indexed.links, now, window_start=start)
 
     def num_held(self, batch: Batch) -> int:
         """Rows of the batch pushed last that a batch which is not added does not use, if they are held; else 0.
@@ -134,12 +113,7 @@ class Planner:
         Raises:
             InputError: an id outside its table.
         """
-        return self._num_held(self._indexer.index(batch)) if self.spec.rows_delay else 0
-
-    def _num_held(self, indexed: IndexedBatch) -> int:
-        if not self.spec.rows_delay or self._latest_rows is None:
-            return 0
-        return len(self._latest_rows) - int(np.count_nonzero(places_among(self._latest_rows, indexed.unique) >= 0))
+        return self._rows.num_held(self._indexer.index(batch)) if self.spec.rows_delay else 0
 
     def _no_room(self, batch: Batch, num_unique: int, num_held: int) -> CapacityError:
         size, of = self.spec.num_slots * self.spec.world_size, self.spec
@@ -173,19 +147,19 @@ class Planner:
         Args:
             more_follow: batches can follow those in a window that is not full: they have not arrived.
         """
-        batch = self._window.popleft()
+        batch = self._window.oldest()
         indexed, handles, now = batch.indexed, batch.handles, batch.indexed.batch_index
-        self._unseen.plan(now, self._window[-1].indexed.batch_index if self._window else now)
+        self._unseen.plan(now, batch.last_index)
         # With a window of one batch the next batch is unknown, so any row can be in it.
-        self._is_blind = self.spec.lookahead == 1 or (more_follow and not self._window)
+        self._is_blind = self.spec.lookahead == 1 or (more_follow and len(self._window) == 1)
         dropped = None if indexed.expired is None else self._drop(indexed.expired)
         slots = self._slot_of_handle.take(handles).astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
             self._reserve()
         used = self._by_rank(slots.take(np.flatnonzero(slots >= 0)))
-        misses_of_ranks = self._place(batch, missing, used)
-        next_use = self._next_uses.leave(handles)
+        misses_of_ranks = self._place(missing, used)
+        next_use = self._window.leave()
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
         fetch_new[missing], scores = self._handles.admit(handles.take(missing))
         if indexed.is_born is not None:
@@ -217,12 +191,6 @@ class Planner:
             resident_set.grow(rows)
         self._clock.grow(sum(resident_set.num_rows for resident_set in self._resident_sets))
 
-    def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
-        """uint64 ``[U, num_words]``: the ranks that use each unique row."""
-        if indexed.use_words is not None:
-            return indexed.use_words.copy()  # the window adds to them
-        return self._rank_counts.of([rank_index.rows for rank_index in indexed.rank_indexes], len(indexed.unique))
-
     def _expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
         self._slot_state.next_use[slots] = batch_index
@@ -237,15 +205,12 @@ class Planner:
         local = slots - owners * np.int64(self.spec.slots_per_rank)
         return tuple(local.take(positions) for positions in positions_by_rank(owners, self.spec.world_size))
 
-    def _place(
-        self, batch: _WindowBatch, missing: NDArray[np.int64], used: tuple[NDArray[np.int64], ...]
-    ) -> tuple[NDArray[np.int64], ...]:
+    def _place(self, missing: NDArray[np.int64], used: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], ...]:
         """By rank: the missing rows it will own, ascending positions among the unique rows. `used`: see `_by_rank`."""
         world_size = self.spec.world_size
         if world_size == 1:
             return (missing,)
-        words = self._next_uses.later_counts(batch.handles, missing)
-        words += self._count_uses(batch.indexed).take(missing, axis=0)
+        words = self._window.uses_of(missing)
         load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
         room = self.spec.num_slots - np.array([own.shape[0] for own in used])
         if self.spec.rows_delay:
@@ -256,7 +221,7 @@ class Planner:
 
     def _fill(
         self,
-        batch: _WindowBatch,
+        batch: OldestBatch,
         slots: NDArray[np.int64],
         used: tuple[NDArray[np.int64], ...],
         misses_of_ranks: tuple[NDArray[np.int64], ...],
@@ -314,7 +279,7 @@ class Planner:
         self._evicted_at[handles[remembered]] = now
         if self.spec.horizon == "window":
             self._handles.remember(handles, self._slot_state.idle_key.take(slots), counts)
-        self._handles.release(handles[~remembered])
+        self._window.release(handles[~remembered])
         slots %= self.spec.slots_per_rank
         ends = np.cumsum(counts).tolist()
         return [
@@ -354,23 +319,25 @@ class Planner:
         )
 
     def _grow(self, num_handles: int) -> None:
-        self._next_uses.grow(num_handles)
         self._slot_of_handle = _grown(self._slot_of_handle, num_handles, -1)
         self._evicted_at = _grown(self._evicted_at, num_handles, NO_BATCH)
 
 
-def make_planner(spec: OracleSpec, indexer: Indexes | None = None) -> Planner | DirectPlanner:
+def make_planner(
+    spec: OracleSpec, indexer: Indexes | None = None, window: Window | None = None
+) -> Planner | DirectPlanner:
     """The planner for a spec: direct mode if it has no slots.
 
     Args:
         spec: what to plan for.
         indexer: of the batches; None: the planner indexes them.
+        window: of the batches; None: the planner runs it. Direct mode has none.
 
     Raises:
         InputError: see `check_spec`.
     """
     check_spec(spec)
-    return Planner(spec, indexer) if spec.num_slots else DirectPlanner(spec, indexer)
+    return Planner(spec, indexer, window) if spec.num_slots else DirectPlanner(spec, indexer)
 
 
 def plan_batches(batches: Iterable[Batch], spec: OracleSpec) -> Iterator[tuple[Batch, CachePlan]]:

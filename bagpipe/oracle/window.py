@@ -125,6 +125,11 @@ class NextUses:
         later: NDArray[np.uint64] = self._counts.take(latest, axis=0) - self._counts.take(entries, axis=0)
         return later
 
+    def are_in_window(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool ``[len(handles)]``: whether a batch in the window uses each row."""
+        used: NDArray[np.bool_] = self._entry_of_handle.take(handles) >= 0
+        return used
+
     def grow(self, num_handles: int) -> None:
         entries = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
         entries[: self._entry_of_handle.shape[0]] = self._entry_of_handle
