@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -129,10 +130,11 @@ class IndexStream:
                     continue
                 lengths = np.ascontiguousarray(batch.lengths) if task.with_lengths else None
                 frame = encode_index(ShardPart(indexed=indexed, lengths=lengths), with_examples=task.with_examples)
+                num_bytes = sum(map(len, frame))
                 busy_s, waited_s = time.thread_time() - start_s, self._wait_for_credit(batch.index)
                 number = batch.index + 1
                 self._post(self._part(batch.index, frame, busy_s, waited_s), number)
-                self._counters.add(batches_indexed=1, index_s=busy_s, bytes_indexed=len(frame))
+                self._counters.add(batches_indexed=1, index_s=busy_s, bytes_indexed=num_bytes)
         self._post(pb.IndexReply(end=pb.IndexEnd(next_batch=number)), number)
 
     def _wait_for_credit(self, index: int) -> float:
@@ -142,18 +144,18 @@ class IndexStream:
             self._changed.wait_for(lambda: self._is_closed or index < self._watermark + self._task.credits)
         return time.perf_counter() - start_s
 
-    def _part(self, index: int, frame: bytes, busy_s: float, waited_s: float) -> pb.IndexReply:
+    def _part(self, index: int, frame: Sequence[bytes | memoryview], busy_s: float, waited_s: float) -> pb.IndexReply:
         part = pb.IndexPart(
             index=index, busy_ns=round(busy_s * 1e9), waited_ns=round(waited_s * 1e9), rss_bytes=resident_bytes()
         )
-        start = None
-        if self._ring is not None and len(frame) >= MIN_SHARED_BYTES:
+        start, num_bytes = None, sum(map(len, frame))
+        if self._ring is not None and num_bytes >= MIN_SHARED_BYTES:
             with self._changed:  # the ring is closed only after `close`
-                start = None if self._is_closed else self._ring.put(frame)
+                start = None if self._is_closed else self._ring.put(*frame)
         if start is None:
-            part.payload = frame
+            part.payload = b"".join(frame)
         else:
-            part.shared.CopyFrom(pb.Shared(start=start, num_bytes=len(frame)))
+            part.shared.CopyFrom(pb.Shared(start=start, num_bytes=num_bytes))
         return pb.IndexReply(part=part)
 
     def _post(self, message: pb.IndexReply, sent: int) -> None:

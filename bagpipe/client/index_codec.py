@@ -48,8 +48,12 @@ class ShardPart:
     is_one_hot: bool = False
 
 
-def encode_index(part: ShardPart, *, with_examples: bool) -> bytes:
-    """The frame of a shard's index. `with_examples`: with the examples of each rank."""
+def encode_index(part: ShardPart, *, with_examples: bool) -> list[bytes | memoryview]:
+    """The frame of a shard's index as pieces of bytes to join. Arrays are not copied.
+
+    Args:
+        with_examples: with the examples of each rank.
+    """
     indexed, lengths = part.indexed, part.lengths
     arrays: list[NDArray[Any]] = [indexed.unique.table_offsets, indexed.unique.ids]
     if indexed.whole is not None:
@@ -81,7 +85,7 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> bytes:
     parts.append(_padding(_PREFIX.size + len(header)))
     for array in arrays:
         parts += (np.ascontiguousarray(array).view(np.uint8).data, _padding(array.nbytes))
-    return b"".join(parts)
+    return [each for each in parts if len(each)]
 
 
 def decode_index(frame: bytes) -> ShardPart:

@@ -1,6 +1,6 @@
 """Large messages from a cacher to a trainer on the same host, through a file in memory instead of a socket.
 
-    cacher   RingWriter.put ──pwrite──> file: nonce │ number of bytes taken │ ring ──pread──> RingReader.take   trainer
+    cacher   RingWriter.put ──pwritev─> file: nonce │ number of bytes taken │ ring ──pread──> RingReader.take   trainer
              `Shared(start, num_bytes)` ───────────────────── stream ─────────────────────>
 
 The file has no name. The trainer opens it as a descriptor of the cacher's process. It uses a file with these seals and
@@ -32,6 +32,8 @@ _NONCE_BYTES = 16
 _TAKEN_AT = _NONCE_BYTES
 _COUNT_BYTES = 8
 _MAX_COUNT = 1 << 62
+#: Parts that one call writes, at most (IOV_MAX of Linux).
+_MAX_PARTS = 1024
 #: Where the ring begins.
 _RING_AT = 64
 #: Of the file, so that its size stays. Only files in memory have seals, and others in memory have other ones.
@@ -105,8 +107,11 @@ class RingWriter(_OpenFile):
         """For the reader."""
         return SharedFile(pid=os.getpid(), fd=self._fd, num_bytes=self._num_bytes, nonce=self._nonce)
 
-    def put(self, message: bytes) -> int | None:
+    def put(self, *parts: bytes | memoryview) -> int | None:
         """Write a message. Returns where it starts, counted in bytes put before; None if there is no room or memory.
+
+        Args:
+            parts: of the message, bytes that follow each other.
 
         Raises:
             ValueError: the reader says that it has taken more than was put.
@@ -115,14 +120,17 @@ class RingWriter(_OpenFile):
         if taken > self._put:
             raise ValueError(f"{taken} bytes taken from shared memory, where {self._put} were put")
         taken = max(taken, self._free_to)
-        start, num_bytes, is_empty = self._put, len(message), taken == self._put
+        start, num_bytes, is_empty = self._put, sum(map(len, parts)), taken == self._put
         if is_empty or start % self._num_bytes + num_bytes > self._num_bytes:
             start += -start % self._num_bytes  # at the ring's beginning: in one piece, and in the processor's cache
         free_to = start if is_empty else taken
         if start + num_bytes - free_to > self._num_bytes:
             return None
+        num_written = 0
         try:
-            num_written = os.pwrite(self._fd, message, _RING_AT + start % self._num_bytes)
+            for first in range(0, len(parts), _MAX_PARTS):
+                some = parts[first : first + _MAX_PARTS]
+                num_written += os.pwritev(self._fd, some, _RING_AT + start % self._num_bytes + num_written)
         except OSError:  # no memory: not even for the first page
             return None
         if num_written < num_bytes:

@@ -42,7 +42,11 @@ SETTINGS = (
 #: With shards: ranks, ids of a feature in an example, raw ids.
 SHARDED: tuple[Setting, ...] = ((8, 1, False), (8, 1, True), (8, 8, False))
 
-SHARD_COLUMNS = ("wall_ms", "serial_ms", "busiest_shard_ms", "from_shards_mb", "to_ranks_mb", "shard_rss_mb")
+
+SHARD_COLUMNS = (
+    "wall_ms", "records_ms", "decide_ms", "join_ms", "busiest_shard_ms", "all_ms", "from_shards_mb", "to_ranks_mb",
+    "shard_rss_mb",
+)  # fmt: skip
 
 
 def zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
@@ -167,6 +171,7 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
                             setting,
                             num_shards=num_shards,
                             batch_size=size,
+                            num_batches=options.sharded_batches,
                             lookahead=min(options.lookahead, options.sharded_batches // 4),
                             cache_rows=options.cache_rows,
                         )
@@ -188,7 +193,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lookahead", type=int, default=200)
     parser.add_argument("--cache-rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=200, help="measured batches")
-    parser.add_argument("--sharded-batches", type=int, default=60, help="batches of a phase planned with shards")
+    parser.add_argument("--sharded-batches", type=int, default=120, help="batches of a phase planned with shards")
     parser.add_argument("--rounds", type=int, default=3, help="alternate runs with and without shards")
 
 
@@ -210,23 +215,17 @@ def _shard_table(values: Values) -> str:
                 name: statistics.median(
                     r[name] for r in found if (r["ranks"], r["hotness"], r["ids"], r["shards"]) == (*key, shards)
                 )
-                for name in (
-                    "wall_ms",
-                    "serial_ms",
-                    "busiest_shard_ms",
-                    "from_shards_mb",
-                    "to_ranks_mb",
-                    "shard_rss_mb",
-                )
+                for name in SHARD_COLUMNS
             }
             for shards in (0, 2)
         )
+        one_ms = one["records_ms"]
         rows.append(
             (
                 *key,
                 round(one["wall_ms"] / two["wall_ms"], 2),
-                round(two["serial_ms"] / one["serial_ms"], 2),
-                round(two["busiest_shard_ms"] / one["serial_ms"], 2),
+                *(round(two[name] / one_ms, 2) for name in ("decide_ms", "records_ms", "join_ms", "busiest_shard_ms")),
+                round(two["all_ms"] / one["all_ms"], 2),
                 round(two["from_shards_mb"], 1),
                 round(two["to_ranks_mb"], 1),
                 round(two["shard_rss_mb"]),
@@ -234,8 +233,8 @@ def _shard_table(values: Values) -> str:
         )
     return table(
         (
-            "ranks", "ids of a feature", "ids", "one / 2 shards", "cacher's share", "a shard's share",
-            "MB from shards", "MB to ranks", "MB a shard",
+            "ranks", "ids of a feature", "ids", "one / 2 shards", "decisions", "records", "joining", "a shard",
+            "all processors", "MB from shards", "MB to ranks", "MB a shard",
         ),
         rows,
     )  # fmt: skip
@@ -268,7 +267,7 @@ BENCHMARK = Benchmark(
         "lookahead": 8,
         "cache_rows": 20_000,
         "batches": 10,
-        "sharded_batches": 12,
+        "sharded_batches": 32,
         "rounds": 1,
     },
 )

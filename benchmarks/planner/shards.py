@@ -6,9 +6,10 @@ files of one day ─> PlannedData (with Shards) ─> plans ─> every rank's mes
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,13 @@ from cacher.shards import Shards
 from data.criteo_skew import CRITEO_KAGGLE_ROWS
 
 __all__ = ["Setting", "log_files", "measure_phase"]
+
+#: The first batch measured: the allocator has its arrays.
+_FIRST = 10
+#: Batches that shards and reader can be ahead.
+_SHARDS_AHEAD = 12
+#: The thread that writes the records, and without shards does all the rest; the process.
+_RECORDS, _PROCESS = "records", "process"
 
 #: Ranks, ids of a feature in an example, raw ids.
 Setting = tuple[int, int, bool]
@@ -49,15 +57,23 @@ def log_files(
 
 
 def measure_phase(
-    folder: Path, setting: Setting, *, num_shards: int, batch_size: int, lookahead: int, cache_rows: int
+    folder: Path,
+    setting: Setting,
+    *,
+    num_shards: int,
+    batch_size: int,
+    num_batches: int,
+    lookahead: int,
+    cache_rows: int,
 ) -> dict[str, float]:
-    """Means over the batches after the first five, in ms and MB a batch.
+    """Means in ms and MB a batch, over the batches from `_FIRST` on for which others enter the window.
 
     Args:
         folder: from `log_files`.
         setting: see `Setting`.
         num_shards: 0: one process.
         batch_size, lookahead: of the plans.
+        num_batches: in the folder.
         cache_rows: of all ranks together.
     """
     ranks, _, is_raw = setting
@@ -82,28 +98,48 @@ def measure_phase(
         lookahead=lookahead,
         world_size=ranks,
     )
+    end = num_batches - lookahead - _SHARDS_AHEAD
     with ExitStack() as stack:
         data = PlannedData(job.data, 0)
         if num_shards:
             shards = Shards(job, data.schema, data.identity, data.ids_by_feature())
             data.shards = stack.enter_context(shards)
         count = num_bytes = 0
-        starts = (0.0, 0.0, 0.0)
-        for batch in data.phase("train", spec):
-            if count == 5:
-                starts = (time.perf_counter(), time.thread_time(), time.process_time())
-            for rank in range(ranks):
-                num_bytes += len(encode_message(0, 0, batch.for_rank(rank, without_ids=True), omit_values=True))
-            count += 1
-        ends = (time.perf_counter(), time.thread_time(), time.process_time())
-        wall_s, serial_s, process_s = ((end - start) / (count - 5) for start, end in zip(starts, ends, strict=True))
+        start, start_s = _thread_s(), time.perf_counter()
+        with closing(data.phase("train", spec)) as batches:
+            for batch in batches:
+                if count == _FIRST:
+                    start, start_s = _thread_s(), time.perf_counter()
+                if count == end:
+                    break
+                for rank in range(ranks):
+                    rank_batch = batch.for_rank(rank, without_ids=True)
+                    num_bytes += len(encode_message(0, 0, rank_batch, omit_values=True))
+                count += 1
+            wall_s, threads_s = time.perf_counter() - start_s, _thread_s()
+        per_batch = 1e3 / (count - _FIRST)
+        thread_ms = {name: (end_s - start.get(name, 0.0)) * per_batch for name, end_s in threads_s.items()}
         totals = data.shards.totals if data.shards is not None else ()
+        shards_ms = [total.busy_s / total.batches * 1e3 for total in totals]
         return {
-            "wall_ms": wall_s * 1e3,
-            "serial_ms": serial_s * 1e3,
-            "process_ms": process_s * 1e3,
-            "busiest_shard_ms": max((total.busy_s / total.batches * 1e3 for total in totals), default=0.0),
+            "wall_ms": wall_s * per_batch,
+            "records_ms": thread_ms[_RECORDS],
+            "decide_ms": thread_ms.get("cacher-decider", 0.0),
+            "join_ms": thread_ms.get("cacher-joiner", 0.0),
+            "cacher_ms": thread_ms[_PROCESS],
+            "busiest_shard_ms": max(shards_ms, default=0.0),
+            "all_ms": thread_ms[_PROCESS] + sum(shards_ms),
             "from_shards_mb": sum(total.num_bytes / total.batches for total in totals) / 1e6,
             "to_ranks_mb": num_bytes / count / 1e6,
             "shard_rss_mb": max((total.rss_bytes / 1e6 for total in totals), default=0.0),
         }
+
+
+def _thread_s() -> dict[str, float]:
+    """Processor seconds of each thread of this process by its name, and of all."""
+    clocks = {
+        _RECORDS if thread is threading.main_thread() else thread.name: time.pthread_getcpuclockid(thread.ident)
+        for thread in threading.enumerate()
+        if thread.ident is not None
+    }
+    return {**{name: time.clock_gettime(clock) for name, clock in clocks.items()}, _PROCESS: time.process_time()}

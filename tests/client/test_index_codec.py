@@ -34,21 +34,26 @@ def part_of(world_size: int, most: int = 2) -> ShardPart:
 @pytest.mark.parametrize("most", [2, 300])
 def test_a_part_survives(world_size: int, most: int) -> None:
     part = part_of(world_size, most)
-    found = decode_index(encode_index(part, with_examples=True))
+    found = decode_index(b"".join(encode_index(part, with_examples=True)))
     assert repr(found) == repr(part)
     told = dataclasses.replace(part.indexed, next_use=np.arange(len(part.indexed.unique), dtype=np.int32))
     told_part = dataclasses.replace(part, indexed=told)
-    assert repr(decode_index(encode_index(told_part, with_examples=True))) == repr(told_part)
+    assert repr(decode_index(b"".join(encode_index(told_part, with_examples=True)))) == repr(told_part)
     assert part.indexed.links is not None
     assert part.indexed.links.back.tolist() == [1, 1, 1, 1]
-    bare = decode_index(encode_index(ShardPart(indexed=part.indexed), with_examples=False))
+    ones = decode_index(
+        b"".join(encode_index(dataclasses.replace(part, lengths=np.ones((2, 2), np.int32)), with_examples=True))
+    )
+    assert ones.is_one_hot
+    assert repr(ones.lengths) == repr(np.ones((2, 2), np.int32))
+    bare = decode_index(b"".join(encode_index(ShardPart(indexed=part.indexed), with_examples=False)))
     assert bare.lengths is None
     assert all(rank.examples.shape == (0,) for rank in bare.indexed.rank_indexes)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_is_no_index_is_refused(world_size: int) -> None:
-    frame = encode_index(part_of(world_size), with_examples=True)
+    frame = b"".join(encode_index(part_of(world_size), with_examples=True))
     for size in range(0, len(frame), 7):
         with pytest.raises(CodecError, match="malformed index"):
             decode_index(frame[:size])
@@ -63,4 +68,4 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     whole = dataclasses.replace(part.indexed.whole, offsets=part.indexed.whole.offsets + np.int32(1))
     broken = ShardPart(indexed=dataclasses.replace(part.indexed, whole=whole))
     with pytest.raises(CodecError, match="do not fit each other"):
-        decode_index(encode_index(broken, with_examples=True))
+        decode_index(b"".join(encode_index(broken, with_examples=True)))

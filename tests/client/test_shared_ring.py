@@ -107,19 +107,27 @@ def test_a_file_in_memory_without_its_seals_is_not_used(writer: RingWriter) -> N
 
 
 def test_a_message_without_memory_is_not_put(writer: RingWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.pwrite
+    write = os.pwritev
 
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOMEM, "no memory")
 
     with RingReader(writer.file) as reader:
-        for failing in (refuse, lambda fd, data, offset: write(fd, data[:-1], offset)):
-            monkeypatch.setattr(os, "pwrite", failing)
-            assert writer.put(b"lost") is None
-        monkeypatch.setattr(os, "pwrite", write)
+        for failing in (refuse, lambda fd, parts, offset: write(fd, parts[:-1], offset)):
+            monkeypatch.setattr(os, "pwritev", failing)
+            assert writer.put(b"lo", b"st") is None
+        monkeypatch.setattr(os, "pwritev", write)
         start = writer.put(b"whole")
         assert start is not None
         assert reader.take(start, 5) == b"whole"
+
+
+def test_more_parts_than_a_call_takes() -> None:
+    parts = [bytes([number % 256]) for number in range(3_000)]
+    with RingWriter() as writer, RingReader(writer.file) as reader:
+        start = writer.put(*parts)
+        assert start is not None
+        assert reader.take(start, 3_000) == b"".join(parts)
 
 
 def test_descriptors_that_are_no_files_are_not_waited_for(writer: RingWriter) -> None:
