@@ -18,7 +18,7 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
-__all__ = ["Decision", "GlobalRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
+__all__ = ["Decision", "GlobalRows", "SlottedRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,8 +41,45 @@ class GlobalRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlottedRows:
+    """The U unique rows of a global batch of several ranks, in their slots, which the ranks number together.
+
+    Attributes:
+        slots: int64 ``[U]``, owner * slots of a rank + slot.
+        missing: int64, positions of the rows that were in no slot.
+        before: int64, slots of the previous batch's rows.
+        marks: bool by slot, all False; scratch space.
+        push_now: see `GlobalRows`.
+        owners, local, owned: see `GlobalRows`; `local` are its slots, int64.
+    """
+
+    slots: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    before: NDArray[np.int64]
+    marks: NDArray[np.bool_]
+    push_now: NDArray[np.bool_]
+    owners: NDArray[np.uint16]
+    local: NDArray[np.int64]
+    owned: tuple[NDArray[np.int64], ...]
+
+    def described(self) -> GlobalRows:
+        """The records of the rows. One thread at a time: it uses `marks`."""
+        self.marks[self.before] = True
+        pull_now = self.marks.take(self.slots)
+        self.marks[self.before] = False
+        pull_now[self.missing] = False  # their slots held other rows
+        return GlobalRows(
+            owners=self.owners,
+            slots=self.local.astype(np.int32),
+            push_now=self.push_now,
+            pull_now=pull_now,
+            owned=self.owned,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """What a planner has decided for a batch. The planner keeps and changes none of it, so any thread can go on.
+    """What a planner has decided for a batch. The planner changes none of it later, so another thread can go on.
 
     Attributes:
         indexed: the batch.
@@ -51,12 +88,13 @@ class Decision:
     """
 
     indexed: IndexedBatch
-    rows: GlobalRows
+    rows: GlobalRows | SlottedRows
     owners: tuple[OwnerPlan, ...]
 
     def plan(self) -> CachePlan:
-        """The plan of the batch, see `assemble`."""
-        return assemble(self.indexed, self.rows, self.owners)
+        """The plan of the batch, see `assemble`. One thread at a time, of all decisions of a planner."""
+        rows = self.rows.described() if isinstance(self.rows, SlottedRows) else self.rows
+        return assemble(self.indexed, rows, self.owners)
 
 
 def select_rows(rows: RowList, positions: NDArray[np.integer]) -> RowList:

@@ -135,19 +135,27 @@ class EvictionQueue:
         self._push_of_slot[slots] = self._num_pushes
         lowest = int(priorities.min())
         span = int(priorities.max()) - lowest
+        self._num_entries += slots.shape[0]
+        if span == 0:
+            self._bucket(lowest).append(_Chunk(lowest, self._num_pushes, slots.copy()))
+        else:
+            self._push_sorted(slots, priorities, lowest, span)
+        if self._num_entries > 4 * self._priority_of_slot.shape[0] + slots.shape[0]:
+            self._sweep()
+
+    def _push_sorted(self, slots: NDArray[np.int64], priorities: NDArray[np.int32], lowest: int, span: int) -> None:
+        """Put slots into the buckets of their priorities, which lie from `lowest` to `lowest` + `span`."""
         # A 16-bit key lets numpy's stable sort be a radix sort; priorities of a batch span at most the window.
         keys = (priorities - lowest).astype(np.uint16) if span < 1 << 16 else priorities
         by_priority = np.argsort(keys, kind="stable")
         sorted_slots, priorities = slots.take(by_priority), priorities.take(by_priority)
         starts = [0, *(np.flatnonzero(priorities[1:] != priorities[:-1]) + 1).tolist()]
         ends = [*starts[1:], slots.shape[0]]
+        buckets, push = self._buckets, self._num_pushes
         for start, stop, priority in zip(starts, ends, priorities.take(starts).tolist(), strict=True):
-            bucket = self._buckets.get(priority) or self._bucket(priority)
+            bucket = buckets.get(priority) or self._bucket(priority)
             # A copy: a view would keep the whole push in memory for a few entries.
-            bucket.append(_Chunk(priority, self._num_pushes, sorted_slots[start:stop].copy()))
-        self._num_entries += slots.shape[0]
-        if self._num_entries > 4 * self._priority_of_slot.shape[0] + slots.shape[0]:
-            self._sweep()
+            bucket.append(_Chunk(priority, push, sorted_slots[start:stop].copy()))
 
     def is_queued(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         queued: NDArray[np.bool_] = self._priority_of_slot.take(slots) > self._now

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
-from bagpipe.oracle.assembly import Decision, GlobalRows, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import Decision, GlobalRows, SlottedRows, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, Indexes
 from bagpipe.oracle.batch_window import BatchWindow, OldestBatch, RowsHeld, Window
 from bagpipe.oracle.direct import DirectPlanner
@@ -54,7 +54,7 @@ class Planner:
         self._handles = self._window.handles
         self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead)
         # By handle.
-        num_handles, many = self._window.num_handles, spec.world_size > 1
+        num_handles = self._window.num_handles
         self._slot_of_handle = np.full(num_handles, -1, dtype=np.int32)
         self._evicted_at = np.full(num_handles, NO_BATCH, dtype=np.int32)
         # By slot.
@@ -64,8 +64,8 @@ class Planner:
         self._largest = 0  # unique rows of a batch pushed so far
         self._rows = RowsHeld(spec)
         self._unseen, self._is_blind = UnseenUses(spec.lookahead), False
-        self._is_used = np.zeros(num_slots if many else 0, dtype=np.bool_)
-        self._used_slots = np.empty(0, dtype=np.int64)
+        self._marks = np.zeros(num_slots if spec.world_size > 1 else 0, dtype=np.bool_)
+        self._used_slots = np.empty(0, dtype=np.int64)  # by the batch planned last
         # By rank.
         each = spec.slots_per_rank
         parts = (self._slot_state.part(base, base + each) for base in range(0, num_slots, each))
@@ -297,8 +297,8 @@ class Planner:
 
     def _describe(
         self, now: int, slots: NDArray[np.int64], missing: NDArray[np.int64], next_use: NDArray[np.int32]
-    ) -> GlobalRows:
-        """The records of the unique rows. Also tells each rank which of its slots the batch uses."""
+    ) -> GlobalRows | SlottedRows:
+        """The unique rows. Also tells each rank which of its slots the batch uses."""
         push_now = np.ones(slots.shape[0], dtype=np.bool_) if self._is_blind else next_use == now + 1
         if self.spec.world_size == 1:
             self._resident_sets[0].use(slots, next_use)
@@ -309,13 +309,16 @@ class Planner:
         owned = positions_by_rank(owners, self.spec.world_size)
         for resident_set, positions in zip(self._resident_sets, owned, strict=True):
             resident_set.use(local.take(positions), next_use.take(positions))
-        pull_now = self._is_used.take(slots)
-        pull_now[missing] = False  # their slots held other rows
-        self._is_used[self._used_slots] = False
-        self._is_used[slots] = True
-        self._used_slots = slots
-        return GlobalRows(
-            owners=owners, slots=local.astype(np.int32), push_now=push_now, pull_now=pull_now, owned=owned
+        before, self._used_slots = self._used_slots, slots
+        return SlottedRows(
+            slots=slots,
+            missing=missing,
+            before=before,
+            marks=self._marks,
+            push_now=push_now,
+            owners=owners,
+            local=local,
+            owned=owned,
         )
 
     def _grow(self, num_handles: int) -> None:
