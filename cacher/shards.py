@@ -79,6 +79,22 @@ class _LocalShard:
         assert self._process is not None, "started"
         return parse_address(self._process.url)
 
+    @property
+    def has_ended(self) -> bool:
+        """It was started and has ended by itself."""
+        return self._process is not None and self._process.has_ended
+
+    def begin(self) -> None:
+        """Start it.
+
+        Raises:
+            InputError, JobError: it does not start.
+        """
+        try:
+            self.revive()
+        except (InputError, JobError) as error:
+            raise type(error)(f"shard {self._number} does not start: {error}") from None
+
     def revive(self) -> None:
         with self._lock:
             if self._is_stopped or (self._process is not None and not self._process.has_ended):
@@ -157,7 +173,7 @@ class Shards:
             for shard in self._shards:
                 if isinstance(shard, _LocalShard):
                     opened.callback(shard.stop)
-                    shard.revive()
+                    shard.begin()
             for shard in self._shards:
                 self._check(shard)
             self._opened = opened.pop_all()
@@ -184,6 +200,8 @@ class Shards:
             except (InputError, JobError) as error:
                 text = str(error)
                 raise InputError(text if shard.name in text else f"{shard.name}: {text}") from None
+            if isinstance(shard, _LocalShard) and shard.has_ended:
+                raise JobError(f"{shard.name} ended right after its start: {reason}")
             if time.monotonic() + _DELAY_S > deadline_s:
                 timeout_s = self._config.cacher.timeout_s
                 raise InputError(f"{shard.name} was not reached within {timeout_s:g} s: {reason}")

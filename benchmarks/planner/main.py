@@ -185,7 +185,8 @@ def _parts(options: argparse.Namespace) -> Mapping[str, Measure]:
                             }
                         )
 
-    return {"plans": plans, "shards": shards}
+    parts = {"plans": plans, "shards": shards}
+    return {name: measure for name, measure in parts.items() if options.only in (None, name)}
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +195,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=200, help="measured batches")
     parser.add_argument("--sharded-batches", type=int, default=120, help="batches of a phase planned with shards")
+    parser.add_argument("--only", choices=("plans", "shards"), help="measure one part; the other's results stay")
     parser.add_argument("--rounds", type=int, default=3, help="alternate runs with and without shards")
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.cacher.daemons import refused_daemon
+from bagpipe.errors import InputError
+from cacher.planning import PlannedData
+from cacher.shards import Shards
+from tests.cacher.daemons import config, refused_daemon, served
+from tests.cacher.sharding import sharded
+from tests.data.files import criteo_lines
 
 pytestmark = pytest.mark.multiproc
 
@@ -31,6 +39,31 @@ def test_a_cacher_whose_shards_cannot_be_used_does_not_start(
     settings = [f"--cacher.{key}={value}" for key, value in flags.items()]
     code, said = refused_daemon("--listen", listen, "--data.format=synthetic", *settings)
     assert (code, message in said) == (2, True), said
+
+
+def test_a_shard_that_does_not_start_has_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "day_0"
+    log.write_bytes(criteo_lines(100))
+    job = sharded(config(format="criteo-tsv", path=str(log), limit=0), "2")
+    data = PlannedData(job.data, job.run.seed)
+    log.unlink()
+    with pytest.raises(InputError, match=r"shard 0 does not start: .*day_0"):
+        Shards(job, data.schema, data.identity, np.ones(26)).__enter__()
+
+
+def test_a_shard_with_other_data_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "day_0"
+    log.write_bytes(criteo_lines(100))
+    job = config(format="criteo-tsv", path=str(log), limit=0, timeout_s=5)
+    before = PlannedData(job.data, job.run.seed)
+    log.write_bytes(criteo_lines(100, seed=1))
+    with served(job, f"unix:{tmp_path}/one.sock") as shard:
+        ours = sharded(job, str(shard.address))
+        with pytest.raises(InputError, match=r"^shard 0 \(unix:.*one.sock\) reads other data than the cacher: .*day_0"):
+            Shards(ours, before.schema, before.identity, np.ones(26)).__enter__()
+        other = dataclasses.replace(PlannedData(job.data, job.run.seed).identity, code="other")
+        with pytest.raises(InputError, match=r"^shard 0 \(unix:.*one.sock\) runs other code than the cacher: .*other"):
+            Shards(ours, before.schema, other, np.ones(26)).__enter__()
 
 
 def test_a_job_that_sees_the_whole_log_has_no_shards(listen: str) -> None:
