@@ -1,23 +1,26 @@
-"""Cost of a batch whose tables are indexed in shards: of each shard, and of the planner that joins their results.
+"""Cost of a batch whose tables are indexed in shards: of each shard, and of the cacher's three threads.
 
-    zipf ──ids──> Batch ──narrowed──> ShardIndexer per shard ──IndexedBatch──> Planner      timed apart, one after the
-                                                                                          other, in one thread
+    zipf ──ids──> Batch ──narrowed──> ShardIndexer per shard ──IndexedBatch──> join, window ─> decide ─> records
+                                                          timed apart, one after the other, in one thread
 
-A shard's time and the planner's are those of one core each, as if every shard had a host of its own. Reading, parsing
-and serialisation are not in it.
+The times of a shard and of a thread are those of one core each, as if every shard had a host of its own. Reading,
+parsing and serialisation are not in it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner
 from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, ShardMerger, assign_tables
@@ -36,7 +39,9 @@ class ShardCost:
         whole_ms: one `push` and one `plan` of one process that indexes the batch itself.
         shard_ms: of the slowest shard.
         shards_ms: of all shards together.
-        planner_ms: joining the shards' results, one `push` and one `plan`.
+        join_ms: joining the shards' results, and the window.
+        planner_ms: one `push` and one `decide`.
+        records_ms: the plan of a decision: records of all ranks.
         shard_mb: bytes of all shards' results.
         plan_mb: bytes of the plan's arrays, for all ranks.
         shard_state_mb: bytes of the arrays that the largest shard holds at the end.
@@ -45,7 +50,9 @@ class ShardCost:
     whole_ms: float
     shard_ms: float
     shards_ms: float
+    join_ms: float
     planner_ms: float
+    records_ms: float
     shard_mb: float
     plan_mb: float
     shard_state_mb: float
@@ -63,37 +70,52 @@ def measure_shards(point: Point, num_shards: int, num_batches: int) -> ShardCost
     shard_of_table = assign_tables([1.0] * point.tables, num_shards)
     features = [[table for table, its in enumerate(shard_of_table) if its == shard] for shard in range(num_shards)]
     shards = [ShardIndexer(spec, own, own) for own in features]
-    parts: list[IndexedBatch] = []
-    merger = ShardMerger(spec, shard_of_table)
-    planner = Planner(spec, MergedIndexer(spec, lambda _: merger.merge(parts)))
+    merger, steps = ShardMerger(spec, shard_of_table), WindowAhead(spec)
+    joined: list[IndexedBatch] = []
+    made: list[WindowStep] = []
+    left: deque[LeftBatch] = deque()
+    window = SteppedWindow(steps, step=lambda _: made[-1], left=left.popleft)
+    planner = Planner(spec, MergedIndexer(spec, lambda _: joined[-1]), window)
     whole = Planner(spec)
-    costs: list[tuple[float, float, float, float]] = []
+    costs: list[tuple[float, ...]] = []
     shard_mb, plan_mb = 0.0, 0.0
     has_evicted = False
     for batch in batches(point):
         parts, times_s = _indexed(shards, features, batch)
-        start = time.thread_time()
+        joined, made = joined[:0], made[:0]
+        times = [time.thread_time()]
+        joined.append(merger.merge(parts))
+        made.append(steps.step(joined[0]))
+        left += made[0].left
+        times.append(time.thread_time())
         planner.push(batch)
-        plan = planner.plan() if planner.is_ready else None
-        planned_at = time.thread_time()
+        decision = planner.decide() if planner.is_ready else None
+        times.append(time.thread_time())
+        plan = None if decision is None else decision.plan()
+        times.append(time.thread_time())
         whole.push(batch)
         if whole.is_ready:
             whole.plan()
-        whole_s, planner_s = time.thread_time() - planned_at, planned_at - start
+        times.append(time.thread_time())
+        join_s, planner_s, records_s, whole_s = (end - start for start, end in itertools.pairwise(times))
         if plan is None or not has_evicted:
             has_evicted = plan is not None and any(len(owner.evict) for owner in plan.owners)
             continue
-        costs.append((whole_s, max(times_s), sum(times_s), planner_s))
+        costs.append((whole_s, max(times_s), sum(times_s), join_s, planner_s, records_s))
         if len(costs) == num_batches:
             shard_mb = sum(array_bytes(part) for part in parts) / 1e6
             plan_mb = array_bytes(plan) / 1e6
             break
-    one, slowest, together, planning = (statistics.median(column) * 1e3 for column in zip(*costs, strict=True))
+    one, slowest, together, joining, planning, recording = (
+        statistics.median(column) * 1e3 for column in zip(*costs, strict=True)
+    )
     return ShardCost(
         whole_ms=one,
         shard_ms=slowest,
         shards_ms=together,
+        join_ms=joining,
         planner_ms=planning,
+        records_ms=recording,
         shard_mb=shard_mb,
         plan_mb=plan_mb,
         shard_state_mb=max(array_bytes(shard) for shard in shards) / 1e6,

@@ -12,7 +12,17 @@ from benchmarks.scale_out.projection import project, shard_table
 from benchmarks.scale_out.shards import ShardCost, measure_shards
 
 POINT = Point(batch_size=1_000)
-COST = ShardCost(whole_ms=40, shard_ms=20, shards_ms=40, planner_ms=10, shard_mb=2, plan_mb=4, shard_state_mb=1)
+COST = ShardCost(
+    whole_ms=40,
+    shard_ms=20,
+    shards_ms=40,
+    join_ms=5,
+    planner_ms=10,
+    records_ms=5,
+    shard_mb=2,
+    plan_mb=4,
+    shard_state_mb=1,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +30,8 @@ COST = ShardCost(whole_ms=40, shard_ms=20, shards_ms=40, planner_ms=10, shard_mb
     [
         ({}, "shards", 50_000, 2),
         ({"shard_ms": 5}, "planner", 100_000, 4),
+        ({"shard_ms": 5, "join_ms": 20}, "joining", 50_000, 2),
+        ({"shard_ms": 5, "records_ms": 20}, "records", 50_000, 2),
         ({"plan_mb": 500}, "port", 25_000, 2),
     ],
 )
