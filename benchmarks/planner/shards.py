@@ -5,6 +5,7 @@ files of one day ─> PlannedData (with Shards) ─> plans ─> every rank's mes
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from bagpipe.client.message import encode_message
 from bagpipe.config.sections import CacheConfig, CacherConfig, Config, DataConfig, OracleConfig
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
+from bagpipe.util.processor_time import process_s
 from cacher.planning import PlannedData
 from cacher.process import configure_process
 from cacher.shards import Shards
@@ -105,22 +107,22 @@ def measure_phase(
             shards = Shards(job, data.schema, data.identity, data.ids_by_feature())
             data.shards = stack.enter_context(shards)
         count = num_bytes = 0
-        start, start_s = _thread_s(), time.perf_counter()
+        start, start_s, shards_start_s = _thread_s(), time.perf_counter(), _shards_s(data.shards)
         with closing(data.phase("train", spec)) as batches:
             for batch in batches:
                 if count == _FIRST:
-                    start, start_s = _thread_s(), time.perf_counter()
+                    start, start_s, shards_start_s = _thread_s(), time.perf_counter(), _shards_s(data.shards)
                 if count == end:
                     break
                 for rank in range(ranks):
                     rank_batch = batch.for_rank(rank, without_ids=True)
                     num_bytes += len(encode_message(0, 0, rank_batch, omit_values=True))
                 count += 1
-            wall_s, threads_s = time.perf_counter() - start_s, _thread_s()
+            wall_s, threads_s, shards_s = time.perf_counter() - start_s, _thread_s(), _shards_s(data.shards)
         per_batch = 1e3 / (count - _FIRST)
         thread_ms = {name: (end_s - start.get(name, 0.0)) * per_batch for name, end_s in threads_s.items()}
         totals = data.shards.totals if data.shards is not None else ()
-        shards_ms = [total.busy_s / total.batches * 1e3 for total in totals]
+        shards_ms = [(end_s - first_s) * per_batch for first_s, end_s in zip(shards_start_s, shards_s, strict=True)]
         return {
             "wall_ms": wall_s * per_batch,
             "records_ms": thread_ms[_RECORDS],
@@ -133,6 +135,12 @@ def measure_phase(
             "to_ranks_mb": num_bytes / count / 1e6,
             "shard_rss_mb": max((total.rss_bytes / 1e6 for total in totals), default=0.0),
         }
+
+
+def _shards_s(shards: Shards | None) -> list[float]:
+    """Processor seconds of each shard's process."""
+    names = [] if shards is None else shards.names()
+    return [process_s(int(re.findall(r"process (\d+)", name)[0])) for name in names]
 
 
 def _thread_s() -> dict[str, float]:
