@@ -11,6 +11,7 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
             └─────────────> planner.Planner ─────────> assembly: plan.CachePlan ──> verify.Verifier (tests)
                                                                      └──> rank_batch.RankBatch: one rank's part
 
+batch_window: handles and next uses of the batches ahead, in the planner's thread or in one before it.
 shard: the index in shards, by table, and their results joined. links: a row's previous use, found by a shard.
 spec_check: specs that cannot be planned for. capacity: the error of a batch that does not fit. sizing: the bound of a
 cache that grows.
