@@ -37,7 +37,7 @@ def test_ages_are_those_of_the_log(sizes: tuple[int | None, ...], log: list[tupl
     assert uses.num_batches == len(log)
     # The batch after the log, at the same time: what expires before it is what is not kept.
     lives.begin(clock)
-    expired = lives.expire()
+    expired = lives.pop_expired()
     gone = {
         (table, one)
         for table, (start, stop) in enumerate(itertools.pairwise(expired.table_offsets.tolist()))
