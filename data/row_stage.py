@@ -66,9 +66,11 @@ def expiry_rules(config: DataConfig, schema: DataSchema) -> ExpiryRules | None:
     if not config.expires:
         return None
     own = {table: float(limit) for table, limit in pairs(config.expire_after_by_table)}
-    limits = {**{table.name: config.expire_after for table in schema.tables}, **own}
+    known = {table.name for table in schema.tables}
+    limits = {**dict.fromkeys(known, config.expire_after), **own}
     rules = ExpiryRules(
-        limits={table: limit for table, limit in limits.items() if limit},
+        # A table that the data does not have is refused, whatever its limit.
+        limits={table: limit for table, limit in limits.items() if limit or table not in known},
         unit=config.expire_unit,
         every=config.expire_every,
     )

@@ -56,7 +56,7 @@ from trainer.cache_size import cache_rows_of
 from trainer.dense import budget_of, dense_executor, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
-from trainer.model_check import check_loss_weights, check_model
+from trainer.model_check import check_expiring_tables, check_loss_weights, check_model
 from trainer.optimizers import (
     clip_of,
     dense_optimizer,
@@ -128,6 +128,8 @@ def build_training_model(config: Config, data: DataSchema, world_size: int = 1) 
     if config.model.factory:
         num_logits = check_model(converted, data, rows, torch.device(config.run.device), config.model.factory)
     check_loss_weights(config.model.loss_weights, num_logits)
+    if config.data.expires:
+        check_expiring_tables(converted, data)
     stages = stage_model(converted.model, data, config, world_size)
     dense = (
         dense_executor(converted.model, data, config, world_size)

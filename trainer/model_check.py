@@ -27,7 +27,7 @@ from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.inputs import InputMaker
 
-__all__ = ["NUM_EXAMPLES", "check_loss_weights", "check_model"]
+__all__ = ["NUM_EXAMPLES", "check_expiring_tables", "check_loss_weights", "check_model"]
 
 NUM_EXAMPLES = 2
 
@@ -133,3 +133,22 @@ def _check_logits(outputs: object, name: str, labels: Sequence[str]) -> int:
 
 def _words(value: object) -> str:
     return type_name(value) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_expiring_tables(converted: Converted, schema: DataSchema) -> None:
+    """Check that each table of a model sees all uses of its rows, if rows of the data expire.
+
+    Raises:
+        InputError: a table reads features of several tables of the data, or leaves some of its table out.
+    """
+    names, tables = [feature.name for feature in schema.features], [feature.table for feature in schema.features]
+    for number, table in enumerate(converted.row_tables):
+        read = {ref.feature for ref in converted.features if ref.table == number}
+        of_data = {tables[feature] for feature in read}
+        whole = {feature for feature, name in enumerate(tables) if name in of_data}
+        if len(of_data) > 1 or read != whole:
+            got, expected = (", ".join(names[n] for n in sorted(features)) for features in (read, whole))
+            raise InputError(
+                f"table {table.name!r}: with data.expire_after expected all features of one table of the data, got "
+                f"{got} of {expected} (tables {', '.join(sorted(of_data))})"
+            )

@@ -160,8 +160,10 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     if steps != sorted(steps) or (steps and steps[-1] > manifest.step):
         raise InputError(f"{path}: row files: expected ascending steps up to {manifest.step}, got {steps}")
     for file in manifest.row_files:
-        if not file.num_rows or (file.is_deletions and file.full):
+        if not file.num_rows:
             raise InputError(f"{path}: row file {file.file.name!r} has no rows")
+        if file.is_deletions and file.full:
+            raise InputError(f"{path}: row file {file.file.name!r} has deletions, which are never all rows")
     num_buckets = len(manifest.row_sums)
     if num_buckets > MAX_BUCKETS or num_buckets & (num_buckets - 1):
         raise InputError(f"{path}: row_sums: expected one for each bucket, a power of two, got {num_buckets}")

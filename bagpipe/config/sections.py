@@ -167,7 +167,7 @@ class DataConfig:
     def expires(self) -> bool:
         """Rows of a table expire."""
         of_tables = (item.partition("=")[2].strip() for item in self.expire_after_by_table)
-        return self.expire_after > 0 or any(limit.strip("0.") for limit in of_tables)
+        return self.expire_after > 0 or not all(_is_zero(limit) for limit in of_tables)
 
     @property
     def is_topic(self) -> bool:
@@ -178,6 +178,13 @@ class DataConfig:
     def has_evaluation(self) -> bool:
         """There are examples to evaluate with: held out, or in files of their own."""
         return bool(self.eval_fraction or self.eval_path)
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,7 @@ class SketchedUses:
 
     def forget(self, rows: RowList) -> None:
         """See `UseCounts`."""
-        raise InputError("expected exact counts of uses where rows expire , got those of a sketch")
+        raise InputError("expected exact counts of uses where rows expire, got those of a sketch")
 
 
 def make_counts(table_rows: Sequence[int | None], sketch_cells: int = 0) -> UseCounts:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bagpipe.cache.resident_rows import ResidentRows
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.store.interface import ReadResult, Store, WriteRequest
+from bagpipe.store.interface import DeleteRequest, ReadResult, Store, WriteRequest
 from bagpipe.training.part import LoopPart, LoopRun
 from bagpipe.types.schema import RowSchema
 
@@ -39,7 +39,7 @@ class RowReader(Protocol):
 
 
 class CurrentRows(LoopPart):
-    """A part of the training whose writes make kept copies stale.
+    """A part of the training whose writes and deletions make kept copies stale.
 
     Args:
         kept_bytes: about so many bytes of rows are kept; further rows are read each time.
@@ -53,6 +53,11 @@ class CurrentRows(LoopPart):
         self._tables = {}
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
+        for request in requests:
+            if request.table in self._tables:
+                self._tables[request.table].forget(request.ids)
+
+    def after_delete(self, requests: Sequence[DeleteRequest], epoch: int, b: int) -> None:
         for request in requests:
             if request.table in self._tables:
                 self._tables[request.table].forget(request.ids)

@@ -279,7 +279,7 @@ class Engine:
             update = exchanged = ExchangedRows(
                 cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay, givers=givers
             )
-            if self.recorder is not None:
+            if self.recorder is not None and not expires:
                 known.append(exchanged.was_written)
         rows = Rows(
             cache=cache, store=self.store, prefetch_depth=depth, known=known, claim=self._claim, expires=expires

@@ -146,7 +146,7 @@ def test_values_without_json_are_not_written():
         (
             ("base", 0),
             {**dataclasses.asdict(row_file("x.npy", 4)), "row_bytes": 0, "full": True},
-            "'x.npy' has no rows",
+            "'x.npy' has deletions, which are never all rows",
         ),
         (("parts", 0, "num_groups"), "12", r"num_groups: expected a list"),
         (("parts", 0, "num_groups"), [1, "2"], r"num_groups\[1\]: expected an integer"),

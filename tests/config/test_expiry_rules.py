@@ -18,7 +18,7 @@ def test_consistent_keys_pass() -> None:
     data = DataConfig(expire_after_by_table=("a=3.5", "b=0"), expire_unit="steps", expire_every=10)
     check_config(Config(data=data))
     assert data.expires
-    assert not DataConfig(expire_after_by_table=("a=0", "b=0.0")).expires
+    assert not DataConfig(expire_after_by_table=("a=0", "b=-0.0", "c=0e1")).expires
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,9 @@ def test_admission_and_expiry_together_follow_the_log(
         assert batch.is_born.tolist() == [i not in last_use for i in read]
         assert {i for rows in batch.expired for i in rows.ids.tolist()} == expired
         last_use.update(dict.fromkeys(read, now))
+
+
+def test_an_unknown_table_is_refused_whatever_its_age(clicks: DataConfig) -> None:
+    config = DataConfig(**{**vars(clicks), "expire_after": 5.0, "expire_after_by_table": ("nobody=0",)})
+    with pytest.raises(InputError, match=r"data\.expire_after_by_table names table 'nobody', the data has user, items"):
+        read(config)

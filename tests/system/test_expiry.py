@@ -193,6 +193,22 @@ def test_another_age_is_other_settings(server: EmbeddedServer, tmp_path: Path) -
 
 @pytest.mark.redis
 @pytest.mark.multiproc
+def test_evaluations_change_nothing_and_forget_rows(server: EmbeddedServer, tmp_path: Path) -> None:
+    """One rank keeps rows between evaluations: the last one scores as it does without those before."""
+    found = []
+    direct, often = ["--cache.rows", "0"], ["--eval.every", "3"]
+    for number, more in enumerate((direct, often, [*direct, *often])):
+        result = tmp_path / f"{number}.json"
+        store = ["--store.url", server.url, "--store.namespace", uuid.uuid4().hex]
+        done = run_forked([*JOB, *AGE, *store, *more, "--result", str(result)], tmp_path)
+        assert (done.code, done.err) == (0, "")
+        values = json.loads(result.read_text())
+        found.append((*digests(result), values["ne"], values["logloss"]))
+    assert len(set(found)) == 1
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
 def test_evaluations_between_steps_see_the_live_rows(server: EmbeddedServer, tmp_path: Path) -> None:
     """Two ranks, with and without a cache; at every third step rows expire, and ids that are scored were written."""
     found = []

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from bagpipe.config.sections import Config, ModelConfig
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DataSchema
+from bagpipe.types.schema import DataSchema, Feature, Table
 from tests.trainer.factories import restless, returning
 from tests.trainer.schemas import schema_of
 from trainer.assembly import build_training_model
-from trainer.model_check import check_model
+from trainer.model_check import check_expiring_tables, check_model
 
 SCHEMA = schema_of(None, None)
 
@@ -114,3 +116,29 @@ def test_other_key_errors_are_the_factorys() -> None:
     config = Config(model=ModelConfig(factory="tests.trainer.factories:breaks_when_built"))
     with pytest.raises(KeyError, match="no such width"):
         build_training_model(config, SCHEMA)
+
+
+def test_tables_see_all_uses_of_rows_that_expire() -> None:
+    """Two features of one table of the data, read by one table of the model, by two, or one of them by none."""
+    schema = DataSchema(
+        label="click",
+        dense=(),
+        features=(Feature(name="x", table="a"), Feature(name="y", table="a"), Feature(name="z", table="b")),
+        tables=(Table(name="a"), Table(name="b")),
+    )
+
+    def collection(*tables: tuple[str, ...]) -> Any:
+        configs = [
+            EmbeddingBagConfig(name=f"t{n}", embedding_dim=4, num_embeddings=9, feature_names=list(features))
+            for n, features in enumerate(tables)
+        ]
+        return convert(EmbeddingBagCollection(tables=configs), schema)
+
+    check_expiring_tables(collection(("x", "y"), ("z",)), schema)
+    for tables, message in (
+        ((("x",), ("y",), ("z",)), r"'t0': with data\.expire_after expected all features .* got x of x, y"),
+        ((("y",), ("z",)), r"'t0': with data\.expire_after expected all features .* got y of x, y"),
+        ((("x", "y", "z"),), r"got x, y, z of x, y, z \(tables a, b\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_expiring_tables(collection(*tables), schema)
