@@ -196,7 +196,7 @@ def test_another_age_is_other_settings(server: EmbeddedServer, tmp_path: Path) -
 def test_evaluations_change_nothing_and_forget_rows(server: EmbeddedServer, tmp_path: Path) -> None:
     """One rank keeps rows between evaluations: the last one scores as it does without those before."""
     found = []
-    direct, often = ["--cache.rows", "0"], ["--eval.every", "3"]
+    direct, often = ["--cache.rows", "0", "--run.steps", "20"], ["--eval.every", "4", "--run.steps", "20"]
     for number, more in enumerate((direct, often, [*direct, *often])):
         result = tmp_path / f"{number}.json"
         store = ["--store.url", server.url, "--store.namespace", uuid.uuid4().hex]
