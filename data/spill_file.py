@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import BinaryIO, Generic, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,17 @@ class SpillFile(Generic[_Word]):
     def __init__(self, folder: Path, dtype: type[_Word]) -> None:
         self._folder = folder
         self._dtype: np.dtype[_Word] = np.dtype(dtype)
+        self._open: BinaryIO | None = None
         self._file = -1
 
     def __enter__(self) -> Self:
-        self._file, path = tempfile.mkstemp(dir=self._folder)
-        os.unlink(path)
+        self._open = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder, buffering=0))
+        self._file = self._open.fileno()
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+        assert self._open is not None, "entered"
+        self._open.close()
 
     def write(self, place: int, words: NDArray[_Word]) -> None:
         """Write words from a place on.

@@ -14,7 +14,7 @@ from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
 from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials, Link
-from bagpipe.client.shared_ring import MIN_SHARED_BYTES, RingWriter
+from bagpipe.client.shared_ring import RingWriter
 from bagpipe.errors import JobError
 from tests.cacher.daemons import (
     all_batches,
@@ -69,17 +69,14 @@ def test_without_memory_messages_go_through_the_stream(
     listen: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel without memory writes a part of a message, or none of it."""
-    write = os.pwrite
 
-    def failing(fd: int, data: bytes, offset: int) -> int:
-        if len(data) < MIN_SHARED_BYTES:
-            return write(fd, data, offset)
+    def failing(fd: int, parts: list[bytes], offset: int) -> int:
         if fault == "refused":
             raise OSError(errno.ENOSPC, "no space")
-        return write(fd, data[:4096], offset)
+        return os.pwrite(fd, b"".join(parts)[:4096], offset)
 
     job = config(batch_size=500, limit=5000)
-    monkeypatch.setattr(os, "pwrite", failing)
+    monkeypatch.setattr(os, "pwritev", failing)
     with served(job, listen) as server:
         assert_same_batches(all_batches(listen, job)[0], planned_batches(job)[0])
         assert server.counters.totals().bytes_shared == 0

@@ -40,7 +40,8 @@ DOCUMENTS = {"json.loads": (*OWN_JSON, "bagpipe/util/documents.py"), "json.load"
              "tomllib.loads": ("bagpipe/util/documents.py",)}  # fmt: skip
 #: A named temporary file stays after a kill. Those of `temporary_folder` are removed by the next process, unnamed
 #: ones by the kernel.
-UNNAMED = ("bagpipe/checkpoint/checkpoint_rows.py", "bagpipe/lookahead/link.py", "bagpipe/pipeline/order_log.py")
+UNNAMED = ("bagpipe/checkpoint/checkpoint_rows.py", "bagpipe/lookahead/link.py", "bagpipe/pipeline/order_log.py",
+           "data/spill_file.py")  # fmt: skip
 TEMPORARY = {"tempfile.TemporaryDirectory": (), "tempfile.NamedTemporaryFile": (), "tempfile.mkstemp": (),
              "tempfile.SpooledTemporaryFile": (), "tempfile.mktemp": (), "tempfile.TemporaryFile": UNNAMED,
              "tempfile.mkdtemp": ("bagpipe/util/temporary_folder.py",)}  # fmt: skip

@@ -92,7 +92,7 @@ def test_conformance(secured: Secured) -> None:
     # Opening takes several handshakes, so only the checks that concern the bytes on the wire.
     names = ("large_batch", "look_like_the_protocol", "missing_rows", "many_tables", "one_thread_reads")
     chosen = [check for check in CHECKS if any(name in check.__name__ for name in names)]
-    assert len(chosen) == len(names)
+    assert len(chosen) == len(names) + 2  # missing rows are read and deleted, another thread writes or deletes
     for check in chosen:
         check(lambda schema, namespace: RedisStore(url, schema=schema, namespace=namespace))
 

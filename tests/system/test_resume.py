@@ -256,7 +256,7 @@ def newer(job: Resumed) -> None:
     """A manifest written by a later version."""
     path = sorted(job.checkpoints.glob("*/*/manifest.json"))[-1]
     value = {name: item for name, item in json.loads(path.read_text()).items() if name != "checksum"}
-    value["format_version"] += 1
+    value["format_version"] = FORMAT_VERSION + 1
     path.write_text(json.dumps({**value, "checksum": codec._checksum(value)}))
 
 
