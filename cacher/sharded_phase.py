@@ -19,7 +19,7 @@ import numpy as np
 
 from bagpipe.client.codec import values_are_derivable
 from bagpipe.client.index_codec import ShardPart
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import OracleSpec
@@ -166,7 +166,7 @@ class ShardedPhase:
                 indexed = self._merger.merge([part.indexed for part in parts])
                 step = None if self._steps is None else self._steps.step(indexed)
                 yield _Joined(parts=parts, indexed=indexed, waits=waits, step=step)
-        except ShardEnded as error:
+        except (ShardEnded, InputError) as error:  # the batches before are planned, as one process plans them
             if self._steps is not None:
                 for _ in range(len(self._steps)):
                     yield self._steps.leave()
@@ -177,7 +177,8 @@ class ShardedPhase:
         if self._latest is None or self._latest.indexed.batch_index != index:
             start_s = time.perf_counter()
             joined = next(self._ahead, None)
-            while isinstance(joined, LeftBatch):  # the shards' data has ended: their error follows
+            while isinstance(joined, LeftBatch):  # the shards' data has ended, or is bad: their error follows
+                self._left.append(joined)
                 joined = next(self._ahead, None)
             end_s = time.perf_counter()
             if joined is None:
@@ -195,10 +196,16 @@ class ShardedPhase:
         return step
 
     def _next_left(self) -> LeftBatch:
-        """The next batch that leaves the window. Waits for it where no batch enters any more."""
-        if self._left:
-            return self._left.popleft()
-        left = next(self._ahead, None)
-        if not isinstance(left, LeftBatch):
-            raise Stopped
-        return left
+        """The next batch that leaves the window. Waits for it where no batch enters any more.
+
+        If only the planner's own reader has found bad data, the shards go on: batches behind it enter the window then,
+        which are never planned.
+        """
+        while not self._left:
+            item = next(self._ahead, None)
+            if item is None:
+                raise Stopped
+            if isinstance(item, LeftBatch):
+                return item
+            self._left += () if item.step is None else item.step.left
+        return self._left.popleft()

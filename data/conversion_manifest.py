@@ -100,7 +100,7 @@ class ConversionManifest:
 
     Attributes:
         finished: part -> its record, of earlier conversions and this one.
-        was_finished: an earlier conversion had finished all parts.
+        num_finished: parts of an earlier conversion that had finished all; None: there was none.
 
     Raises:
         InputError: the folder holds another conversion or other files, or another process is converting into it.
@@ -118,7 +118,7 @@ class ConversionManifest:
         self._redo = redo
         self._file: BinaryIO | None = None
         self.finished: dict[str, PartRecord] = {}
-        self.was_finished = False
+        self.num_finished: int | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -190,8 +190,8 @@ class ConversionManifest:
                     (self._folder / name).unlink()
             shutil.rmtree(self._folder / PLAIN, ignore_errors=True)
             lines, whole = [], b""
-        if lines and finished_parts(lines[-1]) is not None:  # until it ends again
-            self.was_finished = True
+        if lines and (num_finished := finished_parts(lines[-1])) is not None:  # until it ends again
+            self.num_finished = num_finished
             whole = whole[: -len(lines.pop()) - 1]
         file.truncate(len(whole))
         if not lines:

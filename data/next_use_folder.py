@@ -63,7 +63,9 @@ def convert_annotated(
 def _kept(conversion: Conversion, manifest: ConversionManifest) -> tuple[PartRecord, ...] | None:
     """The records of an earlier conversion that has finished all parts; None: there is none, or parts are damaged."""
     records = [dataclasses.replace(record, is_kept=True) for record in manifest.finished.values()]
-    if not manifest.was_finished or not all(record.is_at(conversion.folder / record.part) for record in records):
+    if manifest.num_finished != len(records) or not all(
+        record.is_at(conversion.folder / record.part) for record in records
+    ):
         return None
     return tuple(records)
 

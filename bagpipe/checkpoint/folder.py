@@ -115,7 +115,7 @@ class CheckpointFolder:
     def abandon(self, generation: int) -> None:
         """Remove the folder of a generation that this process created and has not used."""
         self.release()
-        shutil.rmtree(self.generation_folder(generation))
+        shutil.rmtree(self.generation_folder(generation), ignore_errors=True)
 
     def release(self) -> None:
         """Unlock the generation that this process created, if any."""

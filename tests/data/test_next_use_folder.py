@@ -181,3 +181,14 @@ def test_a_limit_and_a_part_without_rows(tmp_path: Path) -> None:
     assert [(record.rows, record.skipped) for record in records] == [(50, 0), (0, 1), (29, 0)]
     check_next_uses(told_batches(config_of(tmp_path / "out", eval_fraction=0.0)), range(26))
     assert (tmp_path / "out" / MANIFEST).exists()
+
+
+def test_a_part_that_a_damaged_manifest_does_not_name_is_made_again(days: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    lines = (out / MANIFEST).read_bytes().splitlines(keepends=True)
+    (out / MANIFEST).write_bytes(b"".join([lines[0], b"?" + lines[1][1:], *lines[2:]]))
+    (out / "part-00000.parquet").unlink()
+    convert_annotated(conversion_of(days, out), ORDER, unwatched, unwatched)
+    for path in whole.glob("part-*"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
