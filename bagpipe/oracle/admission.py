@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.table_rows import TableRows, features_of
+from bagpipe.oracle.table_rows import TableRows, check_bounds, features_of
 from bagpipe.oracle.use_counts import make_counts
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, Absent, DataSchema
@@ -155,18 +155,13 @@ class RowAdmission:
 
 
 def _check_ids(batch_index: int, table: _Table, ids: NDArray[np.int64]) -> None:
-    if not ids.shape[0]:
-        return
-    least, largest = int(ids.min()), int(ids.max())
-    if table.rows is None:
-        if least == table.default_id:
-            raise InputError(
-                f"batch {batch_index}, table {table.name!r}: id {least} is that of the default row of data.min_uses: "
-                "expected any other"
-            )
-    elif least < 0 or largest >= table.rows:
-        outside = least if least < 0 else largest
-        raise InputError(f"batch {batch_index}, table {table.name!r}: expected ids in [0, {table.rows}), got {outside}")
+    if table.rows is not None:
+        check_bounds(batch_index, table.name, ids, table.rows)
+    elif ids.shape[0] and int(ids.min()) == table.default_id:
+        raise InputError(
+            f"batch {batch_index}, table {table.name!r}: id {table.default_id} is that of the default row of "
+            "data.min_uses: expected any other"
+        )
 
 
 def _without(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:

@@ -79,7 +79,7 @@ class SlottedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """What a planner has decided for a batch. The planner changes none of it later, so another thread can go on.
+    """A planner's decisions for a batch. The planner changes none of them later, so another thread can make the plan.
 
     Attributes:
         indexed: the batch.

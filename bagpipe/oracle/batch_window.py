@@ -82,7 +82,7 @@ class Window(Protocol):
         ...
 
     def release(self, handles: NDArray[np.int64]) -> None:
-        """Rows that were in no batch of the window when the planner evicted them, and are in no slot."""
+        """Free handles of rows that were in no batch of the window when the planner evicted them."""
         ...
 
 

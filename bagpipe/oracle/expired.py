@@ -32,8 +32,8 @@ class ExpiredOfRank:
 
 def empty_slots(
     expired: RowList, handles: DenseHandles | HashHandles, slot_of_handle: NDArray[np.int32], state: SlotState
-) -> NDArray[np.int64]:
-    """Empty the slots of expired rows in a planner's state. A row that the window uses keeps its handle.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Empty the slots of expired rows in a planner's state.
 
     Args:
         expired: rows.
@@ -42,7 +42,8 @@ def empty_slots(
         state: of all slots.
 
     Returns:
-        int64 ``[len(expired)]``: the slots, -1 for a row in no cache.
+        int64 ``[len(expired)]``: the slots, -1 for a row in no cache. And int64: handles of the rows that had slots and
+        that the window does not use, which are needed no more.
     """
     of_rows = handles.find(expired)
     slots = np.full(of_rows.shape[0], -1, dtype=np.int64)
@@ -53,8 +54,7 @@ def empty_slots(
     is_idle = state.next_use.take(emptied) == NEVER
     state.handle[emptied] = -1
     slot_of_handle[gone] = -1
-    handles.release(gone[is_idle])
-    return slots
+    return slots, gone[is_idle]
 
 
 def split_expired(expired: RowList, slots: NDArray[np.int64], spec: OracleSpec) -> tuple[ExpiredOfRank, ...]:

@@ -22,7 +22,7 @@ import numpy as np
 from bagpipe.errors import InputError
 from bagpipe.oracle.lifetimes import RowLifetimes
 from bagpipe.oracle.plan import RowList
-from bagpipe.oracle.table_rows import TableRows, features_of
+from bagpipe.oracle.table_rows import TableRows, check_bounds, features_of
 from bagpipe.types.batch import Batch, ExpiredRows
 from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, DataSchema
 
@@ -145,7 +145,9 @@ class RowExpiry:
             InputError: an id outside its table.
         """
         found = TableRows.of(batch, self._features)
-        self._check_ids(batch.index, found)
+        for number, table in enumerate(self._tables):
+            if table.num_ids is not None:
+                check_bounds(batch.index, table.name, found.ids_of(number), table.num_ids)
         is_new = self._lifetimes.use(found.rows)
         is_born = np.zeros(batch.values.shape[0], dtype=np.bool_)
         for _, span, of_ids in found.of_occurrences(is_new):
@@ -158,11 +160,3 @@ class RowExpiry:
             for own, (start, stop) in zip(self._features, bounds, strict=True)
         )
         return dataclasses.replace(batch, is_born=is_born, expired=gone)
-
-    def _check_ids(self, batch_index: int, found: TableRows) -> None:
-        """Raise InputError for an id outside its table."""
-        for number, table in enumerate(self._tables):
-            size, ids = table.num_ids, found.ids_of(number)
-            if size is not None and ids.shape[0] and not 0 <= ids[0] <= ids[-1] < size:
-                got = int(ids[0] if ids[0] < 0 else ids[-1])
-                raise InputError(f"batch {batch_index}, table {table.name!r}: expected ids in [0, {size}), got {got}")

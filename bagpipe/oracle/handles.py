@@ -13,6 +13,7 @@ cell. (table, hash) names a row exactly, as the hash is a bijection of the id wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ from bagpipe.oracle.lrfu import NEVER_USED, NO_SCORE, GhostScores
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.splitmix64 import mix_rows
 
-__all__ = ["DenseHandles", "HashHandles", "dense_sizes", "hash_rows", "make_handles"]
+__all__ = ["DenseHandles", "HashHandles", "dense_sizes", "grown", "hash_rows", "make_handles"]
+
+_Number = TypeVar("_Number", np.int32, np.uint32)
 
 #: Vocabularies up to this many rows use the dense map (16 B a row: 1 GiB at most); larger ones the hash map.
 DENSE_ROWS_LIMIT = 1 << 26
@@ -321,6 +324,18 @@ class HashHandles:
         self._cells = np.full(size, _EMPTY, dtype=np.uint64)
         self._num_filled = 0
         self._insert(live, self._pool.hashes.take(live))
+
+
+def grown(array: NDArray[_Number], num_handles: int, fill: int) -> NDArray[_Number]:
+    """An array by handle with room for so many handles; the array itself if it has it.
+
+    Args:
+        array: one dimension.
+        num_handles: see `DenseHandles.num_handles`.
+        fill: of the new elements.
+    """
+    more = num_handles - array.shape[0]
+    return np.pad(array, (0, more), constant_values=fill) if more > 0 else array
 
 
 def make_handles(table_rows: Sequence[int | None], *, planned_bits: int = 1 << 27) -> DenseHandles | HashHandles:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.handles import make_handles
+from bagpipe.oracle.handles import grown, make_handles
 from bagpipe.oracle.lifetimes import LEAST_GAP
 from bagpipe.oracle.plan import RowList
 
@@ -49,10 +49,7 @@ class LastUses:
             clock: of the batch; at least that of the batch before.
         """
         handles = self._handles.lookup_or_add(rows)
-        if self._handles.num_handles > self._last_batch.shape[0]:
-            grown = np.full(self._handles.num_handles, _NEVER, dtype=np.int32)
-            grown[: self._last_batch.shape[0]] = self._last_batch
-            self._last_batch = grown
+        self._last_batch = grown(self._last_batch, self._handles.num_handles, _NEVER)
         self._last_batch[handles] = len(self._clocks)
         self._clocks.append(clock)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.handles import make_handles
+from bagpipe.oracle.handles import grown, make_handles
 from bagpipe.oracle.plan import RowList
 
 __all__ = ["LEAST_GAP", "RowLifetimes"]
@@ -45,13 +45,18 @@ class _Queue:
 
     Args:
         limit: in units of the clock.
+        tables: bool by table number: the table has the limit.
 
     Attributes:
+        limit, tables: as given.
+        expired_to: the last batch whose rows have expired, unless a later one used them; -1: none.
         num_alive: rows that have not expired. num_entries: uses held, stale ones included.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, tables: NDArray[np.bool_]) -> None:
         self.limit = limit
+        self.tables = tables
+        self.expired_to = -1
         self.num_alive = self.num_entries = 0
         self._uses: deque[_Uses] = deque()
 
@@ -66,10 +71,10 @@ class _Queue:
             self._uses = deque(kept for kept in current if kept.handles.shape[0])
             self.num_entries = sum(kept.handles.shape[0] for kept in self._uses)
 
-    def pop(self, last_batch: int, last_use: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-        """Remove uses up to a batch. Returns the rows that no later batch has used."""
+    def pop(self, last_use: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+        """Remove the uses up to `expired_to`. Returns the rows that no later batch has used."""
         expired = []
-        while self._uses and self._uses[0].batch_index <= last_batch:
+        while self._uses and self._uses[0].batch_index <= self.expired_to:
             uses = self._uses.popleft()
             self.num_entries -= uses.handles.shape[0]
             expired.append(_current(uses, last_use))
@@ -93,20 +98,19 @@ class RowLifetimes:
         self._last_use = np.full(self._handles.num_handles, _NOT_ALIVE, dtype=np.int32)
         self._num_tables = len(table_rows)
         self._lasting = tuple(lasting)
-        self._queues = {limit: _Queue(limit) for limit in limits if limit is not None}
-        self._tables_of = {
-            limit: np.array([table_limit == limit for table_limit in limits], dtype=np.bool_) for limit in self._queues
-        }
+        self._queues = tuple(
+            _Queue(limit, np.array([of_table == limit for of_table in limits], dtype=np.bool_))
+            for limit in sorted({limit for limit in limits if limit is not None})
+        )
         # Clocks of the batches from `_first` on: those before have no use in any queue.
         self._clocks: deque[float] = deque()
         self._first = 0
         self._batch_index = -1
-        self._bounds = dict.fromkeys(self._queues, -1)
 
     @property
     def num_alive(self) -> int:
         """Live rows of tables with a limit."""
-        return sum(queue.num_alive for queue in self._queues.values())
+        return sum(queue.num_alive for queue in self._queues)
 
     def begin(self, clock: float) -> None:
         """Begin the next batch. `clock`: at least that of the batch before."""
@@ -121,14 +125,12 @@ class RowLifetimes:
         """
         found = []
         batch_index, clock = self._batch_index, self._clocks[-1]
-        for limit, queue in self._queues.items():
-            bound = self._bounds[limit]
+        for queue in self._queues:
             latest = batch_index - LEAST_GAP
-            while bound < latest and clock - self._clocks[bound + 1 - self._first] > limit:
-                bound += 1
-            self._bounds[limit] = bound
-            found += queue.pop(bound, self._last_use)
-        for _ in range(min(self._bounds.values(), default=batch_index) + 1 - self._first):
+            while queue.expired_to < latest and clock - self._clocks[queue.expired_to + 1 - self._first] > queue.limit:
+                queue.expired_to += 1
+            found += queue.pop(self._last_use)
+        for _ in range(min((queue.expired_to for queue in self._queues), default=batch_index) + 1 - self._first):
             self._clocks.popleft()
             self._first += 1
         handles = np.concatenate([np.empty(0, dtype=np.int64), *found])
@@ -149,18 +151,15 @@ class RowLifetimes:
             bool ``[len(rows)]``: the row is new.
         """
         handles = self._handles.lookup_or_add(rows)
-        if self._handles.num_handles > self._last_use.shape[0]:
-            grown = np.full(self._handles.num_handles, _NOT_ALIVE, dtype=np.int32)
-            grown[: self._last_use.shape[0]] = self._last_use
-            self._last_use = grown
+        self._last_use = grown(self._last_use, self._handles.num_handles, _NOT_ALIVE)
         is_new: NDArray[np.bool_] = self._last_use.take(handles) == _NOT_ALIVE
         self._last_use[handles] = self._batch_index
         expires = np.ones(len(rows), dtype=np.bool_)
         for (start, stop), lasting in zip(itertools.pairwise(rows.table_offsets.tolist()), self._lasting, strict=True):
             if lasting is not None:
                 expires[start:stop] = rows.ids[start:stop] != lasting
-        for limit, queue in self._queues.items():
-            is_own = np.repeat(self._tables_of[limit], np.diff(rows.table_offsets)) & expires
+        for queue in self._queues:
+            is_own = np.repeat(queue.tables, np.diff(rows.table_offsets)) & expires
             queue.num_alive += int(np.count_nonzero(is_new & is_own))
             queue.push(_Uses(self._batch_index, handles[is_own]), self._last_use)
         return is_new

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.handles import HashHandles
+from bagpipe.oracle.handles import HashHandles, grown
 from bagpipe.oracle.plan import RowList
 
 __all__ = ["LinkFinder", "LinkedHandles", "RowLinks"]
@@ -76,10 +76,7 @@ class LinkFinder:
 
     def _grow(self, num_handles: int) -> None:
         for name, fill in (("_batch", _NONE), ("_place", 0)):
-            grown = np.full(num_handles, fill, dtype=np.int32)
-            old = getattr(self, name)
-            grown[: old.shape[0]] = old
-            setattr(self, name, grown)
+            setattr(self, name, grown(getattr(self, name), num_handles, fill))
 
 
 class LinkedHandles:

@@ -23,7 +23,7 @@ from bagpipe.oracle.batch_window import BatchWindow, OldestBatch, RowsHeld, Wind
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.eviction import NEVER
 from bagpipe.oracle.expired import ExpiredOfRank, empty_slots, split_expired, with_expired
-from bagpipe.oracle.handles import make_handles
+from bagpipe.oracle.handles import grown, make_handles
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
@@ -179,7 +179,8 @@ class Planner:
 
     def _drop(self, expired: RowList) -> tuple[ExpiredOfRank, ...]:
         """Empty the slots of rows that expired. By rank: those that it deletes, and their slots."""
-        slots = empty_slots(expired, self._handles, self._slot_of_handle, self._slot_state)
+        slots, idle = empty_slots(expired, self._handles, self._slot_of_handle, self._slot_state)
+        self._window.release(idle)
         for resident_set, own in zip(self._resident_sets, self._by_rank(slots[slots >= 0]), strict=True):
             resident_set.drop(own)
         return split_expired(expired, slots, self.spec)
@@ -322,8 +323,8 @@ class Planner:
         )
 
     def _grow(self, num_handles: int) -> None:
-        self._slot_of_handle = _grown(self._slot_of_handle, num_handles, -1)
-        self._evicted_at = _grown(self._evicted_at, num_handles, NO_BATCH)
+        self._slot_of_handle = grown(self._slot_of_handle, num_handles, -1)
+        self._evicted_at = grown(self._evicted_at, num_handles, NO_BATCH)
 
 
 def make_planner(
@@ -367,7 +368,3 @@ def plans_of(planner: Planner | DirectPlanner, batches: Iterable[Batch]) -> Iter
             yield planner.plan()
     for _ in range(waiting):
         yield planner.plan()
-
-
-def _grown(array: NDArray[np.int32], size: int, fill: int) -> NDArray[np.int32]:
-    return np.pad(array, (0, size - array.shape[0]), constant_values=fill)

@@ -10,11 +10,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.errors import InputError
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Table
 
-__all__ = ["TableRows", "features_of"]
+__all__ = ["TableRows", "check_bounds", "features_of"]
 
 _Value = TypeVar("_Value", bound=np.generic)
 
@@ -22,6 +23,25 @@ _Value = TypeVar("_Value", bound=np.generic)
 def features_of(schema: DataSchema, table: Table) -> tuple[int, ...]:
     """Numbers of the features of a table of the data."""
     return tuple(number for number, feature in enumerate(schema.features) if feature.table == table.name)
+
+
+def check_bounds(batch_index: int, name: str, ids: NDArray[np.int64], rows: int) -> None:
+    """Check the ids of a bounded table.
+
+    Args:
+        batch_index, name: of the batch and the table, for the message.
+        ids: int64.
+        rows: the ids lie in ``[0, rows)``.
+
+    Raises:
+        InputError: one does not.
+    """
+    if not ids.shape[0]:
+        return
+    least, largest = int(ids.min()), int(ids.max())
+    if least < 0 or largest >= rows:
+        outside = least if least < 0 else largest
+        raise InputError(f"batch {batch_index}, table {name!r}: expected ids in [0, {rows}), got {outside}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

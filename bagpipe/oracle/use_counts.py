@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes
+from bagpipe.oracle.handles import DenseHandles, HashHandles, dense_sizes, grown
 from bagpipe.oracle.plan import RowList
 from bagpipe.types.splitmix64 import mix_rows
 
@@ -88,10 +88,7 @@ class HashedUses:
     def add(self, rows: RowList, uses: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `UseCounts`."""
         handles = self._handles.lookup_or_add(rows)
-        if self._handles.num_handles > self._uses.shape[0]:
-            grown = np.zeros(self._handles.num_handles, dtype=np.uint32)
-            grown[: self._uses.shape[0]] = self._uses
-            self._uses = grown
+        self._uses = grown(self._uses, self._handles.num_handles, 0)
         total = self._uses.take(handles) + uses
         self._uses[handles] = np.minimum(total, _MOST)
         return total

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.eviction import NEVER
+from bagpipe.oracle.handles import grown
 from bagpipe.oracle.plan import NO_BATCH
 
 __all__ = ["NextUses", "RankCounts", "UnseenUses"]
@@ -131,9 +132,7 @@ class NextUses:
         return used
 
     def grow(self, num_handles: int) -> None:
-        entries = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
-        entries[: self._entry_of_handle.shape[0]] = self._entry_of_handle
-        self._entry_of_handle = entries
+        self._entry_of_handle = grown(self._entry_of_handle, num_handles, _NOT_IN_WINDOW)
 
     def _spans(self, first: int, count: int) -> tuple[slice, slice]:
         """`count` entries of the ring from number `first` on: up to the ring's end, then from its start."""

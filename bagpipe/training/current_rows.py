@@ -53,11 +53,12 @@ class CurrentRows(LoopPart):
         self._tables = {}
 
     def after_write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
-        for request in requests:
-            if request.table in self._tables:
-                self._tables[request.table].forget(request.ids)
+        self._forget(requests)
 
     def after_delete(self, requests: Sequence[DeleteRequest], epoch: int, b: int) -> None:
+        self._forget(requests)
+
+    def _forget(self, requests: Sequence[WriteRequest | DeleteRequest]) -> None:
         for request in requests:
             if request.table in self._tables:
                 self._tables[request.table].forget(request.ids)

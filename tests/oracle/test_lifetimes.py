@@ -44,5 +44,5 @@ def test_live_rows_bound_the_memory() -> None:
         lives.pop_expired()
         lives.use(rows(list(range(40_000))))
     assert lives.num_alive == 40_000
-    (queue,) = lives._queues.values()
+    (queue,) = lives._queues
     assert queue.num_entries <= 2 * 40_000 + (1 << 16) + 40_000
