@@ -11,6 +11,7 @@ dense_section, dense_rules: the section of the dense part's memory, chunks and s
 model_section, model_rules: the section of the model, and rules of the keys that only some models have.
 cacher_section, eval_section: the sections of the cacher and of evaluation.
 stream_rules: rules of data that grows.
-admission_rules, expiry_rules: rules of data.min_uses and data.expire_after, and what depends on them.
+admission_rules, expiry_rules: rules of data.min_uses and data.expire_after, and what depends on them; row_rules: what
+both share.
 ranges: allowed values, as part of a field's type; data_format: the format of data.path, if it is not given.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bagpipe.config.optim_section import pairs
+from bagpipe.config.row_rules import by_table_problem, imported_rows, unused_problem
 from bagpipe.config.sections import Config, DataConfig
 from bagpipe.types.schema import FROZEN
 
@@ -19,15 +20,12 @@ def counts_uses(config: DataConfig) -> bool:
     return config.min_uses > 1 or any(uses != "1" for _, uses in pairs(config.min_uses_by_table))
 
 
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_USES
+
+
 def _by_table_problem(config: Config) -> str | None:
-    items = config.data.min_uses_by_table
-    tables = [table for table, _ in pairs(items)]
-    for item, (table, uses) in zip(items, pairs(items), strict=True):
-        if not table or not uses.isascii() or not uses.isdigit() or not 1 <= int(uses) <= _MOST_USES:
-            return f"must be TABLE=USES, the uses from 1 to 2**31 - 1, got {item!r}"
-        if tables.count(table) > 1:
-            return f"names table {table!r} more than once"
-    return None
+    return by_table_problem(config.data.min_uses_by_table, _is_count, "TABLE=USES, the uses from 1 to 2**31 - 1")
 
 
 def _min_uses_problem(config: Config) -> str | None:
@@ -38,13 +36,9 @@ def _min_uses_problem(config: Config) -> str | None:
         return "is not possible with a stream: a resumed job counts from the first batch on, which can be gone"
     if config.cacher.shards:
         return "is not possible with cacher.shards: one process counts the uses of rows"
-    imported = {
-        "store.existing rows-only": config.store.existing == "rows-only",
-        f"checkpoint.start_from {config.checkpoint.start_from}": bool(config.checkpoint.start_from),
-    }
-    for name, is_imported in imported.items():
-        if is_imported:
-            return f"needs a job that begins without rows, got {name}: nobody counted the uses of the rows there"
+    imported = imported_rows(config)
+    if imported is not None:
+        return f"needs a job that begins without rows, got {imported}: nobody counted the uses of the rows there"
     own = dict(pairs(data.min_uses_by_table))
     for table, optimizer in pairs(config.optim.rows_by_table):
         if optimizer == FROZEN and int(own.get(table, data.min_uses)) > 1:
@@ -53,13 +47,7 @@ def _min_uses_problem(config: Config) -> str | None:
 
 
 def _unused_problem(name: str) -> Callable[[Config], str | None]:
-    def problem(config: Config) -> str | None:
-        value = getattr(config.data, name)
-        if value == getattr(DataConfig, name) or counts_uses(config.data):
-            return None
-        return f"{value} needs data.min_uses above 1, for all tables or one, got 1"
-
-    return problem
+    return unused_problem(name, counts_uses, "data.min_uses above 1, for all tables or one, got 1")
 
 
 def _sketch_problem(config: Config) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from bagpipe.config.optim_section import pairs
-from bagpipe.config.sections import Config, DataConfig
+from bagpipe.config.row_rules import by_table_problem, imported_rows, unused_problem
+from bagpipe.config.sections import Config
 
 __all__ = ["EXPIRY_PROBLEMS"]
 
@@ -19,14 +19,9 @@ def _is_limit(text: str) -> bool:
 
 
 def _by_table_problem(config: Config) -> str | None:
-    items = config.data.expire_after_by_table
-    tables = [table for table, _ in pairs(items)]
-    for item, (table, limit) in zip(items, pairs(items), strict=True):
-        if not table or not _is_limit(limit):
-            return f"must be TABLE=NUMBER, the number at least 0 (0: never), got {item!r}"
-        if tables.count(table) > 1:
-            return f"names table {table!r} more than once"
-    return None
+    return by_table_problem(
+        config.data.expire_after_by_table, _is_limit, "TABLE=NUMBER, the number at least 0 (0: never)"
+    )
 
 
 def _expire_after_problem(config: Config) -> str | None:
@@ -41,24 +36,15 @@ def _expire_after_problem(config: Config) -> str | None:
         return "is not possible with pipeline.rows_delay 1: rows are deleted between two batches"
     if data.use_counts == "sketch":
         return "is not possible with data.use_counts sketch, which cannot forget the uses of a row: use exact"
-    imported = {
-        "store.existing rows-only": config.store.existing == "rows-only",
-        f"checkpoint.start_from {config.checkpoint.start_from}": bool(config.checkpoint.start_from),
-    }
-    for name, is_imported in imported.items():
-        if is_imported:
-            return f"needs a job that begins without rows, got {name}: nobody followed the uses of the rows there"
+    imported = imported_rows(config)
+    if imported is not None:
+        return f"needs a job that begins without rows, got {imported}: nobody followed the uses of the rows there"
     return None
 
 
 def _unused_problem(name: str) -> Callable[[Config], str | None]:
-    def problem(config: Config) -> str | None:
-        value = getattr(config.data, name)
-        if value == getattr(DataConfig, name) or config.data.expires:
-            return None
-        return f"{value} needs data.expire_after above 0, for all tables or one, got 0"
-
-    return problem
+    needs = "data.expire_after above 0, for all tables or one, got 0"
+    return unused_problem(name, lambda data: data.expires, needs)
 
 
 #: Key that a message begins with -> the rest of the message, or None if the configuration is consistent.
