@@ -41,10 +41,10 @@ from bagpipe.store.redis.resp_rows import decode_ok
 from bagpipe.store.redis.routing import RoutedRows, Router
 from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
 from bagpipe.store.redis.server_checks import check_eviction
-from bagpipe.store.redis.servers import Unreachable
-from bagpipe.store.redis.shard_client import Traffic, patience_s
+from bagpipe.store.redis.servers import Server, Unreachable
+from bagpipe.store.redis.shard_client import ServerListClient, ShardClient, Traffic, patience_s
 
-__all__ = ["ClusterClient"]
+__all__ = ["ClusterClient", "bucket_client"]
 
 G = TypeVar("G", bound=Group)
 
@@ -368,3 +368,21 @@ def _runs(commands: Sequence[PendingCommand]) -> Iterator[Sequence[PendingComman
             first = number + 1
     if first < len(commands):
         yield commands[first:]
+
+
+def bucket_client(
+    backends: Cluster | Sequence[Server], keys: Sequence[bytes], timeout_s: float, codec: Callable[..., Codec[G]]
+) -> ShardClient[G]:
+    """A client of the buckets of a namespace.
+
+    Args:
+        backends: a cluster, or the servers in order.
+        keys: of the buckets, by number.
+        timeout_s: deadline of one batch, and of every connection attempt.
+        codec: makes the codec of a link: ``codec(keys)``, with ``one_by_one=True`` for requests of one command each.
+    """
+    if isinstance(backends, Cluster):  # every bucket has its own slot
+        one_by_one = partial(codec, keys, one_by_one=True)
+        return ClusterClient(backends, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
+    make_codec = partial(codec, keys)
+    return ServerListClient(backends, num_buckets=len(keys), timeout_s=timeout_s, make_codec=make_codec)

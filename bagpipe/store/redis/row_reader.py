@@ -7,7 +7,6 @@ requests ─ group by row width ─ route ─> HMGET per bucket, all servers at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,10 @@ from bagpipe.errors import CorruptRowError
 from bagpipe.store.interface import ReadResult
 from bagpipe.store.keys import bucket_of
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.cluster_client import ClusterClient
+from bagpipe.store.redis.cluster_client import bucket_client
 from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup, damaged_rows
 from bagpipe.store.redis.servers import Server
-from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
+from bagpipe.store.redis.shard_client import ShardClient
 from bagpipe.store.row_checksum import as_voids
 from bagpipe.store.validation import check_read, row_dtype
 from bagpipe.types.schema import RowSchema
@@ -37,11 +36,7 @@ def reading_client(
         keys: of the buckets, by number.
         timeout_s: deadline of one batch, and of every connection attempt.
     """
-    if isinstance(backends, Cluster):
-        one_by_one = partial(ReadCodec, list(keys), one_by_one=True)
-        return ClusterClient(backends, keys=list(keys), timeout_s=timeout_s, make_codec=one_by_one)
-    codec = partial(ReadCodec, list(keys))
-    return ServerListClient(backends, num_buckets=len(keys), timeout_s=timeout_s, make_codec=codec)
+    return bucket_client(backends, list(keys), timeout_s, ReadCodec)
 
 
 class RowReader:

@@ -8,18 +8,18 @@ ReadGroup ───────────────ReadCodec────┘
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias
 
 from bagpipe.store.redis.cluster import Cluster
-from bagpipe.store.redis.cluster_client import ClusterClient
+from bagpipe.store.redis.cluster_client import bucket_client
 from bagpipe.store.redis.delete_codec import DeleteCodec, DeleteGroup
 from bagpipe.store.redis.read_codec import ReadCodec, ReadGroup
 from bagpipe.store.redis.request_pipeline import Frame
 from bagpipe.store.redis.routing import BucketCommand
 from bagpipe.store.redis.row_codecs import MAX_REQUEST_COMMANDS, LogRotation, WriteCodec, WriteGroup
 from bagpipe.store.redis.servers import Server
-from bagpipe.store.redis.shard_client import ServerListClient, ShardClient
+from bagpipe.store.redis.shard_client import ShardClient
 
 __all__ = ["Change", "WritingCodec", "writing_client"]
 
@@ -68,8 +68,4 @@ def writing_client(
         keys: of the buckets, by number.
         timeout_s: deadline of one batch, and of every connection attempt.
     """
-    if isinstance(backends, Cluster):
-        one_by_one = partial(WritingCodec, keys, one_by_one=True)  # every bucket has its own slot
-        return ClusterClient(backends, keys=keys, timeout_s=timeout_s, make_codec=one_by_one)
-    codec = partial(WritingCodec, keys)
-    return ServerListClient(backends, num_buckets=len(keys), timeout_s=timeout_s, make_codec=codec)
+    return bucket_client(backends, keys, timeout_s, WritingCodec)

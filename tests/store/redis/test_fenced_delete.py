@@ -15,12 +15,22 @@ from bagpipe.store.fencing.fence import log_key
 from bagpipe.store.interface import DeleteRequest
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
 from bagpipe.store.redis.fenced_delete import Deletion
-from bagpipe.store.redis.log_guard import GuardedCommand, ShortLog
+from bagpipe.store.redis.log_guard import ShortLog
 from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.fence_jobs import take_over
 from tests.store.clients import client_of
-from tests.store.redis.test_fenced_write import IDS, OWNER, TOKEN, opened, rows_of, snapshot
+from tests.store.redis.test_fenced_write import (
+    IDS,
+    OWNER,
+    TOKEN,
+    accepted,
+    check_rejection,
+    guarded,
+    opened,
+    rows_of,
+    snapshot,
+)
 
 ALL = [DeleteRequest(0, IDS)]
 
@@ -136,21 +146,7 @@ def test_a_server_without_memory_changes_nothing(own_server: EmbeddedServer, cli
 
 
 def deletion(num_commands: int = 2) -> Deletion:
-    return Deletion(
-        token=TOKEN,
-        commands=tuple(
-            GuardedCommand(bucket=b"job:{%d}" % bucket, open=b"o", log=b"l", length=5, num_rows=3)
-            for bucket in range(num_commands)
-        ),
-    )
-
-
-def accept(data: bytes) -> int | None:
-    """Offset after a reply that follows four other bytes; every prefix of it must give None."""
-    of = deletion()
-    for cut in range(len(data)):
-        assert of.accept(np.frombuffer(b"????" + data, np.uint8), 4, 4 + cut) is None
-    return of.accept(np.frombuffer(b"????" + data + b":1\r\n", np.uint8), 4, 4 + len(data))
+    return Deletion(token=TOKEN, commands=guarded(num_commands))
 
 
 def refusal(length: int, owner: bytes = OWNER) -> bytes:
@@ -159,7 +155,7 @@ def refusal(length: int, owner: bytes = OWNER) -> bytes:
 
 @pytest.mark.parametrize("data", [b":0\r\n", refusal(6)], ids=["now", "before"])
 def test_a_group_that_is_deleted(data: bytes) -> None:
-    assert accept(data) == 4 + len(data)
+    assert accepted(deletion(), data) == 4 + len(data)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +172,7 @@ def test_a_group_that_is_deleted(data: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_group_that_is_rejected(data: bytes, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message) as caught:
-        accept(data)
-    assert type(caught.value) is kind
-    if isinstance(caught.value, ShortLog | ErrorReply):
-        assert caught.value.end == 4 + len(data)
+    check_rejection(deletion(), data, kind, message)
 
 
 def test_a_reply_fits_the_room_asked_for() -> None:

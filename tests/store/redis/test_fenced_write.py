@@ -14,6 +14,7 @@ from bagpipe.errors import CorruptRowError, FencedError, RolledBackError, StoreE
 from bagpipe.store.fencing.fence import Fence, log_key, logs_key, open_key, owner_key
 from bagpipe.store.interface import Rows
 from bagpipe.store.keys import FIELD_DTYPE, bucket_key
+from bagpipe.store.redis.fenced_delete import Deletion
 from bagpipe.store.redis.fenced_write import Rotation, Transaction
 from bagpipe.store.redis.log_guard import GuardedCommand, ShortLog
 from bagpipe.store.redis.resp_rows import ErrorReply
@@ -259,22 +260,31 @@ def test_a_damaged_row_is_named(own_server: EmbeddedServer, client: redis.Redis)
 # Replies
 
 
-def transaction(num_commands: int = 2, length: int = 5) -> Transaction:
-    return Transaction(
-        token=TOKEN,
-        commands=tuple(
-            GuardedCommand(bucket=b"job:{%d}" % bucket, open=b"o", log=b"l", length=length, num_rows=3)
-            for bucket in range(num_commands)
-        ),
+def guarded(num_commands: int, length: int = 5) -> tuple[GuardedCommand, ...]:
+    return tuple(
+        GuardedCommand(bucket=b"job:{%d}" % bucket, open=b"o", log=b"l", length=length, num_rows=3)
+        for bucket in range(num_commands)
     )
 
 
-def accept(data: bytes) -> int | None:
+def transaction(num_commands: int = 2, length: int = 5) -> Transaction:
+    return Transaction(token=TOKEN, commands=guarded(num_commands, length))
+
+
+def accepted(of: Transaction | Deletion, data: bytes) -> int | None:
     """Offset after a reply that follows four other bytes; every prefix of it must give None."""
-    of = transaction()
     for cut in range(len(data)):
         assert of.accept(np.frombuffer(b"????" + data, np.uint8), 4, 4 + cut) is None
     return of.accept(np.frombuffer(b"????" + data + b":1\r\n", np.uint8), 4, 4 + len(data))
+
+
+def check_rejection(of: Transaction | Deletion, data: bytes, kind: type[Exception], message: str) -> None:
+    """An error of exactly this kind, which knows where the reply ends if the rest of the replies can be read."""
+    with pytest.raises(kind, match=message) as caught:
+        accepted(of, data)
+    assert type(caught.value) is kind
+    if isinstance(caught.value, ShortLog | ErrorReply):
+        assert caught.value.end == 4 + len(data)
 
 
 QUEUED = b"+OK\r\n" + b"+QUEUED\r\n" * 4
@@ -291,7 +301,7 @@ def refusal(length: int, owner: bytes = OWNER) -> bytes:
     ids=["new", "replaced", "again"],
 )
 def test_a_group_that_is_written(data: bytes) -> None:
-    assert accept(data) == 4 + len(data)
+    assert accepted(transaction(), data) == 4 + len(data)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +323,7 @@ def test_a_group_that_is_written(data: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_group_that_is_rejected(data: bytes, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message) as caught:
-        accept(data)
-    assert type(caught.value) is kind
-    if isinstance(caught.value, ShortLog | ErrorReply):
-        assert caught.value.end == 4 + len(data)
+    check_rejection(transaction(), data, kind, message)
 
 
 def test_a_redirection_spans_all_of_the_answers() -> None:
@@ -326,7 +332,7 @@ def test_a_redirection_spans_all_of_the_answers() -> None:
         b"-EXECABORT Transaction discarded because of previous errors.\r\n"
     )
     with pytest.raises(ErrorReply) as caught:
-        accept(data)
+        accepted(transaction(), data)
     assert (caught.value.line, caught.value.start, caught.value.end) == ("MOVED 12 10.0.0.1:7000", 4, 4 + len(data))
 
 
