@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,7 @@ def check_a_wrong_deletion_changes_nothing(make_store: MakeStore) -> None:
             DeleteRequest(1, ids.astype(np.int32)),
             DeleteRequest(1, ids[None]),
         ):
-            requests = [DeleteRequest(0, ids), bad]
-            raises(ValueError, lambda requests=requests: store.delete_many(requests))  # type: ignore[misc]
+            raises(ValueError, partial(store.delete_many, [DeleteRequest(0, ids), bad]))
         assert holds(store, ids, 1.0)
 
 

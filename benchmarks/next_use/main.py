@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import shutil
 import statistics
 import subprocess
@@ -98,12 +99,13 @@ def _run(*words: str) -> dict[str, float]:
     """Processor and wall seconds of a command and its processes, and their memory at its peak, in MiB."""
     start_s, peak_kib = time.perf_counter(), 0
     with subprocess.Popen([sys.executable, "-m", "data", *words], stdout=subprocess.DEVNULL) as process:
-        while True:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                break
-            peak_kib = max(peak_kib, sum(map(_rss_kib, process_tree([process.pid]))))
-            time.sleep(_POLL_S)
+        ended = os.pidfd_open(process.pid)
+        try:
+            while not select.select([ended], [], [], _POLL_S)[0]:
+                peak_kib = max(peak_kib, sum(map(_rss_kib, process_tree([process.pid]))))
+        finally:
+            os.close(ended)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise InputError(f"python -m data {words[0]} ended with {process.returncode}")

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +53,9 @@ def source_of(path: Path) -> CriteoSource:
     return dataclasses.replace(source, block_bytes=8_000)
 
 
-def conversion_of(days: Path, folder: Path, **options: object) -> Conversion:
+def conversion_of(days: Path, folder: Path, **options: Any) -> Conversion:
     sources = (source_of(days / "day_0.tsv"), source_of(days / "day_1.tsv"), source_of(days / "day_2.tsv"))
-    return Conversion(sources=sources, folder=folder, part_segments=2, **options)  # type: ignore[arg-type]
+    return Conversion(sources=sources, folder=folder, part_segments=2, **options)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -72,9 +73,9 @@ def whole(days: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(path: Path, **options: object) -> DataConfig:
-    values = {"batch_size": 32, "eval_fraction": 0.1, "epochs": 2, **options}
-    return DataConfig(path=str(path), format="parquet", **values)  # type: ignore[arg-type]
+def config_of(path: Path, **options: Any) -> DataConfig:
+    values: dict[str, Any] = {"batch_size": 32, "eval_fraction": 0.1, "epochs": 2, **options}
+    return DataConfig(path=str(path), format="parquet", **values)
 
 
 def assert_same(batches: list[Batch], others: list[Batch]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.expiry import CLOCKS
+from bagpipe.oracle.expiry import CLOCKS, ExpiryUnit
 from bagpipe.oracle.lifetimes import LEAST_GAP
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, Feature, Table
@@ -87,12 +87,12 @@ def test_thresholds(log: list[list[tuple[list[int], ...]]], item_rows: int | Non
     st.integers(1, 3),
 )
 def test_limits(
-    log: list[list[tuple[list[int], ...]]], item_rows: int | None, limits: list[float], unit: str, every: int
+    log: list[list[tuple[list[int], ...]]], item_rows: int | None, limits: list[float], unit: ExpiryUnit, every: int
 ) -> None:
     batches = batches_of(log)
-    tried = Tried(limits=tuple(limits), unit=unit, every=every)  # type: ignore[arg-type]
+    tried = Tried(limits=tuple(limits), unit=unit, every=every)
     found = counted(schema_of(item_rows), batches, tried).found().limits
-    clock = CLOCKS[unit]()  # type: ignore[index]
+    clock = CLOCKS[unit]()
     clocks = [clock(batch) for batch in batches]
     for each in found:
         assert (each.unit, each.every) == (unit, every)
