@@ -128,8 +128,8 @@ def _compact(config: Config, options: Mapping[str, str]) -> None:
 _COMMANDS: Mapping[str, Callable[[Config, Mapping[str, str]], None]] = {"report": _report, "compact": _compact}
 
 
-def _newest(folder: str) -> Checkpoint | None:
-    """The newest valid checkpoint; None if it is that of a job that has not trained."""
+def _newest(folder: str) -> Checkpoint:
+    """The newest valid checkpoint."""
     found = CheckpointFolder(Path(folder).absolute()).newest(note)
     if found is None:
         raise InputError(f"checkpoint.dir {folder} has no checkpoint")

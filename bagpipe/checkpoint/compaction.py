@@ -23,7 +23,7 @@ import numpy as np
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.files import link_or_copy
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
-from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.merge import IsKept, merge_files
 from bagpipe.errors import InputError
 from bagpipe.types.schema import RowSchema
@@ -125,17 +125,7 @@ def _check_holder(folder: CheckpointFolder, running: str) -> None:
 
 def _without_rows(manifest: Manifest, generation: int) -> Manifest:
     """The manifest with the dense parts and the names of dirty rows alone."""
-    parts = tuple(
-        Part(
-            rank=part.rank,
-            dense=part.dense,
-            dirty=part.dirty,
-            num_groups=part.num_groups,
-            row_sums=part.row_sums,
-            progress=part.progress,
-        )
-        for part in manifest.parts
-    )
+    parts = tuple(dataclasses.replace(part, rows=()) for part in manifest.parts)
     # No parent: a store with the parent's id is loaded from files.
     return dataclasses.replace(manifest, generation=generation, parent_checkpoint_id="", parts=parts, base=())
 

@@ -113,9 +113,9 @@ class RowExpiry:
             [table.num_ids for table in schema.tables],
             [rules.limits.get(table.name) for table in schema.tables],
             defaults,
+            every=rules.every,
         )
         self._clock = CLOCKS[rules.unit]()
-        self._every = rules.every
 
     @property
     def num_alive(self) -> int:
@@ -129,8 +129,6 @@ class RowExpiry:
             InputError: the clock needs times, and the batch has none.
         """
         self._lifetimes.begin(self._clock(batch))
-        if batch.index % self._every:
-            return None
         expired = self._lifetimes.pop_expired()
         return expired if len(expired) else None
 

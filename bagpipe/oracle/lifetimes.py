@@ -89,11 +89,18 @@ class RowLifetimes:
         table_rows: by table number: ids lie in ``[0, rows)``, or None for any 64-bit id.
         limits: by table number, in units of the clock; None: its rows do not expire.
         lasting: by table number, an id that does not expire; None: none.
+        every: rows expire before batches whose number is a multiple.
     """
 
     def __init__(
-        self, table_rows: Sequence[int | None], limits: Sequence[float | None], lasting: Sequence[int | None]
+        self,
+        table_rows: Sequence[int | None],
+        limits: Sequence[float | None],
+        lasting: Sequence[int | None],
+        *,
+        every: int = 1,
     ) -> None:
+        self._every = every
         self._handles = make_handles(table_rows, planned_bits=64)
         self._last_use = np.full(self._handles.num_handles, _NOT_ALIVE, dtype=np.int32)
         self._num_tables = len(table_rows)
@@ -123,8 +130,10 @@ class RowLifetimes:
         Returns:
             Inside a table ascending by id as an unsigned number.
         """
-        found = []
         batch_index, clock = self._batch_index, self._clocks[-1]
+        if batch_index % self._every:
+            return RowList(table_offsets=np.zeros(self._num_tables + 1, dtype=np.int64), ids=np.empty(0, np.int64))
+        found = []
         for queue in self._queues:
             latest = batch_index - LEAST_GAP
             while queue.expired_to < latest and clock - self._clocks[queue.expired_to + 1 - self._first] > queue.limit:

@@ -84,7 +84,7 @@ class SavingsCounter:
         self._default_uses += _by_table(np.where(is_below, uses, 0), offsets)
         clock = self._clock(batch) if self._lives else 0
         for lives in self._lives:
-            lives.take(batch.index, clock, found.rows)
+            lives.take(clock, found.rows)
 
     def found(self) -> Savings:
         """The counts so far."""
@@ -135,16 +135,14 @@ class _Lives:
 
     def __init__(self, table_rows: list[int | None], limit: float, every: int, row_bytes: NDArray[np.int64]) -> None:
         num_tables = len(table_rows)
-        self._lifetimes = RowLifetimes(table_rows, [limit] * num_tables, [None] * num_tables)
-        self._every = every
+        self._lifetimes = RowLifetimes(table_rows, [limit] * num_tables, [None] * num_tables, every=every)
         self._row_bytes = row_bytes
         self._births, self._deleted, self._at_most = np.zeros((3, num_tables), dtype=np.int64)
         self._rows_at_most = self._bytes_at_most = 0
 
-    def take(self, batch_index: int, clock: float, rows: RowList) -> None:
+    def take(self, clock: float, rows: RowList) -> None:
         self._lifetimes.begin(clock)
-        if batch_index % self._every == 0:
-            self._deleted += np.diff(self._lifetimes.pop_expired().table_offsets)
+        self._deleted += np.diff(self._lifetimes.pop_expired().table_offsets)
         self._births += _by_table(self._lifetimes.use(rows), rows.table_offsets)
         alive = self._births - self._deleted
         np.maximum(self._at_most, alive, out=self._at_most)
