@@ -1,4 +1,4 @@
-"""The report of a namespace: rows and bytes of each table, in the store and in the newest checkpoint, and their ages.
+"""The report of a namespace: rows and bytes of each table, in the store and in a checkpoint, and their ages.
 
     store ──ids, bucket states──> StoreRows ───────────┐
     checkpoint ──ids────────────> CheckpointState ─────┼──RowReport──> lines, or JSON
@@ -64,7 +64,7 @@ class TableRows:
         row_bytes: of one record.
         record_bytes: of the records of these rows.
         server_bytes: estimated memory of a server for these rows, with keys and overhead.
-        checkpoint_rows: in the newest checkpoint.
+        checkpoint_rows: in the checkpoint.
         older: rows of the checkpoint whose last use is longer ago than each limit of `AgeLimits`.
     """
 
@@ -79,7 +79,7 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """The newest checkpoint.
+    """The checkpoint that the job would resume from.
 
     Attributes:
         generation: the start that made it. step: batches trained.
@@ -225,7 +225,7 @@ def report_of(
 
     Args:
         store: the rows of the store; None: there is none.
-        checkpoint: the newest valid one; None: there is none. At least one of the two is given.
+        checkpoint: a valid one; None: there is none. At least one of the two is given.
         ages: of the rows of the checkpoint; None: not asked for.
         limits: of ages, in the unit of `ages`.
     """

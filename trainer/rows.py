@@ -1,7 +1,9 @@
 """`python -m trainer rows report` and `rows compact`: what a namespace holds, and a checkpoint without its old rows.
 
-    report   store, newest checkpoint ──(--ages: training data)──> rows and bytes by table, rows by age: text, JSON
+    report   store, checkpoint ──(--ages: training data)──> rows and bytes by table, rows by age: text, JSON
     compact  newest checkpoint, training data ──rows last used too long ago──> a checkpoint without them
+
+The checkpoint of a report is the one that `checkpoint.resume` names.
 
 Both read the configuration of the job. `report` changes nothing; `compact` changes the checkpoint folder alone.
 """
@@ -23,7 +25,7 @@ from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.cli.progress import Progress
 from bagpipe.config.admission_rules import counts_uses
 from bagpipe.config.load import Option, parse_config
-from bagpipe.config.sections import Config
+from bagpipe.config.sections import CheckpointConfig, Config
 from bagpipe.errors import EXIT_DONE, InputError
 from bagpipe.oracle.expiry import ExpiryUnit
 from bagpipe.types.schema import RowSchema
@@ -82,9 +84,9 @@ def _report(config: Config, options: Mapping[str, str]) -> None:
         check_writable(options["json"], "--json")
     if not config.store.url and not config.checkpoint.dir:
         raise InputError("rows report needs store.url, checkpoint.dir or both, got none")
-    checkpoint = _newest(config.checkpoint.dir) if config.checkpoint.dir else None
+    checkpoint = _chosen(config.checkpoint) if config.checkpoint.dir else None
     if limits and checkpoint is None:
-        raise InputError("--ages needs checkpoint.dir: ages are those at the newest checkpoint, got none")
+        raise InputError("--ages needs checkpoint.dir: ages are those at a checkpoint, got none")
     expected = None if checkpoint is None else RowSchema.from_json(checkpoint.manifest.row_schema)
     store = store_rows(url_of_store(config), config.store, expected) if config.store.url else None
     ages = _ages(config, checkpoint, unit) if checkpoint is not None and limits else None
@@ -128,11 +130,13 @@ def _compact(config: Config, options: Mapping[str, str]) -> None:
 _COMMANDS: Mapping[str, Callable[[Config, Mapping[str, str]], None]] = {"report": _report, "compact": _compact}
 
 
-def _newest(folder: str) -> Checkpoint:
-    """The newest valid checkpoint."""
-    found = CheckpointFolder(Path(folder).absolute()).newest(note)
+def _chosen(settings: CheckpointConfig) -> Checkpoint:
+    """The checkpoint that a job with these settings resumes from."""
+    if settings.resume == "never":
+        raise InputError("rows report: checkpoint.resume must be auto, best or a step number, got never")
+    found = CheckpointFolder(Path(settings.dir).absolute()).chosen(settings.resume, note)
     if found is None:
-        raise InputError(f"checkpoint.dir {folder} has no checkpoint")
+        raise InputError(f"checkpoint.dir {settings.dir} has no checkpoint")
     return found
 
 

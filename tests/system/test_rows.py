@@ -103,6 +103,11 @@ def test_a_report_counts_rows_by_table_and_age(job: Resumed) -> None:
     assert 0 < older < len(last)
     report = json.loads(out.read_text())
     assert (report["ages"]["now"], sum(table["older"][0] for table in report["tables"])) == (days[-1], older)
+    done = rows(job, "report", "--ages", "250", "--json", str(out), "--checkpoint.resume", "10")
+    assert (done.code, done.err) == (0, "")
+    report = json.loads(out.read_text())
+    assert (report["checkpoint"]["step"], report["ages"]["now"]) == (10, examples[10])
+    assert (report["checkpoint"]["agrees"], report["checkpoint"]["buckets"]) == (False, 0)
     store_alone = run_forked(["rows", "report", *job.arguments, "--store.namespace", job.namespace], job.folder)
     assert (store_alone.code, store_alone.out.splitlines()[-1].split()[1]) == (0, f"{len(last):,}")
 
