@@ -1,7 +1,8 @@
 """`python -m cacher --config FILE --listen unix:PATH|HOST:PORT [--SECTION.KEY VALUE …]`: the daemon's process.
 
-    flags and file ─> open data (not with --plan-only) ─> listen ─> serve … SIGTERM, SIGINT: drain ─> exit 0
-                                                                            second signal: exit now
+    flags and file ─> open data (not with --plan-only) ─> start shards ─> listen ─> serve … SIGTERM, SIGINT: drain
+                           └──────────────────────────────────┴─ SIGTERM, SIGINT: end the shards          ─> exit 0
+                                                                                          second signal: exit now
 
 An embedded daemon (`embedded`) writes its address or an error to `--ready-fd`, and exits when its standard input
 closes.
@@ -15,8 +16,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import TextIO
 
 from bagpipe.client.address import Address, parse_address
@@ -37,6 +39,8 @@ from cacher.shards import Shards
 __all__ = ["main"]
 
 _LOG = logging.getLogger("cacher")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _OPTIONS = (
     Option(flag="--listen", help="address to listen on", metavar="unix:PATH|HOST:PORT"),
@@ -83,7 +87,7 @@ def _cacher(argv: Sequence[str]) -> int:
             return _run(config, options, parent)
         except InputError as error:
             # Only the parent reports the error.
-            parent.write(json.dumps({"error": str(error)}))
+            _tell(parent, {"error": str(error)})
             return EXIT_INPUT
 
 
@@ -120,14 +124,50 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
         raise InputError(
             f"--plan-only opens no data, so cacher.shards must be empty, got {' '.join(config.cacher.shards)}"
         )
-    data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
-    with ExitStack() as opened:
+    with _ending_at_signals(), ExitStack() as opened:
+        data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
         if data is not None and config.cacher.shards:
             shards = Shards(config, data.schema, data.identity, data.ids_by_feature())
             data.shards = opened.enter_context(shards)
         server = CacherServer(data, settings_of(config), listen, access=access, limits=limits)
         asyncio.run(_serve(server, metrics, parent))
     return EXIT_DONE
+
+
+class _Signalled(SystemExit):
+    """A signal before the event loop handles signals."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(EXIT_DONE)
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def _ending_at_signals() -> Iterator[None]:
+    """Until the event loop takes the signals over, the first one leaves the block; the second ends the process."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        raise _Signalled(number)
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, leave)
+        yield
+    except _Signalled as ended:
+        _LOG.info("signal", extra={"signal": ended.name, "at_once": False})
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(parent: TextIO, message: Mapping[str, str]) -> None:
+    """Write to the parent, if it is still there; the end of standard input ends this process, too."""
+    with suppress(BrokenPipeError):
+        parent.write(json.dumps(message))
+        parent.close()
 
 
 async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO | None) -> None:
@@ -142,7 +182,7 @@ async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO |
         loop.remove_reader(sys.stdin.fileno())  # the end of a pipe stays readable
         hurry.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(server)
@@ -151,8 +191,7 @@ async def _serve(server: CacherServer, metrics: Address | None, parent: TextIO |
 
             stack.enter_context(serve_metrics(metrics, server.snapshot, loop))
         if parent is not None:
-            parent.write(json.dumps({"url": str(server.address)}))
-            parent.close()
+            _tell(parent, {"url": str(server.address)})
             loop.add_reader(sys.stdin.fileno(), on_parent_gone)
         _LOG.info("listening", extra={"address": str(server.address), "pid": os.getpid()})
         await _first(leave, hurry)

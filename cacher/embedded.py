@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -57,7 +58,12 @@ class EmbeddedCacher:
         """
         try:
             self._start()
+        except (InputError, JobError):  # it ends, or has ended
+            self._stop()
+            raise
         except BaseException:
+            if self._process is not None:
+                self._process.terminate()  # it looks at its standard input once it serves
             self._stop()
             raise
         return self
@@ -83,17 +89,9 @@ class EmbeddedCacher:
         read_end, write_end = os.pipe()
         with open(read_end, encoding="utf-8") as ready:
             try:
-                self._process = subprocess.Popen(
-                    [*module_command(module_of("cacher")), *self._arguments(folder), "--ready-fd", str(write_end)],
-                    pass_fds=[write_end],
-                    env=module_environment(),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    # Only the trainer handles signals to its process group (Ctrl-C).
-                    process_group=0,
-                )
-                if self._in_background:
-                    lower_process_priority(self._process)
+                # A signal handler's exception can interrupt this thread, but not the one that gets the process.
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(self._spawn, folder, write_end).result()
             finally:
                 os.close(write_end)
             said = ready.read()
@@ -103,6 +101,19 @@ class EmbeddedCacher:
         if "error" in answer:
             raise InputError(answer["error"])
         self.url = answer["url"]
+
+    def _spawn(self, folder: Path, write_end: int) -> None:
+        self._process = subprocess.Popen(
+            [*module_command(module_of("cacher")), *self._arguments(folder), "--ready-fd", str(write_end)],
+            pass_fds=[write_end],
+            env=module_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # Only the trainer handles signals to its process group (Ctrl-C).
+            process_group=0,
+        )
+        if self._in_background:
+            lower_process_priority(self._process)
 
     def _arguments(self, folder: Path) -> list[str]:
         arguments = ["--listen", self._listen or f"unix:{folder / 'cacher.sock'}", "--log-level", "error"]

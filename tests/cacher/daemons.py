@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -119,7 +119,8 @@ def all_batches(
 class Daemon:
     """A `python -m cacher` process. Entering waits until it listens."""
 
-    def __init__(self, job: Config, listen: str, *flags: str) -> None:
+    def __init__(self, job: Config, listen: str, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         keys = {**settings_of(job), "data.workers": job.data.workers}
         settings = [
             f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()
@@ -129,15 +130,21 @@ class Daemon:
         self.url = ""
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
-        self._listening = threading.Event()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self.start()
         assert self._listening.wait(30)
         if not self.url:
             self.__exit__()
             raise AssertionError(f"the daemon ended: {self.logs}")
         return self
+
+    def start(self) -> None:
+        """Start the process, without waiting until it listens."""
+        self.process = subprocess.Popen(
+            self._command, cwd=ROOT, env=self._environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from bagpipe.errors import InputError
 from cacher.planning import PlannedData
 from cacher.shards import Shards
-from tests.cacher.daemons import config, refused_daemon, served
+from tests.cacher.daemons import Daemon, config, refused_daemon, served
 from tests.cacher.sharding import sharded
 from tests.data.files import criteo_lines
 
@@ -49,6 +50,23 @@ def test_a_shard_that_does_not_start_has_its_name(tmp_path: Path) -> None:
     log.unlink()
     with pytest.raises(InputError, match=r"shard 0 does not start: .*day_0"):
         Shards(job, data.schema, data.identity, np.ones(26)).__enter__()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_shards_start_ends_the_daemon(number: signal.Signals, tmp_path: Path) -> None:
+    """As one that serves: a line, exit code 0, and no shard and no file is left."""
+    daemon = Daemon(config(), f"unix:{tmp_path}/c.sock", "--cacher.shards=2", environment={"TMPDIR": str(tmp_path)})
+    daemon.start()
+    try:
+        children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
+        while not (shards := children.read_text().split()):
+            assert daemon.process.poll() is None
+        assert daemon.end(number) == 0
+    finally:
+        daemon.__exit__()
+    assert [line["event"] for line in daemon.logs] == ["signal"]
+    assert not [shard for shard in shards if Path(f"/proc/{shard}").exists()]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_shard_with_other_data_is_refused(tmp_path: Path) -> None:
