@@ -211,7 +211,7 @@ class ShardLink:
         self._error: Exception | None = None
         self._call: IndexCall | None = None
         self._started: IndexCall | None = None  # the call, once it has its IndexStart
-        self._was_reached = False
+        self._was_there = False
         self._is_stopped = False
         self._thread = threading.Thread(target=self._receive, name=f"cacher-{shard.name}", daemon=True)
 
@@ -276,8 +276,9 @@ class ShardLink:
     def _keep_receiving(self) -> None:
         delay_s, losses, deadline_s = _FIRST_DELAY_S, 0, time.monotonic() + self._timeout_s
         while not self._is_over():
-            before = self._next
+            before, self._was_there = self._next, False
             try:
+                self._revive()
                 self._receive_stream()
                 reason = "it ended the stream"
             except LinkLost as error:
@@ -286,16 +287,14 @@ class ShardLink:
                 return
             self._totals.losses += 1
             if self._next > before:
-                delay_s, losses, deadline_s = _FIRST_DELAY_S, 0, time.monotonic() + self._timeout_s
-            losses += self._was_reached
+                delay_s, losses = _FIRST_DELAY_S, 0
+            if self._was_there:
+                losses, deadline_s = losses + 1, time.monotonic() + self._timeout_s
             if losses >= _MAX_LOSSES or time.monotonic() + delay_s > deadline_s:
                 raise JobError(f"{self._shard.name} was lost at batch {self._next} and is not back: {reason}")
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped, delay_s)
-            if self._is_over():
-                return
             delay_s = min(2 * delay_s, _LAST_DELAY_S)
-            self._revive()
 
     def _is_over(self) -> bool:
         return self._is_stopped or self._end is not None
@@ -303,13 +302,15 @@ class ShardLink:
     def _revive(self) -> None:
         try:
             self._shard.revive()
-        except (InputError, JobError) as error:
+        except InputError as error:
             raise JobError(
                 f"{self._shard.name} ended at batch {self._next} and does not start again: {error}"
             ) from None
+        except JobError as error:  # one that is killed while it starts is lost again
+            self._was_there = True
+            raise LinkLost(f"it ended while it started again: {error}") from None
 
     def _receive_stream(self) -> None:
-        self._was_reached = False
         with IndexCall(self._shard.address(), self._shard.credentials) as call:
             with self._changed:
                 if self._is_stopped:
@@ -323,7 +324,7 @@ class ShardLink:
             except CodecError as error:
                 raise JobError(f"{self._shard.name} sent something that cannot be read: {error}") from None
             except InputError as error:
-                if self._was_reached:  # bad data; a refusal came at the start, so it is another daemon now
+                if self._was_there:  # bad data; a refusal came at the start, so it is another daemon now
                     raise
                 raise JobError(f"{self._shard.name}: {error}") from None
             finally:
@@ -333,7 +334,7 @@ class ShardLink:
     def _on_message(self, call: IndexCall, message: pb.IndexReply) -> None:
         kind = message.WhichOneof("kind")
         if kind == "welcome":
-            self._was_reached = True
+            self._was_there = True
             try:
                 check_welcome(self._shard.name, message.welcome, self._identity)
             except InputError as error:  # it was checked at the start: it has changed since

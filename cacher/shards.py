@@ -102,8 +102,7 @@ class _LocalShard:
             if self._process is not None:
                 self._process.__exit__()
             # It works beside this process, not beside a trainer.
-            self._process = EmbeddedCacher(self._config, in_background=False)
-            self._process.__enter__()
+            self._process = EmbeddedCacher(self._config, in_background=False).__enter__()
 
     def stop(self) -> None:
         with self._lock:

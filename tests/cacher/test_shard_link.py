@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,42 @@ def test_a_local_shard_that_is_killed_is_started_again() -> None:
         assert data.shards is not None
         assert data.shards.names()[1] != before
         assert data.shards.totals[1].losses
+
+
+def kill_next(known: set[int]) -> None:
+    """Wait for a process that this one has not started before, and kill it."""
+    while not (started := children() - known):
+        pass
+    known |= started
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)
+
+
+def children() -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found |= set(map(int, path.read_text().split()))
+    return found
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_shard_that_is_killed_while_it_starts_again_is_lost_once_more(kills: int) -> None:
+    """Two losses at a batch are borne; the third ends the job."""
+    job = sharded(config(limit=2000, batch_size=20, lookahead=6), "2")
+    with data_of(job) as data:
+        phase = data.phase("train", spec_of(job, data.schema, 1))
+        batches, known = [next(phase)], children()
+        kill(data, 1)
+        for _ in range(kills - 1):
+            kill_next(known)
+        if kills == 2:
+            assert_same_batches([batch.for_rank(0) for batch in [*batches, *phase]], planned_batches(job)[0])
+        else:
+            with pytest.raises(
+                JobError, match=r"shard 1 \(process \d+\) was lost at batch \d+ and is not back: it ended while"
+            ):
+                list(phase)
 
 
 def test_a_shard_of_others_that_is_lost_ends_the_job_with_its_name(tmp_path: Path) -> None:
