@@ -177,6 +177,8 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         if tried is None:
             raise InputError(f"--policy {NO_POLICY} counts only --thresholds and --limits, expected one of them")
         policies = ()
+    elif NO_POLICY in policies:
+        raise InputError(f"--policy {NO_POLICY} replays nothing: expected it alone, got {options['policy']!r}")
     elif not set(policies) & set(KNOWN_POLICIES):
         raise InputError(_unknown_policy(policies[0]))
     if options["train"] and not set(policies) & set(POLICIES):
