@@ -22,6 +22,8 @@ from data.formats import open_source
 from data.loader import open_loader
 from tests.system.programs import Done, run_forked
 from tests.system.resumed import SIX_TABLES, Resumed, digests
+from tests.system.test_ranks import digests_of, run_to_the_end
+from tests.system.test_resume_ranks import config_of, two_ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -31,12 +33,17 @@ Row = tuple[str, int]
 
 @pytest.fixture
 def job(server: EmbeddedServer, tmp_path: Path) -> Resumed:
-    """A job that has stopped after `STEP` batches. Its examples have times, which it does not read."""
-    schema = tmp_path / "timed.toml"
-    schema.write_text(f'time = "when"\n{Path(SIX_TABLES).read_text()}')
-    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, "--data.schema", str(schema)])
+    """A job that has stopped after `STEP` batches."""
+    job = timed_job(server, tmp_path)
     assert job.run("--run.steps", str(STEP)).code == 0
     return job
+
+
+def timed_job(server: EmbeddedServer, folder: Path, *more: str) -> Resumed:
+    """A job whose examples have times, which it does not read."""
+    schema = folder / "timed.toml"
+    schema.write_text(f'time = "when"\n{Path(SIX_TABLES).read_text()}')
+    return Resumed(folder=folder, arguments=["--store.url", server.url, "--data.schema", str(schema), *more])
 
 
 def rows(job: Resumed, *words: str, dies_at: str = "") -> Done:
@@ -46,7 +53,7 @@ def rows(job: Resumed, *words: str, dies_at: str = "") -> Done:
     return run_forked(["rows", command, *job.settings(*flags)], job.folder, environment)
 
 
-def last_uses(job: Resumed) -> tuple[dict[Row, int], list[int], list[float]]:
+def last_uses(job: Resumed, steps: int = STEP) -> tuple[dict[Row, int], list[int], list[float]]:
     """Found one by one: the last batch that used each row before the checkpoint; of each batch the examples before it,
     and the latest time of an example so far, in days.
     """
@@ -56,7 +63,7 @@ def last_uses(job: Resumed) -> tuple[dict[Row, int], list[int], list[float]]:
     source = open_source(config.data, config.run.seed, wants_times=True)
     with open_loader(config.data, seed=config.run.seed, source=source) as loader:
         features = loader.source.schema.features
-        for batch, _ in zip(loader, range(STEP), strict=False):
+        for batch, _ in zip(loader, range(steps), strict=False):
             offsets = batch.feature_offsets().tolist()
             for number, feature in enumerate(features):
                 for one in batch.values[offsets[number] : offsets[number + 1]].tolist():
@@ -72,6 +79,11 @@ def newest(job: Resumed) -> tuple[Checkpoint, CheckpointRows]:
     assert checkpoint is not None
     schema = RowSchema.from_json(checkpoint.manifest.row_schema)
     return checkpoint, CheckpointRows(checkpoint.folder, checkpoint.manifest, schema)
+
+
+def staying_of(last: dict[Row, int], steps: int = STEP) -> set[Row]:
+    """Rows that a compaction with `LIMIT` keeps."""
+    return {row for row, then in last.items() if steps - then <= LIMIT or steps - then < LEAST_GAP}
 
 
 def names_of(found: CheckpointRows) -> set[Row]:
@@ -114,7 +126,7 @@ def test_a_report_counts_rows_by_table_and_age(job: Resumed) -> None:
 
 def test_a_job_goes_on_without_the_rows_that_a_compaction_left_out(job: Resumed, server: EmbeddedServer) -> None:
     last, _, _ = last_uses(job)
-    staying = {row for row, then in last.items() if STEP - then <= LIMIT or STEP - then < LEAST_GAP}
+    staying = staying_of(last)
     assert 500 < len(staying) < len(last) - 500
     before, _ = newest(job)
     flags = ["compact", "--expire-after", str(LIMIT), "--unit", "steps"]
@@ -143,6 +155,29 @@ def test_a_job_goes_on_without_the_rows_that_a_compaction_left_out(job: Resumed,
     _, found = newest(job)
     assert names_of(found) > staying  # some begin anew
     assert json.loads(job.result.read_text())["steps"] > STEP
+
+
+def test_a_job_of_two_ranks_goes_on_without_them(server: EmbeddedServer, tmp_path: Path) -> None:
+    """A killed one: rows of its newest checkpoint were newer in caches than in the store, which has later ones, too."""
+    job = timed_job(server, tmp_path, "--cacher.assign", "locality")
+    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    before, rows_before = newest(job)
+    steps = before.manifest.step
+    last, _, _ = last_uses(job, steps)
+    assert (before.manifest.world_size, names_of(rows_before)) == (2, set(last))
+    done = rows(job, "compact", "--expire-after", str(LIMIT), "--unit", "steps")
+    assert (done.code, done.err) == (0, "")
+    _, found = newest(job)
+    assert names_of(found) == staying_of(last, steps) < set(last)
+    for table in range(len(found.schema.tables)):
+        ids = found.ids(table)
+        assert found.read(table, ids).rows.tobytes() == rows_before.read(table, ids).rows.tobytes()
+    copy = dataclasses.replace(job, folder=tmp_path / "copy", namespace=f"{job.namespace}-copy")
+    shutil.copytree(job.checkpoints, copy.checkpoints)
+    ours = run_to_the_end(config_of(job.settings()), 2)
+    direct = run_to_the_end(config_of(copy.settings("--cache.rows", "0")), 2)
+    assert digests_of(ours) == digests_of(direct)
+    assert (ours[0]["resumed_from"], ours[0]["steps"]) == (steps, 22)
 
 
 def test_data_and_jobs_that_cannot_be_followed_are_refused(job: Resumed) -> None:
