@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -53,17 +53,24 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
         from data.replay.cli import main as replay
 
         return run_program(lambda argv: replay(argv, out), words[1:])
-    options = _parser().parse_args(words)
-    run: Callable[[argparse.Namespace], str] = options.run
 
-    def tell(_: Sequence[str]) -> None:
+    def tell(argv: Sequence[str]) -> None:
+        options = _parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], str] = options.run
         (out or sys.stdout).write(run(options) + "\n")
 
     return run_program(tell, words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells an error in one line, like that of the configuration."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=command_of("data"), description="Tools around the data readers.")
+    parser = _Parser(prog=command_of("data"), description="Tools around the data readers.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     synth = commands.add_parser("synth", help="write synthetic click logs")
     synth.add_argument("--out", required=True, help="file to write: .tsv, .tsv.gz (Criteo format), .arrow or .parquet")
@@ -120,10 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--eval-fraction",
         type=float,
-        default=DataConfig.eval_fraction,
         help=f"with --next-use: data.eval_fraction of the training (default: {DataConfig.eval_fraction})",
     )
-    convert.add_argument("--memory", default="1GiB", help="with --next-use: most memory of the program (default: 1GiB)")
+    convert.add_argument("--memory", help="with --next-use: most memory of the program (default: 1GiB)")
     convert.set_defaults(run=_convert)
     commands.add_parser(REPLAY, help="count what caches, windows and policies would fetch and write, without training")
     return parser
@@ -207,19 +213,25 @@ def _next_use_order(options: argparse.Namespace) -> NextUseOrder | None:
     """The order of training whose next uses are written; None: none are."""
     from data.next_use_writer import LEAST_MEMORY, NextUseOrder
 
+    eval_fraction = DataConfig.eval_fraction if options.eval_fraction is None else options.eval_fraction
     if not options.next_use:
-        if options.shuffle_seed is not None or options.epochs != 1:
-            raise InputError("--shuffle-seed and --epochs need --next-use")
+        flags = ("shuffle_seed", "eval_fraction", "memory")
+        given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(options, flag) is not None]
+        if given or options.epochs != 1:
+            raise InputError(f"{[*given, '--epochs'][0]} needs --next-use")
         return None
     if options.epochs < 1 or (options.epochs > 1 and options.shuffle_seed is None):
         raise InputError(f"--epochs must be at least 1, and needs --shuffle-seed, got {options.epochs}")
-    if not 0 <= options.eval_fraction < 1:
-        raise InputError(f"--eval-fraction must be at least 0 and below 1, got {options.eval_fraction}")
-    memory_bytes = bytes_of("--memory", options.memory)
+    if not 0 <= (options.shuffle_seed or 0) < 1 << 63:
+        raise InputError(f"--shuffle-seed must be from 0 to 2**63 - 1, as run.seed, got {options.shuffle_seed}")
+    if not 0 <= eval_fraction < 1:
+        raise InputError(f"--eval-fraction must be at least 0 and below 1, got {eval_fraction}")
+    memory = options.memory or "1GiB"
+    memory_bytes = bytes_of("--memory", memory)
     if not LEAST_MEMORY <= memory_bytes < MOST_MEMORY:
-        raise InputError(f"--memory must be at least {LEAST_MEMORY >> 20}MiB, at most 16TiB, got {options.memory}")
+        raise InputError(f"--memory must be at least {LEAST_MEMORY >> 20}MiB, at most 16TiB, got {memory}")
     return NextUseOrder(
-        eval_fraction=options.eval_fraction,
+        eval_fraction=eval_fraction,
         seed=options.shuffle_seed,
         epochs=options.epochs,
         memory_bytes=int(memory_bytes),

@@ -91,6 +91,18 @@ def test_synth_options(tmp_path: Path) -> None:
         (["synth", "--out", "a.arrow", "--rows", "0"], "synthetic rows must be at least 1, got 0"),
         (["convert", "missing", "a.arrow"], "data.path missing: no such file or folder"),
         (["convert", "missing", "a.arrow", "--limit", "-1"], "--limit must be at least 0, got -1"),
+        (
+            ["convert", "a", "b.arrow", "--shuffle-seed", "x"],
+            "argument --shuffle-seed: invalid int value: 'x' (--help lists the options)",
+        ),
+        (["convert", "a"], "the following arguments are required: out (--help lists the options)"),
+        (["convert", "a", "b.arrow", "--memory", "2GiB"], "--memory needs --next-use"),
+        (["convert", "a", "b.arrow", "--eval-fraction", "0"], "--eval-fraction needs --next-use"),
+        (["convert", "a", "b.arrow", "--epochs", "2"], "--epochs needs --next-use"),
+        (
+            ["convert", "a", "b.arrow", "--next-use", "--shuffle-seed=-1"],
+            "--shuffle-seed must be from 0 to 2**63 - 1, as run.seed, got -1",
+        ),
         (["convert", "missing", "a", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["convert", "missing", "a", "--part-segments", "0"], "--part-segments must be at least 1, got 0"),
         (
