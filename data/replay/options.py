@@ -176,6 +176,10 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     if policies == (NO_POLICY,):
         if tried is None:
             raise InputError(f"--policy {NO_POLICY} counts only --thresholds and --limits, expected one of them")
+        if options["csv"]:
+            raise InputError(
+                f"--csv has a line for each policy's record, and --policy {NO_POLICY} has none: expected --json"
+            )
         policies = ()
     elif NO_POLICY in policies:
         raise InputError(f"--policy {NO_POLICY} replays nothing: expected it alone, got {options['policy']!r}")

@@ -67,6 +67,10 @@ def test_an_unknown_policy_beside_known_ones_is_kept_to_be_reported() -> None:
             "--train: only belady-window and drop-unused can be trained with, --policy has none",
         ),
         (["--policy", "none,lru"], "--policy none replays nothing: expected it alone, got 'none,lru'"),
+        (
+            ["--policy", "none", "--thresholds", "2", "--csv", "a.csv"],
+            "--csv has a line for each policy's record, and --policy none has none: expected --json",
+        ),
         (["--policy", "none"], "--policy none counts only --thresholds and --limits, expected one of them"),
         (["--thresholds", "0,2"], "--thresholds must be numbers of at least 1 such as 8,32, got '0,2'"),
         (["--thresholds", str(2**31)], "--thresholds must be numbers from 1 to 2**31 - 1, got 2147483648"),
