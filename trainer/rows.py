@@ -196,8 +196,8 @@ def _limits(text: str) -> list[float]:
 def _table_limits(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for item in text.split(",") if text else []:
-        name, _, number = item.strip().partition("=")
-        if not name or name in found:
+        name, equals, number = item.strip().partition("=")
+        if not name or not equals or name in found:
             raise InputError(f"--table must be TABLE=NUMBER, each table once, separated by commas, got {text!r}")
         found[name] = _number("--table", number)
     return found

@@ -32,7 +32,10 @@ from trainer.rows import rows
         ("compact --checkpoint.dir a --expire-after -1", "--expire-after must have numbers of at least 0, got '-1'"),
         ("compact --checkpoint.dir a --expire-after nan", "--expire-after must have numbers of at least 0, got 'nan'"),
         ("compact --checkpoint.dir a --table C1=4,C1=5", "--table must be TABLE=NUMBER, each table once"),
-        ("compact --checkpoint.dir a --table C1", "--table must have numbers of at least 0, got ''"),
+        (
+            "compact --checkpoint.dir a --table C1",
+            "--table must be TABLE=NUMBER, each table once, separated by commas, got 'C1'",
+        ),
         ("compact --checkpoint.dir none-there --table C1=4", "none-there has no checkpoint of trained rows"),
     ],
 )
