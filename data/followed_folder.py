@@ -3,7 +3,8 @@
     folder ──listings──> complete files in the order of their names ──one source each──> segments, places
 
 A place names the file and its segment, so files before it may be removed. It also counts the files before it and
-hashes their names: a resumed job refuses a folder where another file has appeared among them.
+hashes their names: a resumed job refuses a folder where another file has appeared among them. And it has size and hash
+of the file itself, of whose bytes the first and the last ones are hashed: another file of its name is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import xxhash
+
 from bagpipe.client.agreement import first_difference
 from bagpipe.config.ranges import seconds_of
 from bagpipe.config.sections import DataConfig
@@ -29,6 +32,9 @@ from data.source import Block, Segment, Source
 from data.stream import Arrived, ConfiguredStream
 
 __all__ = ["FolderArrivals", "FollowedFolder", "entries_of"]
+
+#: Bytes at either end of a file that its hash covers.
+_END_BYTES = 64 << 10
 
 #: Opens the source of one file.
 Opener = Callable[[DataConfig, int], Source]
@@ -229,10 +235,10 @@ class FolderArrivals:
     def _open(self, name: str, first: int = 0) -> None:
         """The segments of a file, from number `first` on."""
         segments = self._stream.source_of(name).segments()
-        num_bytes = os.stat(os.path.join(self._stream.name, name)).st_size
+        num_bytes, content = _content_of(os.path.join(self._stream.name, name))
         for number, segment in enumerate(segments):
             if number >= first:
-                place = {"file": name, "segment": number, "bytes": num_bytes}
+                place = {"file": name, "segment": number, "bytes": num_bytes, "content": content}
                 place |= {"files": self._num_files, "names": self._names}
                 self._segments.append(Arrived(segment=segment, place=place))
         self._count(name)
@@ -248,9 +254,14 @@ class FolderArrivals:
         path = os.path.join(folder, name)
         if name not in there:
             raise InputError(f"{path}: the position in the stream is in this file, expected it, got none")
-        num_bytes = os.stat(path).st_size
+        num_bytes, content = _content_of(path)
         if num_bytes != place["bytes"]:
             raise InputError(f"{path}: expected the {place['bytes']} bytes of the job so far, got {num_bytes}")
+        if place.get("content", content) != content:  # places of earlier versions have none
+            raise InputError(
+                f"{path}: expected the content of the job so far, got other bytes in the first or last "
+                f"{_END_BYTES >> 10} KiB: the file was replaced or changed"
+            )
         for other in before:
             self._count(other)
         if self._num_files > place["files"] or (self._num_files == place["files"] and self._names != place["names"]):
@@ -267,6 +278,23 @@ class FolderArrivals:
             raise InputError(f"loader state: {path} has no segment {place['segment']}")
 
 
+def _content_of(path: str) -> tuple[int, str]:
+    """Size of a file, and hexadecimal XXH3-64 of its first and last `_END_BYTES`.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            hasher = xxhash.xxh3_64(file.read(_END_BYTES))
+            file.seek(max(_END_BYTES, num_bytes - _END_BYTES))
+            hasher.update(file.read(_END_BYTES))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    return num_bytes, hasher.hexdigest()
+
+
 def listed_names(names: list[str], rule: FollowRule) -> tuple[str, ...]:
     """The names of data files, in reading order, whatever their times."""
     always = FollowRule(by_marker=False, age_s=0.0, suffixes=rule.suffixes)
@@ -276,6 +304,8 @@ def listed_names(names: list[str], rule: FollowRule) -> tuple[str, ...]:
 def _checked(place: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     """A place that a stranger may have written. Raises InputError if it is none of a folder."""
     kinds = {"file": str, "segment": int, "bytes": int, "files": int, "names": str}
+    if "content" in place:
+        kinds["content"] = str
     for key, kind in kinds.items():
         if type(place.get(key)) is not kind:
             raise InputError(f"loader state: expected the place of a file of {folder}, got {str(dict(place))[:80]}")

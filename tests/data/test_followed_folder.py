@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def state_after(days: Path, batches: int) -> dict[str, Any]:
 def test_files_before_the_position_can_be_removed(days: Path) -> None:
     state = state_after(days, 4)
     place = {"file": "day_2", "segment": 0, "bytes": (days / "day_2").stat().st_size, "files": 2}
-    assert state["place"] == {**place, "names": state["place"]["names"]}
+    assert state["place"] == {**place, **{key: state["place"][key] for key in ("names", "content")}}
     (days / "_END").touch()
     whole = plain(config(days))
     for number in range(2):
@@ -217,6 +218,10 @@ MOVED: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (
         lambda days: (days / "day_2").unlink(),
         "day_2: the position in the stream is in this file, expected it, ",
+    ),
+    "replaced": (
+        lambda days: (days / "day_2").write_bytes((days / "day_2").read_bytes().swapcase()),
+        r"day_2: expected the content of the job so far, got other bytes in the first or last 64 KiB",
     ),
     "longer": (lambda days: (days / "day_2").write_bytes(b"x"), r"day_2: expected the \d+ bytes of the job so far"),
     "more": (lambda days: put(days, "day_1b", b""), "expected the 2 files that the job has read before day_2, got 3,"),
@@ -236,10 +241,34 @@ def test_a_position_of_other_files_is_refused(name: str, days: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("changed", ["first", "last", "between", "touched", "unknown"])
+def test_the_ends_of_the_positions_file_are_compared(changed: str, tmp_path: Path) -> None:
+    """And not what is between them, nor times; nor anything of a position that has no hash."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    put(folder, "day_0", criteo_lines(2000))
+    state, path = state_after(folder, 2), folder / "day_0"
+    text = bytearray(path.read_bytes())
+    assert len(text) > 3 << 16
+    if changed == "touched":
+        os.utime(path, (1, 1))
+    else:
+        place = {"first": 0, "last": len(text) - 1, "between": len(text) // 2, "unknown": 0}[changed]
+        text[place] ^= 1
+        path.write_bytes(text)
+    if changed == "unknown":
+        del state["place"]["content"]
+    refused = changed in ("first", "last")
+    with pytest.raises(InputError, match="got other bytes") if refused else nullcontext():
+        with open_loader(config(folder), seed=0, state=state):
+            pass
+
+
 @pytest.mark.parametrize(
     "place",
     [7, {}, {"file": "day_0"}, {"file": "../x", "segment": 0, "bytes": 0, "files": 0, "names": ""},
-     {"file": "day_0", "segment": True, "bytes": 0, "files": 0, "names": ""}],
+     {"file": "day_0", "segment": True, "bytes": 0, "files": 0, "names": ""},
+     {"file": "day_0", "segment": 0, "bytes": 0, "files": 0, "names": "", "content": 5}],
 )  # fmt: skip
 def test_a_place_from_a_stranger_is_refused(place: object, days: Path) -> None:
     state = {**state_after(days, 1), "place": place}
