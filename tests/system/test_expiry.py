@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import uuid
@@ -14,10 +15,14 @@ import pytest
 import torch
 from torch import nn
 
+from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
+from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.config.load import parse_config
 from bagpipe.config.sections import Config
 from bagpipe.oracle.lifetimes import LEAST_GAP
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.types.batch import Batch
+from bagpipe.types.schema import RowSchema
 from data.formats import open_source
 from data.loader import open_loader
 from tests.system.jobs import change, run_job
@@ -179,6 +184,36 @@ def test_a_killed_job_resumes(dies_at: str, server: EmbeddedServer, tmp_path: Pa
     assert digests(job.result) == digests(tmp_path / "uninterrupted.json")
     assert job.resumed_from()
     assert 0 < json.loads(job.result.read_text())["rows_deleted"] <= deleted
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_a_job_that_ends_where_rows_expire_deletes_them_when_it_goes_on(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Unless patience ends it, whose next step is planned. Evaluations see what the store has."""
+    config = parse_config([*JOB, *AGE], "test").config
+    last, alive, before, after = 9, set[Row](), set[Row](), set[Row]()
+    for _, born, gone in itertools.islice(walk(config), last + 1):
+        before, after = alive, alive - gone
+        alive = after | born
+    assert len(after) < len(before)
+    evaluated, ends = ["--eval.every", "9"], []
+    for name, more, rows in (
+        ("steps", ["--run.steps", "9"], before),
+        ("patience", ["--eval.every", "3", "--eval.patience", "2", "--eval.min_delta", "5"], after),
+    ):
+        (tmp_path / name).mkdir()
+        job = Resumed(folder=tmp_path / name, arguments=["--store.url", server.url, *AGE])
+        assert job.run(*evaluated, *more).code == 0
+        found = CheckpointFolder(job.checkpoints).at(last, pytest.fail)
+        manifest = found.manifest
+        stored = CheckpointRows(found.folder, manifest, RowSchema.from_json(manifest.row_schema))
+        assert [stored.extent(table)[0] for table in range(6)] == [
+            sum(name == table.name for name, _ in rows) for table in stored.schema.tables
+        ]
+        ends.append(json.loads(job.result.read_text())["evaluations"][-1]["ne"])
+        assert job.run(*evaluated).code == 0
+        ends.append(digests(job.result))
+    assert (ends[0] != ends[2], ends[1]) == (True, ends[3])
 
 
 @pytest.mark.redis
