@@ -137,11 +137,12 @@ def prepare_batch(
     sizes = batch.lengths.sum(axis=1, dtype=np.int64)
     ends = np.zeros(len(layout.features) + 1, dtype=np.int64)
     np.cumsum(sizes[[ref.feature for ref in layout.features]], out=ends[1:])
-    if ends[-1] != len(consumer.inverse):
+    if ends[-1] != len(consumer.order):
         raise JobError(
-            f"batch {batch.index}: the plan has {len(consumer.inverse)} id occurrences, the batch has {ends[-1]}"
+            f"batch {batch.index}: the plan has {len(consumer.order)} id occurrences, the batch has {ends[-1]}"
         )
-    made = [_group_context(group, layout, batch, consumer, exchange, ends, upload) for group in layout.groups]
+    inverse = consumer.inverse
+    made = [_group_context(group, layout, batch, consumer, inverse, exchange, ends, upload) for group in layout.groups]
     groups = tuple(group for group, _ in made)
     return BatchContext(
         batch_index=batch.index,
@@ -150,7 +151,7 @@ def prepare_batch(
         lengths=batch.lengths,
         feature_sizes=tuple(sizes.tolist()),
         groups=groups,
-        parts=tuple(_part_contexts(layout, batch, groups, [inverse for _, inverse in made], upload)),
+        parts=tuple(_part_contexts(layout, batch, groups, [rows for _, rows in made], upload)),
     )
 
 
@@ -159,18 +160,19 @@ def _group_context(
     layout: LookupLayout,
     batch: Batch,
     consumer: ConsumerPlan,
+    inverse_of_all: Int32,
     exchange: ExchangePlan | None,
     ends: NDArray[np.int64],
     upload: Uploader,
 ) -> tuple[GroupContext, Int32]:
     """The context of one group, and the row that each occurrence in plan order reads.
 
-    Indices are relative to the group's first row and first occurrence.
+    Indices are relative to the group's first row and first occurrence. `inverse_of_all`: of the consumer.
     """
     rows = rows_of_tables(consumer.unique, group.first_table, group.end_table)
     first_row, end_row = rows.start, rows.stop
     first, end = int(ends[group.first_segment]), int(ends[group.end_segment])
-    inverse = consumer.inverse[first:end] - np.int32(first_row)
+    inverse = inverse_of_all[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
     pooling = _pooling(group, layout, batch, inverse, order)
     segment_sum = HostSegmentSum(

@@ -100,7 +100,7 @@ class _Counting(LoopPart):
 def _counts(run: LoopRun, b: int) -> Mapping[str, int]:
     """Operation -> ids or rows of batch b."""
     found = run.in_flight[b].rank_batch
-    ids, unique = found.consumer.inverse.size, found.consumer.unique.ids.size
+    ids, unique = found.consumer.order.size, found.consumer.unique.ids.size
     left, fetched = found.owner.evict.ids.size, found.owner.fetch.ids.size
     owned, late, pushed_late, updated_late = unique, 0, 0, 0
     if found.exchange is not None:

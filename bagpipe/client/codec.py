@@ -4,8 +4,8 @@
     frame     ─> payload of a CacherMessage (`bagpipe.client.message`), or in shared memory (`bagpipe.lookahead`)
 
 The header gives each array's dtype and shape. The arrays follow in the order of the records' fields. Two arrays can be
-left out (null in the header), two fifths of the bytes of a one-hot batch: `lengths` that are all 1, and `values`
-that are ``unique.ids[inverse]``.
+left out (null in the header), half of the bytes of a one-hot batch: `lengths` that are all 1, and `values` that
+are those of the plan's rows.
 
 The decoder checks what a record declares before it builds it: the kind of each field, each array's dtype and number of
 dimensions, and that its bytes are there. It does not check what the numbers mean.
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList, by_occurrence
 from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from bagpipe.util.documents import parse_json
@@ -99,7 +99,6 @@ _RECORDS: Mapping[type, Mapping[str, Any]] = {
     RowList: {"table_offsets": _Array("<i8"), "ids": _Array("<i8")},
     ConsumerPlan: {
         "unique": RowList,
-        "inverse": _Array("<i4"),
         "offsets": _Array("<i4"),
         "order": _Array("<i4"),
         "slots": _Array("<i4"),
@@ -149,7 +148,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 
 
 def values_are_derivable(spec: OracleSpec, num_features: int) -> bool:
-    """Whether ``unique.ids[inverse]`` are a batch's `values`: the plan reads every feature, in the batch's order."""
+    """Whether the plan has a batch's `values`, in their order: it reads every feature, in the batch's order."""
     return [ref.feature for ref in spec.features] == list(range(num_features))
 
 
@@ -198,10 +197,7 @@ def _derive(rank_batch: Any) -> RankBatch:
     batch, consumer = rank_batch.batch, rank_batch.consumer
     values, lengths = batch.values, batch.lengths
     if values is None:
-        try:
-            values = consumer.unique.ids[consumer.inverse]
-        except IndexError as error:
-            raise CodecError(f"malformed rank batch: {error}") from None
+        values = _values_of(consumer)
     if lengths is None and batch.num_examples and values.size % batch.num_examples == 0:
         lengths = np.ones((values.size // batch.num_examples, batch.num_examples), np.int32)
     if lengths is None or lengths.shape[1] != batch.num_examples:
@@ -212,6 +208,22 @@ def _derive(rank_batch: Any) -> RankBatch:
         rank_batch = dataclasses.replace(rank_batch, batch=batch)
     whole: RankBatch = rank_batch
     return whole
+
+
+def _values_of(consumer: ConsumerPlan) -> NDArray[np.int64]:
+    """The id of each occurrence.
+
+    Raises:
+        CodecError: the arrays do not fit each other. Checked before anything is allocated.
+    """
+    offsets, order = consumer.offsets, consumer.order
+    is_csr = offsets.shape[0] == len(consumer.unique) + 1 and offsets[0] == 0 and offsets[-1] == len(order)
+    if not is_csr or (np.diff(offsets) < 0).any():
+        raise CodecError(f"malformed rank batch: {len(consumer.unique)} rows, {len(order)} ids, other CSR offsets")
+    try:
+        return by_occurrence(consumer.unique.ids, offsets, order)
+    except IndexError as error:
+        raise CodecError(f"malformed rank batch: {error}") from None
 
 
 class _Reader:

@@ -57,10 +57,10 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> list[bytes | memory
     indexed, lengths = part.indexed, part.lengths
     arrays: list[NDArray[Any]] = [indexed.unique.table_offsets, indexed.unique.ids]
     if indexed.whole is not None:
-        arrays += [indexed.whole.inverse, indexed.whole.offsets, indexed.whole.order]
+        arrays += [indexed.whole.offsets, indexed.whole.order]
     for rank in indexed.rank_indexes:
         examples = rank.examples if with_examples else rank.examples[:0]
-        arrays += [examples, rank.rows, rank.inverse, rank.offsets, rank.order]
+        arrays += [examples, rank.rows, rank.offsets, rank.order]
     if indexed.links is not None:
         arrays += [indexed.links.back, indexed.links.place]
     if indexed.next_use is not None:
@@ -101,7 +101,7 @@ def decode_index(frame: bytes) -> ShardPart:
         dtypes: list[np.dtype[Any]] = [
             _INT64,
             _INT64,
-            *[_INT32] * (5 * ranks if ranks else 3),
+            *[_INT32] * (4 * ranks if ranks else 2),
             *[_INT32] * (2 * has_links + has_next_use),
         ]
         if shape is not None and not are_ones:
@@ -116,7 +116,7 @@ def decode_index(frame: bytes) -> ShardPart:
         if ranks:
             rank_indexes = tuple(_rank_index(arrays) for _ in range(ranks))
         else:
-            whole = BatchIndex(unique=unique, inverse=next(arrays), offsets=next(arrays), order=next(arrays))
+            whole = BatchIndex(unique=unique, offsets=next(arrays), order=next(arrays))
         links = RowLinks(back=next(arrays), place=next(arrays)) if has_links else None
         next_use = next(arrays) if has_next_use else None
         lengths: NDArray[np.int32] | None = None
@@ -165,9 +165,7 @@ def _arrays(frame: bytes, dtypes: list[np.dtype[Any]], counts: list[int]) -> Ite
 
 
 def _rank_index(arrays: Iterator[NDArray[Any]]) -> RankIndex:
-    return RankIndex(
-        examples=next(arrays), rows=next(arrays), inverse=next(arrays), offsets=next(arrays), order=next(arrays)
-    )
+    return RankIndex(examples=next(arrays), rows=next(arrays), offsets=next(arrays), order=next(arrays))
 
 
 def _check(indexed: IndexedBatch) -> None:
@@ -182,7 +180,7 @@ def _check(indexed: IndexedBatch) -> None:
         indexes.append((num_rows, indexed.whole))
     for size, index in indexes:
         ends = index.offsets
-        fits = fits and ends.shape[0] == size + 1 and index.inverse.shape == index.order.shape
+        fits = fits and ends.shape[0] == size + 1
         fits = fits and int(ends[0]) == 0 and int(ends[-1]) == index.order.shape[0]
     if not fits:
         raise CodecError("malformed index: its arrays do not fit each other")

@@ -133,7 +133,6 @@ def assemble(batch: IndexedBatch, rows: GlobalRows, owners: tuple[OwnerPlan, ...
     if batch.whole is not None:
         sole = ConsumerPlan(
             unique=batch.unique,
-            inverse=batch.whole.inverse,
             offsets=batch.whole.offsets,
             order=batch.whole.order,
             slots=rows.slots,
@@ -156,7 +155,6 @@ def _consumer(rank_index: RankIndex, unique: RowList, rows: GlobalRows) -> Consu
     used = rank_index.rows.astype(np.int64)  # numpy gathers by int64; it converts other indices each time
     return ConsumerPlan(
         unique=select_rows(unique, used),
-        inverse=rank_index.inverse,
         offsets=rank_index.offsets,
         order=rank_index.order,
         slots=rows.slots.take(used),

@@ -130,8 +130,9 @@ class Locality:
         homes = self._home.take(self._cells(index)).astype(np.int64)
         weights = 1 / np.sqrt(np.sqrt(np.diff(index.offsets)))
         columns = world_size + 1
-        cells = self._example_of_occurrence(batch) * columns + homes.take(index.inverse)
-        sums = np.bincount(cells, weights.take(index.inverse), minlength=num_examples * columns)
+        rows = index.inverse
+        cells = self._example_of_occurrence(batch) * columns + homes.take(rows)
+        sums = np.bincount(cells, weights.take(rows), minlength=num_examples * columns)
         score = sums.astype(np.float64, copy=False).reshape(num_examples, columns)[:, 1:]
         sizes = np.diff(share_bounds(num_examples, (1,) * world_size))
         # Less than the weight of one use of any row, so it only breaks ties.

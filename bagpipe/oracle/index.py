@@ -4,7 +4,6 @@ One sort of packed words yields all of it. A word is ``id << position_bits | occ
 contiguous, so sorting each table's slice sorts by (table, id, occurrence):
 
     sorted words ──top bits change──> unique rows        ──low bits──> `order` (CSR columns)
-                 ──running count────> `inverse` (scattered through `order`)
 
 Ids too wide to share a 64-bit word with the occurrence number are first replaced by their rank within the table. Tables
 with few ids each are handled together as far as possible: there a numpy call costs more than the ids of one table.
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.plan import OracleSpec, RowList
+from bagpipe.oracle.plan import OracleSpec, RowList, by_occurrence
 from bagpipe.types.batch import Batch
 
 __all__ = ["BatchIndex", "Indexer"]
@@ -40,15 +39,18 @@ class BatchIndex:
 
     Attributes:
         unique: distinct rows by table; inside a table ascending by id as an unsigned number.
-        inverse: int32 ``[num_occurrences]``.
         offsets: int32 ``[len(unique) + 1]``.
         order: int32 ``[num_occurrences]``.
     """
 
     unique: RowList
-    inverse: NDArray[np.int32]
     offsets: NDArray[np.int32]
     order: NDArray[np.int32]
+
+    @property
+    def inverse(self) -> NDArray[np.int32]:
+        """As `ConsumerPlan.inverse`."""
+        return by_occurrence(np.arange(len(self.unique), dtype=np.int32), self.offsets, self.order)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +82,6 @@ class Indexer:
         self._words = np.empty(0, dtype=np.uint64)
         self._order = np.empty(0, dtype=np.int64)
         self._positions = np.empty(0, dtype=np.uint64)
-        self._row_of_sorted = np.empty(0, dtype=np.int32)
 
     def index(self, batch: Batch) -> BatchIndex:
         """Index the ids of one batch. O(n log n) in its occurrences, no Python loop over ids.
@@ -94,7 +95,6 @@ class Indexer:
             self._words = np.empty(num_occurrences, dtype=np.uint64)
             self._order = np.empty(num_occurrences, dtype=np.int64)
             self._positions = np.arange(num_occurrences, dtype=np.uint64)
-            self._row_of_sorted = np.empty(num_occurrences, dtype=np.int32)
         words = self._words[:num_occurrences]
         largest_ids = self._largest_ids(values, occurrence_offsets, batch.index)
         position_bits, wide_ids = _pack(
@@ -111,11 +111,6 @@ class Indexer:
         is_first[starts_of_tables[starts_of_tables < num_occurrences]] = True
         starts = np.flatnonzero(is_first)
 
-        row_of_sorted = self._row_of_sorted[:num_occurrences]
-        is_first[:1] = False  # rows are counted from 0
-        np.cumsum(is_first, dtype=np.int32, out=row_of_sorted)
-        inverse = np.empty(num_occurrences, dtype=np.int32)
-        inverse[order] = row_of_sorted
         table_offsets = np.searchsorted(starts, occurrence_offsets).astype(np.int64)
         ids = words.take(starts).view(np.int64)
         for wide in wide_ids:
@@ -126,7 +121,6 @@ class Indexer:
         offsets[-1] = num_occurrences
         return BatchIndex(
             unique=RowList(table_offsets=table_offsets, ids=ids),
-            inverse=inverse,
             offsets=offsets,
             order=order.astype(np.int32),
         )

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,13 @@ __all__ = [
     "OracleSpec",
     "OwnerPlan",
     "RowList",
+    "by_occurrence",
     "cache_rows_in",
     "slots_of",
     "spare_slots",
 ]
+
+_Number = TypeVar("_Number", np.int32, np.int64)
 
 #: "No batch": a batch index smaller than every real one.
 NO_BATCH = -1
@@ -115,13 +119,25 @@ class RowList:
         return int(self.ids.shape[0])
 
 
+def by_occurrence(of_rows: NDArray[_Number], offsets: NDArray[np.int32], order: NDArray[np.int32]) -> NDArray[_Number]:
+    """A value for each occurrence, from one for each unique row: the transpose of a CSR form.
+
+    Args:
+        of_rows: ``[U]``; with the positions 0 up to U the result is the inverse, the row of each occurrence.
+        offsets: int32 ``[U + 1]``, CSR row pointers.
+        order: int32 ``[num_occurrences]``, occurrence numbers grouped by unique row.
+    """
+    values = np.empty(order.shape[0], dtype=of_rows.dtype)
+    values[order] = of_rows.repeat(np.diff(offsets))
+    return values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConsumerPlan:
     """The rows that one rank reads for its examples.
 
     Attributes:
         unique: the distinct rows, grouped by table; U of them.
-        inverse: int32 ``[num_occurrences]``, position of each occurrence among the unique rows.
         offsets: int32 ``[U + 1]``, CSR row pointers.
         order: int32 ``[num_occurrences]``, occurrence numbers grouped by unique row, ascending within a row.
         slots: int32 ``[U]``, slot of each unique row in its owner's cache.
@@ -130,12 +146,16 @@ class ConsumerPlan:
     """
 
     unique: RowList
-    inverse: NDArray[np.int32]
     offsets: NDArray[np.int32]
     order: NDArray[np.int32]
     slots: NDArray[np.int32]
     owners: NDArray[np.uint16]
     push_now: NDArray[np.bool_]
+
+    @property
+    def inverse(self) -> NDArray[np.int32]:
+        """int32 ``[num_occurrences]``, see `by_occurrence`. Made anew by each call."""
+        return by_occurrence(np.arange(len(self.unique), dtype=np.int32), self.offsets, self.order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

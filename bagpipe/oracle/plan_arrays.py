@@ -13,7 +13,7 @@ from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpe
 __all__ = ["violations"]
 
 _DTYPES: dict[str, str] = {
-    **dict.fromkeys(("inverse", "offsets", "order", "slots", "fetch_slots", "evict_slots", "expired_slots"), "int32"),
+    **dict.fromkeys(("offsets", "order", "slots", "fetch_slots", "evict_slots", "expired_slots"), "int32"),
     **dict.fromkeys(("owned_slots", "serve_offsets", "serve_rows"), "int32"),
     **dict.fromkeys(("push_now", "fetch_new", "pull_now", "owned_pull_now", "owned_push_now"), "bool"),
     "owners": "uint16",

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan
+from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, by_occurrence
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 
@@ -72,9 +72,9 @@ class RankBatch:
         consumer = plan.consumers[rank]
         values: NDArray[np.int64] | None = None
         if without_ids:
-            values = np.broadcast_to(np.int64(0), consumer.inverse.shape)
+            values = np.broadcast_to(np.int64(0), consumer.order.shape)
         elif ids_in_plan:
-            values = consumer.unique.ids.take(consumer.inverse)
+            values = by_occurrence(consumer.unique.ids, consumer.offsets, consumer.order)
         part = batch
         if plan.examples:
             part = batch.select(plan.examples[rank], values=values)

@@ -1,7 +1,7 @@
 """`RankIndex`: the index of one rank's part of a batch, split from that of the global batch. No second sort.
 
     index.order (row by row) ──rank of the occurrence's example──> one subsequence per rank, still row by row
-    a change of row in it ───> the rank's unique rows, its CSR     ──scattered──> its inverse
+    a change of row in it ───> the rank's unique rows, its CSR
 
 A rank numbers occurrences in the order of its own sub-batch. This keeps the order of the global numbers, so numbers
 that ascend in the global CSR ascend in the rank's.
@@ -30,12 +30,11 @@ class RankIndex:
     Attributes:
         examples: int32, ascending numbers of its examples.
         rows: int32 ``[U]``, its unique rows: ascending positions among the unique rows of the global batch.
-        inverse, offsets, order: as in `ConsumerPlan`.
+        offsets, order: as in `ConsumerPlan`.
     """
 
     examples: NDArray[np.int32]
     rows: NDArray[np.int32]
-    inverse: NDArray[np.int32]
     offsets: NDArray[np.int32]
     order: NDArray[np.int32]
 
@@ -54,7 +53,8 @@ def split_index(
     rank_of_occurrence, local_numbers = _number_occurrences(batch, spec, ranks, sizes)
     # Row by row. (numpy gathers by int64; it converts other indices each time.)
     by_row = index.order.astype(np.int64)
-    rows, numbers = index.inverse.take(by_row), local_numbers.take(by_row)
+    rows = np.arange(len(index.unique), dtype=np.int32).repeat(np.diff(index.offsets))
+    numbers = local_numbers.take(by_row)
     ranks_by_row = rank_of_occurrence.take(by_row)
     by_rank = np.argsort(ranks, kind="stable").astype(np.int32)
     ends = np.cumsum(sizes).tolist()
@@ -84,13 +84,10 @@ def _rank_index(
     is_first = np.ones(mine.shape[0], dtype=np.bool_)
     np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
     starts = np.flatnonzero(is_first)
-    is_first[:1] = False  # rows are counted from 0
-    inverse = np.empty(mine.shape[0], dtype=np.int32)
-    inverse[order] = np.cumsum(is_first, dtype=np.int32)
     offsets = np.empty(starts.shape[0] + 1, dtype=np.int32)
     offsets[:-1] = starts
     offsets[-1] = mine.shape[0]
-    return RankIndex(examples=examples, rows=rows.take(starts), inverse=inverse, offsets=offsets, order=order)
+    return RankIndex(examples=examples, rows=rows.take(starts), offsets=offsets, order=order)
 
 
 def _number_occurrences(

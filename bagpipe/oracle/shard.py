@@ -157,9 +157,6 @@ class _Rows(Protocol):
     """The map between rows and occurrences that a `BatchIndex` and a `RankIndex` have in common."""
 
     @property
-    def inverse(self) -> NDArray[np.int32]: ...
-
-    @property
     def offsets(self) -> NDArray[np.int32]: ...
 
     @property
@@ -209,8 +206,8 @@ class ShardMerger:
         whole = None
         wholes = [part.whole for part in parts if part.whole is not None]
         if wholes:
-            inverse, offsets, order = _joined_rows([(wholes[run.shard], *span) for run, span in self._each(spans)])
-            whole = BatchIndex(unique=unique, inverse=inverse, offsets=offsets, order=order)
+            offsets, order = _joined_rows([(wholes[run.shard], *span) for run, span in self._each(spans)])
+            whole = BatchIndex(unique=unique, offsets=offsets, order=order)
         rank_indexes = tuple(
             self._joined_rank([part.rank_indexes[rank] for part in parts], spans, starts)
             for rank in range(len(parts[0].rank_indexes))
@@ -261,28 +258,24 @@ class ShardMerger:
         for (index, first, stop), span, start in zip(pieces, spans, starts, strict=True):
             np.add(index.rows[first:stop], start - span[0], out=rows[row : row + stop - first])
             row += stop - first
-        inverse, offsets, order = _joined_rows(pieces)
-        return RankIndex(examples=indexes[0].examples, rows=rows, inverse=inverse, offsets=offsets, order=order)
+        offsets, order = _joined_rows(pieces)
+        return RankIndex(examples=indexes[0].examples, rows=rows, offsets=offsets, order=order)
 
 
-def _joined_rows(
-    pieces: Sequence[tuple[_Rows, int, int]],
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """`inverse`, `offsets` and `order` of rows that follow each other: of each piece those from one up to another."""
+def _joined_rows(pieces: Sequence[tuple[_Rows, int, int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """`offsets` and `order` of rows that follow each other: of each piece those from one up to another."""
     spans = [(int(index.offsets[first]), int(index.offsets[stop])) for index, first, stop in pieces]
     num_occurrences = sum(end - start for start, end in spans)
-    inverse, order = np.empty(num_occurrences, dtype=np.int32), np.empty(num_occurrences, dtype=np.int32)
+    order = np.empty(num_occurrences, dtype=np.int32)
     offsets = np.empty(sum(stop - first for _, first, stop in pieces) + 1, dtype=np.int32)
     row = occurrence = 0
     for (index, first, stop), (start, end) in zip(pieces, spans, strict=True):
-        here = slice(occurrence, occurrence + end - start)
-        np.add(index.inverse[start:end], row - first, out=inverse[here])
-        np.add(index.order[start:end], occurrence - start, out=order[here])
+        np.add(index.order[start:end], occurrence - start, out=order[occurrence : occurrence + end - start])
         np.add(index.offsets[first:stop], occurrence - start, out=offsets[row : row + stop - first])
         row += stop - first
         occurrence += end - start
     offsets[row] = num_occurrences
-    return inverse, offsets, order
+    return offsets, order
 
 
 class MergedIndexer:

@@ -143,19 +143,15 @@ class Verifier:
             self._fail(f"a unique row of rank {rank} is listed twice")
         if set(rows) != set(occurrences):
             self._fail(f"the unique rows of rank {rank} are not the rows of its examples")
-        inverse = consumer.inverse.tolist()
-        if len(inverse) != len(occurrences) or any(
-            not 0 <= u < len(rows) or rows[u] != row for u, row in zip(inverse, occurrences, strict=True)
-        ):
-            self._fail(f"inverse of rank {rank} does not lead every occurrence to its row")
         offsets, order = consumer.offsets.tolist(), consumer.order.tolist()
-        wanted: list[list[int]] = [[] for _ in rows]
-        for position, u in enumerate(inverse):
-            wanted[u].append(position)
-        if len(offsets) != len(rows) + 1 or offsets[0] != 0 or offsets[-1] != len(order):
+        if len(offsets) != len(rows) + 1 or offsets[0] != 0 or not offsets[-1] == len(order) == len(occurrences):
             self._fail(f"CSR offsets of rank {rank} do not span the occurrences")
-        if any(order[offsets[u] : offsets[u + 1]] != positions for u, positions in enumerate(wanted)):
-            self._fail(f"CSR order of rank {rank} is not the transpose of inverse, ascending inside each row")
+        wanted: dict[Row, list[int]] = {row: [] for row in rows}
+        for position, row in enumerate(occurrences):
+            wanted[row].append(position)
+        spans = zip(rows, itertools.pairwise(offsets), strict=True)
+        if any(order[start:end] != wanted[row] for row, (start, end) in spans):
+            self._fail(f"CSR order of rank {rank} does not lead every row to its occurrences, ascending")
         return rows
 
     def _check_marks_before(self, rows: set[Row]) -> None:

@@ -74,7 +74,6 @@ def consumer_plan(
     np.cumsum(np.bincount(inverse, minlength=num_unique), out=offsets[1:])
     return ConsumerPlan(
         unique=row_list(unique_ids),
-        inverse=inverse.astype(np.int32),
         offsets=offsets,
         order=np.argsort(inverse, kind="stable").astype(np.int32),
         slots=slots(num_unique),

@@ -51,7 +51,6 @@ def rank_batches() -> st.SearchStrategy[RankBatch]:
         consumer=st.builds(
             ConsumerPlan,
             unique=_ROWS,
-            inverse=_array("<i4"),
             offsets=_array("<i4"),
             order=_array("<i4"),
             slots=_array("<i4"),
@@ -103,7 +102,6 @@ def example_rank_batch(index: int = 0, num_examples: int = 3) -> RankBatch:
         ),
         consumer=ConsumerPlan(
             unique=rows,
-            inverse=numbers,
             offsets=np.arange(num_examples + 1, dtype=np.int32),
             order=numbers,
             slots=numbers,

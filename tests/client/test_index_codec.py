@@ -54,7 +54,7 @@ def test_a_part_survives(world_size: int, most: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_is_no_index_is_refused(world_size: int) -> None:
     frame = b"".join(encode_index(part_of(world_size), with_examples=True))
-    for size in range(0, len(frame), 7):
+    for size in range(0, len(frame) - 7, 7):  # the last bytes are padding
         with pytest.raises(CodecError, match="malformed index"):
             decode_index(frame[:size])
     for old, new in ((b"BPI1", b"BPS1"), (b'"ranks"', b'"ranls"'), (b'"batch": 4', b'"batch": x')):

@@ -32,7 +32,6 @@ def rank_index_of(rows: list[int]) -> RankIndex:
     return RankIndex(
         examples=numbers[:1],
         rows=np.array(rows, dtype=np.int32),
-        inverse=numbers,
         offsets=np.arange(len(rows) + 1, dtype=np.int32),
         order=numbers,
     )

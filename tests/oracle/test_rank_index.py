@@ -31,7 +31,7 @@ def test_a_share_is_the_index_of_the_ranks_own_batch(
             assert index.unique.ids[rank_index.rows].tolist() == own.unique.ids.tolist()
             offsets = np.searchsorted(rank_index.rows, index.unique.table_offsets)
             assert offsets.tolist() == own.unique.table_offsets.tolist()
-            for name in ("inverse", "offsets", "order"):
+            for name in ("offsets", "order"):
                 assert getattr(rank_index, name).tolist() == getattr(own, name).tolist()
                 assert getattr(rank_index, name).dtype == np.int32
             assert rank_index.rows.dtype == rank_index.examples.dtype == np.int32
