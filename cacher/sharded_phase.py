@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,14 +141,14 @@ class ShardedPhase:
             if part.lengths is None or part.lengths.shape != (len(features), batch.num_examples):
                 raise JobError(f"batch {batch.index}: a shard sent lengths of other bags than were asked for")
         if all(part.is_one_hot for part in parts):
-            lengths = np.broadcast_to(np.int32(1), shape)
+            lengths, num_ids = np.broadcast_to(np.int32(1), shape), math.prod(shape)
         else:
             lengths = np.empty(shape, dtype=np.int32)
             for part, features in zip(parts, self._features, strict=True):
                 assert part.lengths is not None, "checked"
                 lengths[list(features)] = part.lengths
-        zeros = np.broadcast_to(np.int64(0), (int(lengths.sum(dtype=np.int64)),))
-        return dataclasses.replace(batch, lengths=lengths, values=zeros)
+            num_ids = int(lengths.sum(dtype=np.int64))
+        return dataclasses.replace(batch, lengths=lengths, values=np.broadcast_to(np.int64(0), (num_ids,)))
 
     def _note(self, state: Mapping[str, Any]) -> None:
         number = state.get("batch")

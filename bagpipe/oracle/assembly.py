@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.oracle.batch_indexer import IndexedBatch
-from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OwnerPlan, RowList
+from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
 __all__ = ["Decision", "GlobalRows", "SlottedRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
@@ -50,7 +50,7 @@ class SlottedRows:
         before: int64, slots of the previous batch's rows.
         marks: bool by slot, all False; scratch space.
         push_now: see `GlobalRows`.
-        owners, local, owned: see `GlobalRows`; `local` are its slots, int64.
+        spec: of the planner.
     """
 
     slots: NDArray[np.int64]
@@ -58,9 +58,7 @@ class SlottedRows:
     before: NDArray[np.int64]
     marks: NDArray[np.bool_]
     push_now: NDArray[np.bool_]
-    owners: NDArray[np.uint16]
-    local: NDArray[np.int64]
-    owned: tuple[NDArray[np.int64], ...]
+    spec: OracleSpec
 
     def described(self) -> GlobalRows:
         """The records of the rows. One thread at a time: it uses `marks`."""
@@ -68,12 +66,13 @@ class SlottedRows:
         pull_now = self.marks.take(self.slots)
         self.marks[self.before] = False
         pull_now[self.missing] = False  # their slots held other rows
+        owners = (self.slots // self.spec.slots_per_rank).astype(np.uint16)
         return GlobalRows(
-            owners=self.owners,
-            slots=self.local.astype(np.int32),
+            owners=owners,
+            slots=(self.slots - owners * np.int64(self.spec.slots_per_rank)).astype(np.int32),
             push_now=self.push_now,
             pull_now=pull_now,
-            owned=self.owned,
+            owned=positions_by_rank(owners, self.spec.world_size),
         )
 
 

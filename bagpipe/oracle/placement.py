@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.oracle.assembly import positions_by_rank
+
 __all__ = ["place_rows"]
 
 #: Tied rows are placed in this many parts per rank. Each part sees the load that the previous parts left.
@@ -33,10 +35,11 @@ def place_rows(
     # Each round but the last fills a rank.
     while waiting.shape[0]:
         is_open = np.flatnonzero(room)
-        wanted = _most_used(by_rank[is_open].take(waiting, axis=1), load[is_open])
+        is_whole = is_open.shape[0] == load.shape[0] and waiting.shape[0] == uses.shape[0]
+        wanted = _most_used(by_rank if is_whole else by_rank[is_open].take(waiting, axis=1), load[is_open])
         left_over: list[NDArray[np.int64]] = []
-        for column, rank in enumerate(is_open.tolist()):
-            asking = waiting[wanted == column]
+        for rank, positions in zip(is_open.tolist(), positions_by_rank(wanted, is_open.shape[0]), strict=True):
+            asking = waiting.take(positions)
             left_over.append(asking[room[rank] :])
             asking = asking[: room[rank]]
             owners[asking] = rank

@@ -27,7 +27,7 @@ from bagpipe.oracle.handles import grown, make_handles
 from bagpipe.oracle.lrfu import LrfuClock
 from bagpipe.oracle.placement import place_rows
 from bagpipe.oracle.plan import NO_BATCH, CachePlan, OracleSpec, OwnerPlan, RowList
-from bagpipe.oracle.resident_set import ResidentSet, SlotState
+from bagpipe.oracle.resident_set import ResidentSet, SlotState, UsedSlots
 from bagpipe.oracle.spec_check import check_spec
 from bagpipe.oracle.window import RankCounts, UnseenUses
 from bagpipe.types.batch import Batch
@@ -69,7 +69,7 @@ class Planner:
         # By rank.
         each = spec.slots_per_rank
         parts = (self._slot_state.part(base, base + each) for base in range(0, num_slots, each))
-        self._resident_sets = tuple(ResidentSet(spec, part) for part in parts)
+        self._resident_sets = tuple(ResidentSet(spec, part, rank) for rank, part in enumerate(parts))
 
     @property
     def num_resident(self) -> int:
@@ -157,7 +157,8 @@ class Planner:
         missing = np.flatnonzero(slots < 0)
         if self.spec.grows:
             self._reserve()
-        used = self._by_rank(slots.take(np.flatnonzero(slots >= 0)))
+        hits = slots.take(np.flatnonzero(slots >= 0))
+        used = UsedSlots(hits, np.broadcast_to(np.int32(now), hits.shape), self.spec)
         misses_of_ranks = self._place(missing, used)
         next_use = self._window.leave()
         fetch_new = np.zeros(slots.shape[0], dtype=np.bool_)
@@ -206,16 +207,16 @@ class Planner:
         local = slots - owners * np.int64(self.spec.slots_per_rank)
         return tuple(local.take(positions) for positions in positions_by_rank(owners, self.spec.world_size))
 
-    def _place(self, missing: NDArray[np.int64], used: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], ...]:
-        """By rank: the missing rows it will own, ascending positions among the unique rows. `used`: see `_by_rank`."""
+    def _place(self, missing: NDArray[np.int64], used: UsedSlots) -> tuple[NDArray[np.int64], ...]:
+        """By rank: the missing rows it will own, ascending positions among the unique rows. `used`: those in slots."""
         world_size = self.spec.world_size
         if world_size == 1:
             return (missing,)
         words = self._window.uses_of(missing)
         load = np.array([resident_set.num_resident for resident_set in self._resident_sets])
-        room = self.spec.num_slots - np.array([own.shape[0] for own in used])
+        room = self.spec.num_slots - used.counts
         if self.spec.rows_delay:
-            room -= [resident_set.num_held(own) for resident_set, own in zip(self._resident_sets, used, strict=True)]
+            room -= [resident_set.num_held(used) for resident_set in self._resident_sets]
         room = np.maximum(room, 0)  # rows that were leaving can be used again
         owners = place_rows(self._rank_counts.unpack(words), load, room)
         return tuple(missing.take(positions) for positions in positions_by_rank(owners, world_size))
@@ -224,15 +225,15 @@ class Planner:
         self,
         batch: OldestBatch,
         slots: NDArray[np.int64],
-        used: tuple[NDArray[np.int64], ...],
+        used: UsedSlots,
         misses_of_ranks: tuple[NDArray[np.int64], ...],
         fetch_new: NDArray[np.bool_],
     ) -> tuple[OwnerPlan, ...]:
         """Make room at every rank and insert its missing rows. Writes their slots into `slots`."""
         now, each = batch.indexed.batch_index, self.spec.slots_per_rank
         victims = [
-            resident_set.make_room(misses.shape[0], now, own)
-            for resident_set, misses, own in zip(self._resident_sets, misses_of_ranks, used, strict=True)
+            resident_set.make_room(misses.shape[0], now, used)
+            for resident_set, misses in zip(self._resident_sets, misses_of_ranks, strict=True)
         ]
         evicted = self._evict([one.slots + rank * each for rank, one in enumerate(victims)], now)
         owners = []
@@ -301,15 +302,12 @@ class Planner:
     ) -> GlobalRows | SlottedRows:
         """The unique rows. Also tells each rank which of its slots the batch uses."""
         push_now = np.ones(slots.shape[0], dtype=np.bool_) if self._is_blind else next_use == now + 1
+        used = UsedSlots(slots, next_use, self.spec)
+        for resident_set in self._resident_sets:
+            resident_set.use(used)
         if self.spec.world_size == 1:
-            self._resident_sets[0].use(slots, next_use)
             owners, none = np.zeros(slots.shape[0], dtype=np.uint16), np.empty(0, dtype=np.bool_)
             return GlobalRows(owners=owners, slots=slots.astype(np.int32), push_now=push_now, pull_now=none, owned=())
-        owners = (slots // self.spec.slots_per_rank).astype(np.uint16)
-        local = slots - owners * np.int64(self.spec.slots_per_rank)
-        owned = positions_by_rank(owners, self.spec.world_size)
-        for resident_set, positions in zip(self._resident_sets, owned, strict=True):
-            resident_set.use(local.take(positions), next_use.take(positions))
         before, self._used_slots = self._used_slots, slots
         return SlottedRows(
             slots=slots,
@@ -317,9 +315,7 @@ class Planner:
             before=before,
             marks=self._marks,
             push_now=push_now,
-            owners=owners,
-            local=local,
-            owned=owned,
+            spec=self.spec,
         )
 
     def _grow(self, num_handles: int) -> None:

@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.oracle.assembly import positions_by_rank
 from bagpipe.oracle.eviction import NEVER, NEVER_PRIORITY, POLICIES, EvictionQueue, idle_priority
 from bagpipe.oracle.far_queue import FarQueue, far_priority
 from bagpipe.oracle.lrfu import NO_SCORE
 from bagpipe.oracle.plan import NO_BATCH, OracleSpec, slots_of, spare_slots
 
-__all__ = ["ResidentSet", "SlotState", "Victims"]
+__all__ = ["ResidentSet", "SlotState", "UsedSlots", "Victims"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,10 +87,54 @@ class Victims:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Uses:
-    """The rank's rows of a planned batch: slots, and next uses as known at planning."""
+    """A rank's rows of a batch: slots, and next uses as known at planning."""
 
     slots: NDArray[np.int64]
     next_use: NDArray[np.int32]
+
+
+class UsedSlots:
+    """The slots that a batch uses, of all ranks. They are split by rank when that is asked for.
+
+    Args:
+        slots: int64, numbered ``owner * slots_per_rank + slot``.
+        next_use: int32, the next use of each row as known at planning.
+        spec: of the planner.
+    """
+
+    def __init__(self, slots: NDArray[np.int64], next_use: NDArray[np.int32], spec: OracleSpec) -> None:
+        self._slots = slots
+        self._next_use = next_use
+        self._spec = spec
+        self._beyond: tuple[int, UsedSlots] | None = None
+
+    @cached_property
+    def owners(self) -> NDArray[np.uint16]:
+        """uint16: the rank of each slot."""
+        return (self._slots // self._spec.slots_per_rank).astype(np.uint16)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """int64 ``[ranks]``: the slots of each rank."""
+        return np.bincount(self.owners, minlength=self._spec.world_size)
+
+    @cached_property
+    def by_rank(self) -> tuple[_Uses, ...]:
+        """By rank, its slots in their order, numbered within the rank."""
+        if self._spec.world_size == 1:
+            return (_Uses(self._slots, self._next_use),)
+        local = self._slots - self.owners * np.int64(self._spec.slots_per_rank)
+        return tuple(
+            _Uses(local.take(positions), self._next_use.take(positions))
+            for positions in positions_by_rank(self.owners, self._spec.world_size)
+        )
+
+    def beyond(self, batch_index: int) -> UsedSlots:
+        """The slots whose rows are used after a batch, not up to it. Made once for ranks that ask for the same."""
+        if self._beyond is None or self._beyond[0] != batch_index:
+            far = np.flatnonzero(self._next_use > batch_index)
+            self._beyond = batch_index, UsedSlots(self._slots.take(far), self._next_use.take(far), self._spec)
+        return self._beyond[1]
 
 
 class ResidentSet:
@@ -96,14 +142,16 @@ class ResidentSet:
 
     Args:
         state: the rank's slots. The planner updates `next_use` and `idle_key`.
+        rank: this one.
 
     Attributes:
         num_rows: cache rows that have slots. At most `OracleSpec.num_slots`, and less only while the cache grows.
         num_slots_used: as `OwnerPlan.num_slots`.
     """
 
-    def __init__(self, spec: OracleSpec, state: SlotState) -> None:
+    def __init__(self, spec: OracleSpec, state: SlotState, rank: int = 0) -> None:
         self._state = state
+        self._rank = rank
         self._policy = POLICIES[spec.policy]
         self._sees_log = spec.horizon == "log"
         self._queue = FarQueue(0) if self._sees_log else EvictionQueue(0)
@@ -113,7 +161,7 @@ class ResidentSet:
         self._free = np.empty(spec.slots_per_rank, dtype=np.int32)
         self._leaving = np.empty(0, dtype=np.int64)
         self._rows_delay = spec.rows_delay
-        nothing = _Uses(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+        nothing = UsedSlots(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), spec)
         # Of the latest batches, oldest first: the previous one, then those whose rows are held.
         self._latest = deque([nothing] * (1 + spec.rows_delay), maxlen=1 + spec.rows_delay)
         self.num_rows = self.num_slots_used = 0
@@ -140,29 +188,29 @@ class ResidentSet:
         self._num_free += added
         return more
 
-    def num_held(self, used: NDArray[np.int64]) -> int:
+    def num_held(self, used: UsedSlots) -> int:
         """Slots whose rows may not leave yet, beside those that the next planned batch uses.
 
         Args:
             used: as in `make_room`.
         """
         held = self._held()
-        return int(held.shape[0] - np.count_nonzero(self._queue.are_among(used, held)))
+        return int(held.shape[0] - np.count_nonzero(self._queue.are_among(self._own(used), held)))
 
     def expect(self, slots: NDArray[np.int64], batch_index: int) -> None:
         """The batch that just entered the window uses these slots, whose rows were idle."""
         slots = slots[self._queue.is_queued(slots)]
         self._queue.push(slots, np.full(slots.shape[0], batch_index, dtype=np.int32))
 
-    def make_room(self, count: int, now: int, used: NDArray[np.int64]) -> Victims:
+    def make_room(self, count: int, now: int, used: UsedSlots) -> Victims:
         """The slots to empty so that `count` are free.
 
         Args:
             count: rows that enter the cache for batch `now`.
-            used: the rank's slots that batch `now` uses.
+            used: slots that batch `now` uses. Until it is planned, they are those with this next use.
         """
         self._queue.advance(now)
-        left = self._leaving[~self._queue.are_among(self._leaving, used)]
+        left = self._leaving[self._state.next_use.take(self._leaving) != now]
         victims = [self._queue.pop_idle()] if self._policy.drop_idle else []
         room = self._num_free + left.shape[0] - self._spare_slots
         short = count - room - sum(part.shape[0] for part in victims)
@@ -175,8 +223,8 @@ class ResidentSet:
             victims.append(self._queue.pop(short, min_priority=now + self._horizon))
             short -= victims[-1].shape[0]
         if short > 0:
-            previous = self._latest[0].slots
-            self._enqueue_all_but(np.concatenate([used, self._held(), left, *victims]))
+            previous = self._own(self._latest[0])
+            self._enqueue_all_but(np.concatenate([self._own(used), self._held(), left, *victims]))
             victims.append(self._queue.pop(short))
         return self._victims(np.concatenate([left, *victims]), previous, count, now, used)
 
@@ -186,7 +234,7 @@ class ResidentSet:
         previous: NDArray[np.int64],
         count: int,
         now: int,
-        used: NDArray[np.int64],
+        used: UsedSlots,
     ) -> Victims:
         """Those of the chosen slots that are emptied now; the others are leaving.
 
@@ -205,7 +253,8 @@ class ResidentSet:
         waits = False
         if num_late > self._spare_slots:
             short = count - self._num_free - (chosen.shape[0] - num_late)
-            earlier = self._take_earlier(short, np.concatenate([used, self._held(), self._latest[0].slots, chosen]))
+            kept = np.concatenate([self._own(used), self._held(), self._own(self._latest[0]), chosen])
+            earlier = self._take_earlier(short, kept)
             waits = earlier.shape[0] < short
             chosen = np.concatenate([chosen, earlier])
             is_late = np.concatenate([is_late, np.zeros(earlier.shape[0], dtype=np.bool_)])
@@ -235,19 +284,20 @@ class ResidentSet:
             self.num_slots_used = max(self.num_slots_used, int(slots.max()) + 1)
         return slots
 
-    def use(self, slots: NDArray[np.int64], next_use: NDArray[np.int32]) -> None:
-        """The batch just planned uses these slots; `next_use` follows it."""
-        self._latest.append(_Uses(slots, next_use))
+    def use(self, used: UsedSlots) -> None:
+        """The batch just planned uses these slots; the next uses follow it."""
+        self._latest.append(used)
+
+    def _own(self, used: UsedSlots) -> NDArray[np.int64]:
+        return used.by_rank[self._rank].slots
 
     def _held(self) -> NDArray[np.int64]:
         """The slots that may not be emptied, beside those of the batch being planned."""
-        return self._latest[-1].slots if self._rows_delay else np.empty(0, dtype=np.int64)
+        return self._own(self._latest[-1]) if self._rows_delay else np.empty(0, dtype=np.int64)
 
     def _enqueue_previous(self, now: int, beyond: int) -> NDArray[np.int64]:
         """Queue the previous batch's rows with a next use after batch `beyond`. Returns their slots."""
-        previous, held = self._latest[0], self._held()
-        far = np.flatnonzero(previous.next_use > beyond)
-        slots = previous.slots.take(far)
+        slots, held = self._own(self._latest[0].beyond(beyond)), self._held()
         if held.shape[0]:
             slots = slots[~self._queue.are_among(slots, held)]
         # A batch that entered the window since, or this batch itself, can be the next use of a row that had none.
