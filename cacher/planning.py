@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.oracle.batch_indexer import BatchIndexer
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import make_planner
 from bagpipe.oracle.rank_batch import Phase, RankBatch
-from bagpipe.oracle.shard import ShardIndexer, shard_features
+from bagpipe.oracle.shard import shard_features, shard_spec
 from bagpipe.oracle.spec_check import check_spec
 from bagpipe.util.programs import command_of
 from cacher.identity import identity_of
@@ -147,7 +148,6 @@ class PlannedData:
         spec: OracleSpec,
         tables: Collection[int],
         *,
-        first_batch: int,
         next_batch: int,
         reader_state: Mapping[str, Any] | None,
         credits: int,
@@ -159,7 +159,7 @@ class PlannedData:
         Args:
             phase, spec, reader_state: as in `phase`.
             tables: of the shard.
-            first_batch, next_batch, credits, with_lengths, with_examples: see `ShardTask`.
+            next_batch, credits, with_lengths, with_examples: see `ShardTask`.
 
         Raises:
             InputError: `spec` cannot be planned for.
@@ -168,9 +168,8 @@ class PlannedData:
         features = shard_features(spec, tables)
         source = narrowed(self._sources[phase], features, dense=False)
         return ShardTask(
-            loader=self._loader(phase, first_batch, reader_state, source),
-            indexer=ShardIndexer(spec, tables, features),
-            first_batch=first_batch,
+            loader=self._loader(phase, next_batch, reader_state, source),
+            indexer=BatchIndexer(shard_spec(spec, tables, features)),
             next_batch=next_batch,
             credits=credits,
             with_lengths=with_lengths,

@@ -181,7 +181,7 @@ class ShardLink:
         settings: JSON that the shard compares with its own.
         identity: of the data.
         start: what to ask for, from `start.next_batch` on.
-        position: the batch where the window begins, and a reader's state before it, to begin with a batch.
+        state_before: JSON of a reader's state at or before a batch, to begin with it; empty: there is none.
         timeout_s: how long the shard may be out of reach.
         totals: of the shard.
     """
@@ -193,7 +193,7 @@ class ShardLink:
         settings: str,
         identity: BatchIdentity,
         start: pb.IndexStart,
-        position: Callable[[int], tuple[int, str]],
+        state_before: Callable[[int], str],
         timeout_s: float,
         totals: ShardTotals,
     ) -> None:
@@ -201,7 +201,7 @@ class ShardLink:
         self._settings = settings
         self._identity = identity
         self._start = start
-        self._position = position
+        self._state_before = state_before
         self._timeout_s = timeout_s
         self._totals = totals
         self._changed = threading.Condition()
@@ -342,7 +342,7 @@ class ShardLink:
             if message.welcome.HasField("file"):
                 call.share(message.welcome.file)
             self._start.next_batch = self._next
-            self._start.first_batch, self._start.reader_state = self._position(self._next)
+            self._start.reader_state = self._state_before(self._next)
             call.put(start=self._start)
             with self._changed:
                 self._started = call

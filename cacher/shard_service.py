@@ -139,7 +139,7 @@ class IndexService:
             pb.Start(
                 phase=start.phase,
                 spec=start.spec,
-                first_batch=start.first_batch,
+                first_batch=start.next_batch,
                 next_batch=start.next_batch,
                 reader_state=start.reader_state,
             ),
@@ -154,7 +154,6 @@ class IndexService:
             request.phase,
             request.spec,
             tables,
-            first_batch=start.first_batch,
             next_batch=start.next_batch,
             reader_state=request.reader_state,
             credits=start.credits,

@@ -1,6 +1,6 @@
 """`IndexStream`: one phase that this daemon indexes for a cacher, as one of its shards. A thread reads and indexes.
 
-loader, of the shard's columns ──Batch──> ShardIndexer ──encode_index──> memory shared with the cacher, or bytes
+loader, of the shard's columns ──Batch──> BatchIndexer ──encode_index──> memory shared with the cacher, or bytes
                                                         └─ waits while it is ahead of the credits
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.index_codec import ShardPart, encode_index
 from bagpipe.client.shared_ring import MIN_SHARED_BYTES, RingWriter
-from bagpipe.oracle.shard import ShardIndexer
+from bagpipe.oracle.batch_indexer import BatchIndexer
 from cacher.counters import Counters
 from cacher.process import resident_bytes
 from data.loader import LookaheadLoader
@@ -32,17 +32,15 @@ class ShardTask:
     """What to index.
 
     Attributes:
-        loader: begins at or before `first_batch`.
+        loader: begins at or before `next_batch`.
         indexer: of the shard's tables.
-        first_batch: where the window begins.
         next_batch: the first one to send.
         credits: batches to send beyond those acknowledged.
         with_lengths, with_examples: see `bagpipe.client.index_codec`.
     """
 
     loader: LookaheadLoader
-    indexer: ShardIndexer
-    first_batch: int
+    indexer: BatchIndexer
     next_batch: int
     credits: int
     with_lengths: bool
@@ -122,12 +120,10 @@ class IndexStream:
             for batch in loader:
                 if self._is_closed:
                     return
-                if batch.index < task.first_batch:
+                if batch.index < task.next_batch:
                     continue
                 start_s = time.thread_time()
                 indexed = task.indexer.index(batch)
-                if batch.index < task.next_batch:
-                    continue
                 lengths = np.ascontiguousarray(batch.lengths) if task.with_lengths else None
                 frame = encode_index(ShardPart(indexed=indexed, lengths=lengths), with_examples=task.with_examples)
                 num_bytes = sum(map(len, frame))

@@ -24,7 +24,7 @@ from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import OracleSpec
-from bagpipe.oracle.shard import MergedIndexer, ShardMerger, is_linked
+from bagpipe.oracle.shard import MergedIndexer, ShardMerger
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 from cacher.ahead import Ahead
@@ -84,9 +84,8 @@ class ShardedPhase:
         self.indexer = MergedIndexer(spec, lambda index: self._joined_of(index).indexed)
         self.first_batch = 0 if self.indexer.learns else first_batch
         self.links: list[ShardLink] = []
-        self._window = spec.lookahead if is_linked(spec) else 1
         # States of the reader after the latest batches, for shards that begin anew: (number of the next batch, JSON).
-        self._states: deque[tuple[int, str]] = deque(maxlen=self._window + MAX_CREDITS)
+        self._states: deque[tuple[int, str]] = deque(maxlen=1 + MAX_CREDITS)
         if reader_state is not None:
             self._note(reader_state)
         self._merger = ShardMerger(spec, shard_of_table)
@@ -118,11 +117,10 @@ class ShardedPhase:
         for link in self.links:
             link.stop()
 
-    def position(self, next_batch: int) -> tuple[int, str]:
-        """Where a shard that sends the batches from one on begins: its window's first batch, and a reader's state."""
-        first = max(self.first_batch, next_batch - self._window + 1)
-        states = [text for batch, text in list(self._states) if batch <= first]
-        return first, states[-1] if states else ""
+    def state_before(self, next_batch: int) -> str:
+        """JSON of the latest known state of a reader at or before a batch; empty: there is none."""
+        states = [text for batch, text in list(self._states) if batch <= next_batch]
+        return states[-1] if states else ""
 
     def complete(self, batch: Batch) -> Batch:
         """A batch of the narrowed reader with the lengths of all bags. Its ids are zeros: the plan has them.

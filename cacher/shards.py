@@ -242,7 +242,7 @@ class Shards:
                     settings=self._settings,
                     identity=self._identity,
                     start=start,
-                    position=sharded.position,
+                    state_before=sharded.state_before,
                     timeout_s=self._config.cacher.timeout_s,
                     totals=totals,
                 )

@@ -235,11 +235,10 @@ class IndexWelcome(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., identity: _Optional[str] = ..., file: _Optional[_Union[SharedFile, _Mapping]] = ...) -> None: ...
 
 class IndexStart(_message.Message):
-    __slots__ = ("phase", "spec", "tables", "first_batch", "next_batch", "credits", "reader_state", "with_lengths", "with_examples")
+    __slots__ = ("phase", "spec", "tables", "next_batch", "credits", "reader_state", "with_lengths", "with_examples")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
     NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     READER_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -248,13 +247,12 @@ class IndexStart(_message.Message):
     phase: str
     spec: str
     tables: _containers.RepeatedScalarFieldContainer[int]
-    first_batch: int
     next_batch: int
     credits: int
     reader_state: str
     with_lengths: bool
     with_examples: bool
-    def __init__(self, phase: _Optional[str] = ..., spec: _Optional[str] = ..., tables: _Optional[_Iterable[int]] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., credits: _Optional[int] = ..., reader_state: _Optional[str] = ..., with_lengths: _Optional[bool] = ..., with_examples: _Optional[bool] = ...) -> None: ...
+    def __init__(self, phase: _Optional[str] = ..., spec: _Optional[str] = ..., tables: _Optional[_Iterable[int]] = ..., next_batch: _Optional[int] = ..., credits: _Optional[int] = ..., reader_state: _Optional[str] = ..., with_lengths: _Optional[bool] = ..., with_examples: _Optional[bool] = ...) -> None: ...
 
 class IndexPart(_message.Message):
     __slots__ = ("index", "payload", "shared", "busy_ns", "waited_ns", "rss_bytes")

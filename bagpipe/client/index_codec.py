@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from bagpipe.client.codec import CodecError
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.index import BatchIndex
-from bagpipe.oracle.links import RowLinks
 from bagpipe.oracle.plan import RowList
 from bagpipe.oracle.rank_index import RankIndex
 from bagpipe.util.documents import parse_json
@@ -61,8 +60,6 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> list[bytes | memory
     for rank in indexed.rank_indexes:
         examples = rank.examples if with_examples else rank.examples[:0]
         arrays += [examples, rank.rows, rank.offsets, rank.order]
-    if indexed.links is not None:
-        arrays += [indexed.links.back, indexed.links.place]
     if indexed.next_use is not None:
         arrays.append(indexed.next_use)
     are_ones = lengths is not None and int(lengths.min(initial=1)) == int(lengths.max(initial=1)) == 1
@@ -73,7 +70,6 @@ def encode_index(part: ShardPart, *, with_examples: bool) -> list[bytes | memory
         {
             "batch": indexed.batch_index,
             "ranks": len(indexed.rank_indexes),
-            "links": indexed.links is not None,
             "next_use": indexed.next_use is not None,
             "lengths": None if lengths is None else lengths.shape,
             "ones": are_ones,
@@ -96,13 +92,13 @@ def decode_index(frame: bytes) -> ShardPart:
     """
     header = _header(frame)
     try:
-        ranks, has_links, shape = int(header["ranks"]), bool(header["links"]), header["lengths"]
+        ranks, shape = int(header["ranks"]), header["lengths"]
         has_next_use, are_ones = bool(header["next_use"]), bool(header["ones"])
         dtypes: list[np.dtype[Any]] = [
             _INT64,
             _INT64,
             *[_INT32] * (4 * ranks if ranks else 2),
-            *[_INT32] * (2 * has_links + has_next_use),
+            *[_INT32] * has_next_use,
         ]
         if shape is not None and not are_ones:
             dtypes.append(_BYTE if header["narrow"] else _INT32)
@@ -117,7 +113,6 @@ def decode_index(frame: bytes) -> ShardPart:
             rank_indexes = tuple(_rank_index(arrays) for _ in range(ranks))
         else:
             whole = BatchIndex(unique=unique, offsets=next(arrays), order=next(arrays))
-        links = RowLinks(back=next(arrays), place=next(arrays)) if has_links else None
         next_use = next(arrays) if has_next_use else None
         lengths: NDArray[np.int32] | None = None
         if are_ones:
@@ -129,7 +124,6 @@ def decode_index(frame: bytes) -> ShardPart:
             unique=unique,
             whole=whole,
             rank_indexes=rank_indexes,
-            links=links,
             next_use=next_use,
         )
     except CodecError:
@@ -172,8 +166,6 @@ def _check(indexed: IndexedBatch) -> None:
     """Raise CodecError unless the arrays fit each other."""
     offsets, num_rows = indexed.unique.table_offsets, len(indexed.unique)
     fits = offsets.shape[0] > 0 and offsets[0] == 0 and offsets[-1] == num_rows and bool((np.diff(offsets) >= 0).all())
-    links = indexed.links
-    fits = fits and (links is None or links.back.shape[0] == links.place.shape[0] == num_rows)
     fits = fits and (indexed.next_use is None or indexed.next_use.shape[0] == num_rows)
     indexes: list[tuple[int, BatchIndex | RankIndex]] = [(rank.rows.shape[0], rank) for rank in indexed.rank_indexes]
     if indexed.whole is not None:

@@ -12,7 +12,7 @@ batch ─> batch_indexer: index ─> assign (example -> rank) ─> rank_index (e
                                                                      └──> rank_batch.RankBatch: one rank's part
 
 batch_window: handles and next uses of the batches ahead, in the planner's thread or in one before it.
-shard: the index in shards, by table, and their results joined. links: a row's previous use, found by a shard.
+shard: the index in shards, by table, and their results joined.
 spec_check: specs that cannot be planned for. capacity: the error of a batch that does not fit. sizing: the bound of a
 cache that grows.
 admission: replaces ids of rows with too few uses before all of this; use_counts counts them. expiry: rows that no batch

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.index import BatchIndex, Indexer
-from bagpipe.oracle.links import RowLinks
 from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.rank_index import RankIndex, split_index
 from bagpipe.types.batch import Batch
@@ -31,7 +30,6 @@ class IndexedBatch:
         unique: distinct rows of the global batch.
         whole: the index of the batch for a single rank; else None.
         rank_indexes: by rank; empty for a single rank.
-        links: of its unique rows to their previous uses, if they are known (`bagpipe.oracle.shard`).
         next_use: with the horizon `log`: int32 ``[len(unique)]``, as `Indexer.next_use`; else None.
         is_born: bool ``[len(unique)]``, as `Batch.is_born`; None: rows do not expire.
         expired: rows that are deleted before the batch, in the order of `unique`; None: no row expires here.
@@ -42,7 +40,6 @@ class IndexedBatch:
     unique: RowList
     whole: BatchIndex | None
     rank_indexes: tuple[RankIndex, ...]
-    links: RowLinks | None = None
     next_use: NDArray[np.int32] | None = None
     is_born: NDArray[np.bool_] | None = None
     expired: RowList | None = None

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bagpipe.oracle.assembly import places_among
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.handles import DenseHandles, HashHandles, make_handles
-from bagpipe.oracle.links import LinkedHandles
 from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.window import NextUses, RankCounts
 
@@ -98,7 +97,6 @@ class BatchWindow:
         self.handles = handles
         self._spec = spec
         self._batches: deque[tuple[IndexedBatch, NDArray[np.int64]]] = deque()
-        self._linked: LinkedHandles | None = None  # made with the first links
         # Use counts by rank matter only with several ranks.
         self._rank_counts = RankCounts(spec.world_size, largest=spec.lookahead)
         num_words = self._rank_counts.num_words if spec.world_size > 1 else 0
@@ -115,7 +113,7 @@ class BatchWindow:
 
     def enter(self, indexed: IndexedBatch) -> NDArray[np.int64]:
         """See `Window`."""
-        handles = self._handles_of(indexed)
+        handles = self.handles.lookup_or_add(indexed.unique)
         if self.handles.num_handles > self._num_handles:
             self._num_handles = self.handles.num_handles
             self._next_uses.grow(self._num_handles)
@@ -148,17 +146,6 @@ class BatchWindow:
         """As `release`, after batches have entered since: rows that they use keep their handles."""
         if isinstance(self.handles, HashHandles):
             self.handles.release(handles.take(np.flatnonzero(~self._next_uses.are_in_window(handles))))
-
-    def _handles_of(self, indexed: IndexedBatch) -> NDArray[np.int64]:
-        """Handles of the unique rows, int64 ``[len(unique)]``; allocated where missing."""
-        if indexed.links is None or isinstance(self.handles, DenseHandles):
-            return self.handles.lookup_or_add(indexed.unique)
-        if self._linked is None:
-            spec = self._spec
-            self._linked = LinkedHandles(self.handles, num_tables=len(spec.table_rows), lookahead=spec.lookahead)
-        now = indexed.batch_index
-        start = self._batches[0][0].batch_index if self._batches else now
-        return self._linked.lookup_or_add(indexed.unique, indexed.links, now, window_start=start)
 
     def _count_uses(self, indexed: IndexedBatch) -> NDArray[np.uint64]:
         """uint64 ``[U, num_words]``: the ranks that use each unique row."""

@@ -1,6 +1,6 @@
 """The index of a batch in shards: each one indexes some tables, and the planner joins their results. Byte-equal.
 
-    shard    its tables' ids ─> BatchIndexer, LinkFinder ─> IndexedBatch without the rows of other tables
+    shard    its tables' ids ─> BatchIndexer ─> IndexedBatch without the rows of other tables
     planner  IndexedBatch of every shard ─> ShardMerger: table after table, plus constant offsets ─> IndexedBatch of all
 
 Unique rows are numbered table after table, occurrences segment after segment. So a run of neighbouring tables of one
@@ -21,15 +21,13 @@ from numpy.typing import NDArray
 
 from bagpipe.oracle.assign import ASSIGNERS
 from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
-from bagpipe.oracle.handles import dense_sizes
 from bagpipe.oracle.index import BatchIndex
-from bagpipe.oracle.links import LinkFinder, RowLinks
 from bagpipe.oracle.plan import FeatureRef, OracleSpec, RowList
 from bagpipe.oracle.rank_index import RankIndex, split_index
 from bagpipe.oracle.window import RankCounts
 from bagpipe.types.batch import Batch
 
-__all__ = ["MergedIndexer", "ShardIndexer", "ShardMerger", "assign_tables", "is_linked", "shard_features", "shard_spec"]
+__all__ = ["MergedIndexer", "ShardMerger", "assign_tables", "shard_features", "shard_spec"]
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 
@@ -87,11 +85,6 @@ def _largest_first(sizes: Sequence[float], num_shards: int, known: Mapping[int, 
     return tuple(shards), max(loads)
 
 
-def is_linked(spec: OracleSpec) -> bool:
-    """Whether shards link rows to their previous use: the planner would hash them otherwise."""
-    return bool(spec.num_slots) and spec.lookahead > 1 and dense_sizes(spec.table_rows) is None
-
-
 def shard_features(spec: OracleSpec, tables: Collection[int]) -> tuple[int, ...]:
     """The features that some tables read, ascending."""
     return tuple(sorted({ref.feature for ref in spec.features if ref.table in tables}))
@@ -117,31 +110,6 @@ def shard_spec(spec: OracleSpec, tables: Collection[int], features: Sequence[int
 
 def _learns(spec: OracleSpec) -> bool:
     return BatchIndexer(spec).learns
-
-
-class ShardIndexer:
-    """Indexes the tables of one shard, batch after batch.
-
-    Args:
-        spec: of the plans.
-        tables: of the shard.
-        features: see `shard_spec`.
-    """
-
-    def __init__(self, spec: OracleSpec, tables: Collection[int], features: Sequence[int] | None = None) -> None:
-        self._indexer = BatchIndexer(shard_spec(spec, tables, features))
-        self._finder = LinkFinder(spec.lookahead) if is_linked(spec) else None
-
-    def index(self, batch: Batch) -> IndexedBatch:
-        """The index of a batch's ids in the shard's tables.
-
-        Raises:
-            InputError: an id outside its table.
-        """
-        indexed = self._indexer.index(batch)
-        if self._finder is None:
-            return indexed
-        return dataclasses.replace(indexed, links=self._finder.find(indexed.unique, batch.index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +185,6 @@ class ShardMerger:
             unique=unique,
             whole=whole,
             rank_indexes=rank_indexes,
-            links=self._joined_links([part.links for part in parts if part.links is not None], spans),
             next_use=self._joined_next_use([part.next_use for part in parts if part.next_use is not None], spans),
         )
 
@@ -233,14 +200,6 @@ class ShardMerger:
         self, next_use: Sequence[NDArray[np.int32]], spans: Sequence[tuple[int, int]]
     ) -> NDArray[np.int32] | None:
         return self._joined(next_use, spans) if next_use else None
-
-    def _joined_links(self, links: Sequence[RowLinks], spans: Sequence[tuple[int, int]]) -> RowLinks | None:
-        if not links:
-            return None
-        return RowLinks(
-            back=self._joined([link.back for link in links], spans),
-            place=self._joined([link.place for link in links], spans),
-        )
 
     def _joined_rank(
         self, indexes: Sequence[RankIndex], spans: Sequence[tuple[int, int]], starts: Sequence[int]

@@ -1,6 +1,6 @@
 """Cost of a batch whose tables are indexed in shards: of each shard, and of the cacher's three threads.
 
-    zipf ──ids──> Batch ──narrowed──> ShardIndexer per shard ──IndexedBatch──> join, window ─> decide ─> records
+    zipf ──ids──> Batch ──narrowed──> BatchIndexer per shard ──IndexedBatch──> join, window ─> decide ─> records
                                                           timed apart, one after the other, in one thread
 
 The times of a shard and of a thread are those of one core each, as if every shard had a host of its own. Reading,
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner
-from bagpipe.oracle.shard import MergedIndexer, ShardIndexer, ShardMerger, assign_tables
+from bagpipe.oracle.shard import MergedIndexer, ShardMerger, assign_tables, shard_spec
 from bagpipe.types.batch import Batch
 from benchmarks.scale.planning import array_bytes, batches
 from benchmarks.scale.points import Point
@@ -69,7 +69,7 @@ def measure_shards(point: Point, num_shards: int, num_batches: int) -> ShardCost
     )
     shard_of_table = assign_tables([1.0] * point.tables, num_shards)
     features = [[table for table, its in enumerate(shard_of_table) if its == shard] for shard in range(num_shards)]
-    shards = [ShardIndexer(spec, own, own) for own in features]
+    shards = [BatchIndexer(shard_spec(spec, own, own)) for own in features]
     merger, steps = ShardMerger(spec, shard_of_table), WindowAhead(spec)
     joined: list[IndexedBatch] = []
     made: list[WindowStep] = []
@@ -123,7 +123,7 @@ def measure_shards(point: Point, num_shards: int, num_batches: int) -> ShardCost
 
 
 def _indexed(
-    shards: Sequence[ShardIndexer], features: Sequence[list[int]], batch: Batch
+    shards: Sequence[BatchIndexer], features: Sequence[list[int]], batch: Batch
 ) -> tuple[list[IndexedBatch], list[float]]:
     """The shards' results, and the processor time of each in seconds."""
     parts, times_s = [], []

@@ -12,7 +12,7 @@ import pytest
 
 from bagpipe.client import cacher_pb2 as pb
 from bagpipe.client.address import parse_address
-from bagpipe.client.agreement import settings_of
+from bagpipe.client.agreement import PROTOCOL_VERSION, settings_of
 from bagpipe.client.link import Credentials
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
@@ -53,14 +53,17 @@ def refused(job: Config) -> None:
         pass
 
 
-HELLO = {"hello": pb.IndexHello(protocol=11, settings="{}")}
+HELLO = {"hello": pb.IndexHello(protocol=PROTOCOL_VERSION, settings="{}")}
 
 
 @pytest.mark.parametrize(
     ("requests", "message"),
     [
         ([{"ack": pb.IndexAck(watermark=1)}], "expected Hello, got ack"),
-        ([{"hello": pb.IndexHello(protocol=3)}], "protocol version: the cacher speaks 11, the trainer 3"),
+        (
+            [{"hello": pb.IndexHello(protocol=3)}],
+            f"protocol version: the cacher speaks {PROTOCOL_VERSION}, the trainer 3",
+        ),
         ([HELLO], r"data.path: the shard has '', the cacher nothing"),
         ([{}, {"ack": pb.IndexAck(watermark=1)}], "expected IndexStart, got ack"),
         ([{}, {"start": pb.IndexStart(phase="train", spec="[]")}], "oracle spec: expected a JSON object"),
@@ -71,7 +74,7 @@ HELLO = {"hello": pb.IndexHello(protocol=11, settings="{}")}
 def test_requests_that_make_no_sense_are_refused(requests: list[dict[str, Any]], message: str, listen: str) -> None:
     """An empty request stands for a Hello that is welcome."""
     job = config()
-    welcome = {"hello": pb.IndexHello(protocol=11, settings=json.dumps(settings_of(job)))}
+    welcome = {"hello": pb.IndexHello(protocol=PROTOCOL_VERSION, settings=json.dumps(settings_of(job)))}
     with served(job, listen), IndexCall(parse_address(listen), Credentials()) as call:
         for request in requests:
             call.put(**(request or welcome))

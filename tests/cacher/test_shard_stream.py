@@ -22,7 +22,6 @@ def task_of(next_batch: int, credits: int) -> ShardTask:
         "train",
         spec_of(job, data.schema),
         [0, 3],
-        first_batch=0,
         next_batch=next_batch,
         reader_state=None,
         credits=credits,

@@ -212,12 +212,13 @@ def test_inconsistent_sizes_are_refused_before_allocation() -> None:
         batch = dataclasses.replace(rank_batch.batch, **changes)
         with pytest.raises(CodecError, match="malformed rank batch"):
             decode_rank_batch(frame_of(dataclasses.replace(rank_batch, batch=batch), omit_values=True))
-    for changes, message in (
+    of_plan: tuple[tuple[dict[str, Any], str], ...] = (
         ({"order": np.array([0, 1, 9], np.int32)}, "malformed rank batch: index 9"),
         ({"offsets": np.array([0, 1, 1 << 30, 3], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
         ({"offsets": np.array([0, 3], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
         ({"offsets": np.array([0, 1, 2, 1 << 30], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
-    ):
+    )
+    for changes, message in of_plan:
         beyond = dataclasses.replace(rank_batch.consumer, **changes)
         with pytest.raises(CodecError, match=message):
             decode_rank_batch(frame_of(dataclasses.replace(rank_batch, consumer=beyond), omit_values=True))

@@ -15,7 +15,6 @@ from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.batch_window import LeftBatch, SteppedWindow, WindowAhead, WindowStep
 from bagpipe.oracle.plan import FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, plan_batches, plans_of
-from bagpipe.oracle.shard import ShardIndexer
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces
 from tests.oracle.plan_bytes import as_bytes
@@ -24,11 +23,10 @@ from tests.oracle.plan_bytes import as_bytes
 class Stepped:
     """A planner, and a window that is as many batches ahead of it as asked for."""
 
-    def __init__(self, spec: OracleSpec, batches: Sequence[Batch], ahead: int, *, with_links: bool = False) -> None:
+    def __init__(self, spec: OracleSpec, batches: Sequence[Batch], ahead: int) -> None:
         self._batches = batches
         self._ahead = ahead
-        whole = ShardIndexer(spec, range(len(spec.table_rows))) if with_links else BatchIndexer(spec)
-        self._index = whole.index
+        self._index = BatchIndexer(spec).index
         self._steps = WindowAhead(spec)
         self._made: list[tuple[IndexedBatch, WindowStep]] = []
         self._left: deque[LeftBatch] = deque()
@@ -68,8 +66,7 @@ def test_plans_do_not_depend_on_the_thread_of_the_window(
 
 
 @pytest.mark.parametrize("ahead", [0, 3, 5])
-@pytest.mark.parametrize("with_links", [False, True])
-def test_rows_that_come_back_while_their_handles_are_released(ahead: int, with_links: bool) -> None:
+def test_rows_that_come_back_while_their_handles_are_released(ahead: int) -> None:
     spec = OracleSpec(
         table_rows=(None, None),
         features=tuple(FeatureRef(feature=table, table=table) for table in range(2)),
@@ -80,7 +77,7 @@ def test_rows_that_come_back_while_their_handles_are_released(ahead: int, with_l
     rng = np.random.default_rng(7)
     batches = [make_batch(number, (rng.zipf(1.3, (2, 20, 2)) % 400).tolist()) for number in range(120)]
     expected = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
-    stepped = Stepped(spec, batches, ahead, with_links=with_links)
+    stepped = Stepped(spec, batches, ahead)
     assert [as_bytes(plan) for plan in plans_of(stepped.planner, batches)] == expected
 
 

@@ -13,18 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.oracle.batch_indexer import IndexedBatch
+from bagpipe.oracle.batch_indexer import BatchIndexer, IndexedBatch
 from bagpipe.oracle.direct import DirectPlanner
 from bagpipe.oracle.plan import CachePlan, FeatureRef, OracleSpec
 from bagpipe.oracle.planner import Planner, make_planner, plan_batches, plans_of
-from bagpipe.oracle.shard import (
-    MergedIndexer,
-    ShardIndexer,
-    ShardMerger,
-    assign_tables,
-    is_linked,
-    shard_features,
-)
+from bagpipe.oracle.shard import MergedIndexer, ShardMerger, assign_tables, shard_features, shard_spec
 from bagpipe.types.batch import Batch
 from tests.oracle.batches import far_traces, make_batch, traces
 from tests.oracle.plan_bytes import as_bytes
@@ -43,7 +36,7 @@ def sharded_planner(
     for shard in range(max(shard_of_table, default=0) + 1):
         tables = {table for table, its in enumerate(shard_of_table) if its == shard}
         features = list(shard_features(spec, tables))
-        shards.append((ShardIndexer(spec, tables, features), features))
+        shards.append((BatchIndexer(shard_spec(spec, tables, features)), features))
 
     merger = ShardMerger(spec, shard_of_table)
 
@@ -77,7 +70,7 @@ def test_plans_of_shards_are_those_of_one_process(trace: tuple[OracleSpec, list[
 
 
 def test_batches_that_arrive_late_have_the_plans_of_one_process() -> None:
-    """The window is planned with what there is: links name batches whose rows have left, and lost their handles."""
+    """The window is planned with what there is: rows leave it, lose their handles and come back."""
     spec = OracleSpec(table_rows=(None,), features=(FeatureRef(feature=0, table=0),), num_slots=3, lookahead=8)
     rng = np.random.default_rng(5)
     batches = [make_batch(number, [[[i]] for i in rng.integers(0, 7, (1, 1)).tolist()[0]]) for number in range(60)]
@@ -103,7 +96,7 @@ def arriving(planner: Planner | DirectPlanner, batches: Sequence[Batch], arrival
 @pytest.mark.parametrize("table_rows", [None, 5_000])
 @pytest.mark.parametrize("assign", ["contiguous", "locality"])
 def test_a_long_trace_that_evicts(num_shards: int, table_rows: int | None, assign: str) -> None:
-    """Rows leave the window and the caches, and come back; the ring of linked handles grows and goes round."""
+    """Rows leave the window and the caches, and come back."""
     num_tables, lookahead = 9, 6
     rng = np.random.default_rng(3)
     batches = [
@@ -117,7 +110,6 @@ def test_a_long_trace_that_evicts(num_shards: int, table_rows: int | None, assig
         world_size=3,
         assign=assign,
     )
-    assert is_linked(spec) == (table_rows is None)
     shards = assign_tables([1.0] * num_tables, num_shards)
     expected = [as_bytes(plan) for _, plan in plan_batches(batches, spec)]
     assert [as_bytes(plan) for plan in sharded_plans(spec, batches, shards)] == expected
