@@ -22,6 +22,9 @@ from bagpipe.types.batch import Batch
 
 __all__ = ["RankIndex", "busiest_ranks", "split_index"]
 
+#: Up to so many ranks, a scan of the occurrences for each costs no more than their sort.
+_FEW_RANKS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankIndex:
@@ -42,7 +45,7 @@ class RankIndex:
 def split_index(
     batch: Batch, spec: OracleSpec, index: BatchIndex, rank_of_example: NDArray[np.uint16]
 ) -> tuple[RankIndex, ...]:
-    """Split the index of a batch over the ranks. Linear in occurrences; one byte comparison per rank and occurrence.
+    """Split the index of a batch over the ranks. Linear in occurrences: a radix sort, or for few ranks a scan for each.
 
     Args:
         index: the index of the whole batch.
@@ -57,10 +60,11 @@ def split_index(
     numbers = local_numbers.take(by_row)
     ranks_by_row = rank_of_occurrence.take(by_row)
     by_rank = np.argsort(ranks, kind="stable").astype(np.int32)
-    ends = np.cumsum(sizes).tolist()
+    examples = [by_rank[start:stop] for start, stop in itertools.pairwise([0, *np.cumsum(sizes).tolist()])]
+    if spec.world_size > _FEW_RANKS:
+        return _sorted_indexes(examples, ranks_by_row, rows, numbers)
     return tuple(
-        _rank_index(np.flatnonzero(ranks_by_row == rank), by_rank[start:stop], rows, numbers)
-        for rank, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
+        _rank_index(np.flatnonzero(ranks_by_row == rank), own, rows, numbers) for rank, own in enumerate(examples)
     )
 
 
@@ -88,6 +92,34 @@ def _rank_index(
     offsets[:-1] = starts
     offsets[-1] = mine.shape[0]
     return RankIndex(examples=examples, rows=rows.take(starts), offsets=offsets, order=order)
+
+
+def _sorted_indexes(
+    examples: Sequence[NDArray[np.int32]],
+    ranks: NDArray[np.unsignedinteger],
+    rows: NDArray[np.int32],
+    numbers: NDArray[np.int32],
+) -> tuple[RankIndex, ...]:
+    """The indexes of all ranks, from the row-by-row arrays. A stable sort of 8 or 16 bits is a radix sort."""
+    by_rank = np.argsort(ranks, kind="stable")
+    rows, order = rows.take(by_rank), numbers.take(by_rank)
+    ends = np.zeros(len(examples) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(ranks, minlength=len(examples)), out=ends[1:])
+    is_first = np.ones(rows.shape[0], dtype=np.bool_)
+    np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+    is_first[ends[ends < rows.shape[0]]] = True
+    starts = np.flatnonzero(is_first)
+    unique, row_ends = rows.take(starts), starts.searchsorted(ends)
+    spans = zip(itertools.pairwise(row_ends.tolist()), itertools.pairwise(ends.tolist()), strict=True)
+    return tuple(
+        RankIndex(
+            examples=own,
+            rows=unique[first:stop],
+            offsets=np.append(starts[first:stop] - start, end - start).astype(np.int32),
+            order=order[start:end],
+        )
+        for own, ((first, stop), (start, end)) in zip(examples, spans, strict=True)
+    )
 
 
 def _number_occurrences(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,10 @@ def test_a_share_is_the_index_of_the_ranks_own_batch(
         index = Indexer(spec).index(batch)
         drawn = st.lists(st.integers(0, spec.world_size - 1), min_size=batch.num_examples, max_size=batch.num_examples)
         ranks = np.array(data.draw(drawn), dtype=np.uint16)
-        for rank, rank_index in enumerate(split_index(batch, spec, index, ranks)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bagpipe.oracle.rank_index._FEW_RANKS", data.draw(st.sampled_from([0, spec.world_size])))
+            rank_indexes = split_index(batch, spec, index, ranks)
+        for rank, rank_index in enumerate(rank_indexes):
             assert rank_index.examples.tolist() == np.flatnonzero(ranks == rank).tolist()
             own = Indexer(spec).index(batch.select(rank_index.examples))
             assert index.unique.ids[rank_index.rows].tolist() == own.unique.ids.tolist()
