@@ -73,7 +73,10 @@ class Window(Protocol):
         ...
 
     def uses_of(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """uint64 ``[len(positions), num_words]``: uses by rank of some rows of the oldest batch, from it on."""
+        """uint64 ``[len(positions), num_words]``: uses by rank of some rows of the oldest batch, from it on.
+
+        Asked for of rows that are in no cache, so the batch before did not use them.
+        """
         ...
 
     def leave(self) -> NDArray[np.int32]:
@@ -138,6 +141,10 @@ class BatchWindow:
         _, handles = self._batches.popleft()
         return self._next_uses.leave(handles)
 
+    def repeated(self) -> NDArray[np.bool_]:
+        """See `NextUses.repeated`."""
+        return self._next_uses.repeated()
+
     def release(self, handles: NDArray[np.int64]) -> None:
         """See `Window`."""
         self.handles.release(handles)
@@ -186,12 +193,15 @@ class LeftBatch:
 
     Attributes:
         oldest: the batch, as it was the oldest one.
-        uses: see `Window.uses_of`, of all rows; None for a single rank.
+        uses: see `Window.uses_of`, of the rows that the batch before did not use: the others are in caches. None for a
+            single rank.
+        place_of_uses: int64 ``[U]``, of each row in `uses`, if it is there; empty for a single rank.
         next_use: see `Window.leave`.
     """
 
     oldest: OldestBatch
     uses: NDArray[np.uint64] | None
+    place_of_uses: NDArray[np.int64]
     next_use: NDArray[np.int32]
 
 
@@ -225,6 +235,7 @@ class WindowAhead:
         self._window = BatchWindow(spec, make_handles(spec.table_rows))
         self._rows = RowsHeld(spec)
         self._has_ended = False
+        self._repeated: deque[NDArray[np.bool_]] = deque()  # by batch in the window, of several ranks
         self._released: deque[NDArray[np.int64]] = deque()
 
     @property
@@ -247,6 +258,8 @@ class WindowAhead:
             return WindowStep(new=nothing, num_handles=self._window.num_handles, left=left)
         self._rows.add(indexed)
         new = self._window.enter(indexed)
+        if self._spec.world_size > 1:
+            self._repeated.append(self._window.repeated())
         left = (self.leave(),) if len(self._window) >= self._spec.lookahead else ()
         return WindowStep(new=new, num_handles=self._window.num_handles, left=left)
 
@@ -255,10 +268,11 @@ class WindowAhead:
 
     def leave(self) -> LeftBatch:
         """The oldest batch leaves. IndexError if there is none."""
-        oldest, uses = self._window.oldest(), None
+        oldest, uses, places = self._window.oldest(), None, np.empty(0, dtype=np.int64)
         if self._spec.world_size > 1:
-            uses = self._window.uses_of(np.arange(oldest.handles.shape[0]))
-        return LeftBatch(oldest=oldest, uses=uses, next_use=self._window.leave())
+            is_wanted = ~self._repeated.popleft()
+            uses, places = self._window.uses_of(np.flatnonzero(is_wanted)), is_wanted.cumsum() - 1
+        return LeftBatch(oldest=oldest, uses=uses, place_of_uses=places, next_use=self._window.leave())
 
 
 class SteppedWindow:
@@ -299,9 +313,9 @@ class SteppedWindow:
 
     def uses_of(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
         """See `Window`."""
-        uses = None if self._oldest is None else self._oldest.uses
-        assert uses is not None, "there are several ranks, and the batch was asked for"
-        return uses.take(positions, axis=0)
+        assert self._oldest is not None, "it was asked for"
+        assert self._oldest.uses is not None, "there are several ranks"
+        return self._oldest.uses.take(self._oldest.place_of_uses.take(positions), axis=0)
 
     def leave(self) -> NDArray[np.int32]:
         """See `Window`."""

@@ -75,6 +75,8 @@ class NextUses:
         self._counts = np.zeros((self._ring.shape[0] if num_count_words else 0, num_count_words), dtype=np.uint64)
         self._head = 0
         self._count = 0
+        self._before = np.empty(0, dtype=np.int32)  # by row of the latest batch, its entry before, as in the window
+        self._latest = self._previous = 0  # rows of the latest batch, and of the one before if it is in the window
         self._entry_of_handle = np.full(num_handles, _NOT_IN_WINDOW, dtype=np.int32)
 
     def enter(
@@ -103,8 +105,19 @@ class NextUses:
         entries = np.arange(tail, tail + handles.shape[0], dtype=np.int32)
         entries &= np.int32(self._ring.shape[0] - 1)
         self._entry_of_handle[handles] = entries
+        self._before, self._previous, self._latest = previous, min(self._latest, self._count), handles.shape[0]
         self._count += handles.shape[0]
         return handles.take(np.flatnonzero(~is_known))
+
+    def repeated(self) -> NDArray[np.bool_]:
+        """bool ``[rows of the latest batch]``: the batch before used the row. Right after `enter`.
+
+        If that batch has left the window, no row counts as such.
+        """
+        first = self._head + self._count - self._latest - self._previous
+        places = (self._before - np.int32(first & (self._ring.shape[0] - 1))) & np.int32(self._ring.shape[0] - 1)
+        repeated: NDArray[np.bool_] = (places < self._previous) & (self._before >= 0)
+        return repeated
 
     def leave(self, handles: NDArray[np.int64]) -> NDArray[np.int32]:
         """Remove the oldest batch, whose rows are `handles`. Returns the next use of each row, `NEVER` if none."""

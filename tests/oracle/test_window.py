@@ -27,6 +27,7 @@ def test_next_uses_are_those_of_the_batches_seen(batches: list[set[int]], lookah
         handles = sorted(rows)
         unseen = [h for h in handles if not any(h in other for _, other in window)]
         assert uses.enter(np.array(handles, dtype=np.int64), index).tolist() == unseen
+        assert uses.repeated().tolist() == [bool(window) and h in window[-1][1] for h in handles]
         window.append((index, handles))
         if len(window) == lookahead:
             leave()
@@ -42,6 +43,7 @@ def test_the_ring_grows_and_wraps() -> None:
     for index in range(50):
         assert (uses.leave(everything) == index + 1).all()
         uses.enter(everything, index + 4)
+        assert uses.repeated().all()
 
 
 @given(
