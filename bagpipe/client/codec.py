@@ -218,7 +218,7 @@ def _values_of(consumer: ConsumerPlan) -> NDArray[np.int64]:
     """
     offsets, order = consumer.offsets, consumer.order
     is_csr = offsets.shape[0] == len(consumer.unique) + 1 and offsets[0] == 0 and offsets[-1] == len(order)
-    if not is_csr or (np.diff(offsets) < 0).any():
+    if not is_csr or (offsets[1:] < offsets[:-1]).any():
         raise CodecError(f"malformed rank batch: {len(consumer.unique)} rows, {len(order)} ids, other CSR offsets")
     try:
         return by_occurrence(consumer.unique.ids, offsets, order)

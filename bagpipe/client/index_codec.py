@@ -172,7 +172,7 @@ def _check(indexed: IndexedBatch) -> None:
         indexes.append((num_rows, indexed.whole))
     for size, index in indexes:
         ends = index.offsets
-        fits = fits and ends.shape[0] == size + 1
+        fits = fits and ends.shape[0] == size + 1 and bool((ends[1:] >= ends[:-1]).all())
         fits = fits and int(ends[0]) == 0 and int(ends[-1]) == index.order.shape[0]
     if not fits:
         raise CodecError("malformed index: its arrays do not fit each other")

@@ -238,8 +238,8 @@ def _reading(cluster: ClusterModel, job: JobShape) -> Iterator[tuple[str, float]
         return
     cachers = cluster.cachers
     yield "cachers", job.traffic.ids / (cachers.ids_per_s * cachers.hosts)
-    # A plan has 4 bytes for each occurrence (inverse, order), 12 for each unique row (slots, ids).
-    plan_bytes = 8 * job.traffic.ids + 12 * job.traffic.unique
+    # A plan has 4 bytes for each occurrence (order), 19 for each unique row (id, offset, slot, owner, mark).
+    plan_bytes = 4 * job.traffic.ids + 19 * job.traffic.unique
     yield "cachers' ports", plan_bytes / (cluster.links[cachers.port].bytes_per_s * cachers.hosts)
 
 

@@ -106,7 +106,7 @@ class UsedSlots:
         self._slots = slots
         self._next_use = next_use
         self._spec = spec
-        self._beyond: tuple[int, UsedSlots] | None = None
+        self._beyond: dict[int, UsedSlots] = {}  # by batch; ranks differ by how often their horizons have halved
 
     @cached_property
     def owners(self) -> NDArray[np.uint16]:
@@ -131,10 +131,10 @@ class UsedSlots:
 
     def beyond(self, batch_index: int) -> UsedSlots:
         """The slots whose rows are used after a batch, not up to it. Made once for ranks that ask for the same."""
-        if self._beyond is None or self._beyond[0] != batch_index:
+        if batch_index not in self._beyond:
             far = np.flatnonzero(self._next_use > batch_index)
-            self._beyond = batch_index, UsedSlots(self._slots.take(far), self._next_use.take(far), self._spec)
-        return self._beyond[1]
+            self._beyond[batch_index] = UsedSlots(self._slots.take(far), self._next_use.take(far), self._spec)
+        return self._beyond[batch_index]
 
 
 class ResidentSet:

@@ -1,6 +1,6 @@
 """One batch over one table in the form each contestant of part `kernels` needs, and the bytes it must move.
 
-    ids, drawn ──oracle──> unique rows, inverse, CSR ──prepare_batch──> tensors     (ours)
+    ids, drawn ──oracle──> unique rows, CSR ──prepare_batch──> tensors     (ours)
          └──> ids, offsets                                                         (torch's, FBGEMM's)
 
 Slots are drawn at random: in a cache in steady state neighbouring rows lie anywhere.

@@ -217,6 +217,7 @@ def test_inconsistent_sizes_are_refused_before_allocation() -> None:
         ({"offsets": np.array([0, 1, 1 << 30, 3], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
         ({"offsets": np.array([0, 3], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
         ({"offsets": np.array([0, 1, 2, 1 << 30], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
+        ({"offsets": np.array([0, (1 << 31) - 1, -2, 3], np.int32)}, "3 rows, 3 ids, other CSR offsets"),
     )
     for changes, message in of_plan:
         beyond = dataclasses.replace(rank_batch.consumer, **changes)

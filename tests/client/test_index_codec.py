@@ -68,3 +68,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     broken = ShardPart(indexed=dataclasses.replace(part.indexed, whole=whole))
     with pytest.raises(CodecError, match="do not fit each other"):
         decode_index(b"".join(encode_index(broken, with_examples=True)))
+    down = part.indexed.whole.offsets.copy()
+    down[1:-1] = down[1:-1][::-1] + 1
+    broken = ShardPart(indexed=dataclasses.replace(part.indexed, whole=dataclasses.replace(whole, offsets=down)))
+    with pytest.raises(CodecError, match="do not fit each other"):
+        decode_index(b"".join(encode_index(broken, with_examples=True)))
