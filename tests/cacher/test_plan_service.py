@@ -90,7 +90,7 @@ def say(daemon: Daemon, messages: Sequence[bytes], *, half_close: bool = False) 
         requests.put(message)
     replies = []
     with grpc.insecure_channel(daemon.url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=30)
+        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=60)
         with suppress(grpc.RpcError):
             replies.extend(pb.PlanReply.FromString(data) for data in call)
         requests.put(None)

@@ -75,7 +75,7 @@ def test_a_shard_that_is_killed_while_it_starts_again_is_lost_once_more(kills: i
 
 
 def test_a_shard_of_others_that_is_lost_ends_the_job_with_its_name(tmp_path: Path) -> None:
-    job = config(limit=2000, batch_size=10, lookahead=2, timeout_s=1)
+    job = config(limit=2000, batch_size=10, lookahead=2, timeout_s=3)
     with ExitStack() as stack:
         one = stack.enter_context(served(job, f"unix:{tmp_path}/one.sock"))
         other = stack.enter_context(Daemon(job, f"unix:{tmp_path}/other.sock"))

@@ -58,7 +58,7 @@ def test_it_sends_no_more_than_the_credits_until_they_are_acknowledged() -> None
                 assert stream.acknowledge(found[-1] + 1)
         assert message is not None
         assert await next_of(stream) is None
-        assert stream.join(10)
+        assert stream.join(60)
         return found, message.end.next_batch
 
     assert asyncio.run(work()) == (list(range(5, 18)), 18)

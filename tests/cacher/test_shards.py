@@ -72,7 +72,7 @@ def test_a_signal_while_shards_start_ends_the_daemon(number: signal.Signals, tmp
 def test_a_shard_with_other_data_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "day_0"
     log.write_bytes(criteo_lines(100))
-    job = config(format="criteo-tsv", path=str(log), limit=0, timeout_s=5)
+    job = config(format="criteo-tsv", path=str(log), limit=0, timeout_s=20)
     before = PlannedData(job.data, job.run.seed)
     log.write_bytes(criteo_lines(100, seed=1))
     with served(job, f"unix:{tmp_path}/one.sock") as shard:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,10 +25,10 @@ from tests.system.forked_child import fork_cachers
 
 __all__ = ["DEADLINE_S", "LONG_DEADLINE_S", "Ended", "run_peers", "run_ranks"]
 
-#: Deadlines of one collective: where a peer stays silent, and where none should. A busy machine may take many seconds
-#: to start a planner process, or to let each of four ranks run.
-DEADLINE_S, LONG_DEADLINE_S = 3.0, 30.0
-_PATIENCE_S = 60.0
+#: Deadlines of one collective: where a peer stays silent, and where none should. No test can wait for the long one: its
+#: ranks are killed before, and it fails.
+DEADLINE_S, LONG_DEADLINE_S = 3.0, 300.0
+_PATIENCE_S = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +38,12 @@ class Ended:
     Attributes:
         value: returned by its function; None if it raised.
         error: class name and message of its exception.
-        seconds: duration.
         threads: of its process, afterwards.
         code: exit code of its process, negative for a signal.
     """
 
     value: Any = None
     error: tuple[str, str] | None = None
-    seconds: float = 0.0
     threads: int = 0
     code: int | None = None
 
@@ -121,10 +118,10 @@ def _main(pipe: Connection, membership: Membership, work: Callable[..., Any], ar
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fork_cachers()
-    value, error, start_s = None, None, time.monotonic()
+    value, error = None, None
     try:
         value = work(membership, *args)
     except (Exception, SystemExit) as raised:
         error = type(raised).__name__, str(raised)
-    seconds, threads = time.monotonic() - start_s, len(os.listdir("/proc/self/task"))
-    pipe.send(Ended(value=value, error=error, seconds=seconds, threads=threads, code=0))
+    threads = len(os.listdir("/proc/self/task"))
+    pipe.send(Ended(value=value, error=error, threads=threads, code=0))

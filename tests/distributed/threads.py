@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +19,13 @@ def run_threads(
     ended: list[Ended] = [Ended()] * world_size
 
     def main(peers: LocalPeers) -> None:
-        start_s, value, error = time.monotonic(), None, None
+        value, error = None, None
         try:
             value = work(peers, *args)
         except Exception as raised:
             peers.report(raised)
             error = type(raised).__name__, str(raised)
-        ended[peers.rank] = Ended(value=value, error=error, seconds=time.monotonic() - start_s, code=0)
+        ended[peers.rank] = Ended(value=value, error=error, code=0)
 
     threads = [threading.Thread(target=main, args=(peers,)) for peers in local_peers(world_size, timeout_s=timeout_s)]
     for thread in threads:

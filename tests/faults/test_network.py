@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +51,11 @@ def test_a_store_that_vanishes_from_the_network_ends_the_job(clicks: MakeConfig,
     with lossy_link(loss=0.0) as link, serve_store(link.far, tmp_path) as store:
         flags = flags_of(change(config, store__url=store.url, store__namespace=namespace))
         writes = Writes(store.local_url, namespace)
-        with Program([*flags, "--store.timeout_s=1.5"], host=link.near, forked=tmp_path) as program:
+        with Program([*flags, "--store.timeout_s=3"], host=link.near, forked=tmp_path) as program:
             writes.wait(50)
             writes.close()
             link.drop_all()
-            begin_s = time.monotonic()
             done = program.finish()
-        assert time.monotonic() - begin_s < 30
     assert done.code == 1
-    assert "store.timeout_s = 1.5 s" in done.error_line
+    assert "store.timeout_s = 3 s" in done.error_line
     await_gone(done.mark)

@@ -169,7 +169,7 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:
+def await_end(pids: Iterable[int], timeout_s: float = 60.0) -> None:
     """Wait until the processes have ended. AssertionError names one that has not."""
     for pid in pids:
         try:
@@ -183,7 +183,7 @@ def await_end(pids: Iterable[int], timeout_s: float = 20.0) -> None:
             os.close(descriptor)
 
 
-def await_gone(mark: str, timeout_s: float = 20.0) -> None:
+def await_gone(mark: str, timeout_s: float = 60.0) -> None:
     """Wait until no process carries the mark. AssertionError names those that remain."""
     await_end(marked_processes(mark), timeout_s)
     left = marked_processes(mark)

@@ -138,9 +138,9 @@ def test_a_cut_link_ends_the_job_on_both_hosts(clicks: MakeConfig, tmp_path: Pat
     with two_hosts() as hosts, serve_store(hosts[0], tmp_path) as store:
         namespace = uuid.uuid4().hex
         config = change(clicks(epochs=10_000), cache__rows=0, store__namespace=namespace)
-        arguments = flags_of(config, store__url=store.url, run__peer_timeout_s=2.0)
+        arguments = flags_of(config, store__url=store.url, run__peer_timeout_s=4.0)
         writes = Writes(store.local_url, namespace)
-        with Job(hosts, [*arguments, "--store.timeout_s=1.5", "--cacher.timeout_s=5"], tmp_path) as job:
+        with Job(hosts, [*arguments, "--store.timeout_s=3", "--cacher.timeout_s=20"], tmp_path) as job:
             writes.wait(100)
             writes.close()
             hosts[1].cut_link()

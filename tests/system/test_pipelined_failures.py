@@ -22,12 +22,11 @@ from bagpipe.config.sections import Config
 from bagpipe.distributed.membership import Membership
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.store.server.embedded import EmbeddedServer
-from tests.distributed.processes import DEADLINE_S, run_ranks
+from tests.distributed.processes import DEADLINE_S, LONG_DEADLINE_S, run_ranks
 from tests.system.jobs import change, run_job
 from tests.system.programs import Program, await_gone
 from tests.system.staging import staged
 from tests.system.test_exactness import MakeConfig
-from tests.system.test_rank_failures import WITHIN_S
 from tests.system.test_ranks import digests_of, run_to_the_end, whole_job
 from tests.system.test_torchrun import ENDLESS, stopped_by_ctrl_c
 from tests.system.writes import Writes
@@ -39,7 +38,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.redis, pytest.mark.multiproc]
 _FORWARD = 5 * 8 + 3
 
 #: A hanging lane continues after this time, so the test does not hang. The others must have given up before.
-_HANG_S = DEADLINE_S + 3
+_HANG_S = 3 * DEADLINE_S
 
 _STAGES = ["--pipeline.stages", "2", "--pipeline.microbatches", "8"]
 
@@ -95,7 +94,8 @@ SAID = {
 def test_a_failing_rank_ends_all_ranks(failure: tuple[str, int, int, int, str], clicks: MakeConfig) -> None:
     """Rank 0 owns the store and the cacher. The error names the cause, not its consequences."""
     schedule, num_ranks, world_size, broken, how = failure
-    config = change(clicks("mixed", "deepfm", epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=DEADLINE_S)
+    timeout_s = DEADLINE_S if how in ("hang", "SIGSTOP") else LONG_DEADLINE_S
+    config = change(clicks("mixed", "deepfm", epochs=50), cache__rows=0, store__url="", run__peer_timeout_s=timeout_s)
     stopped = broken if how == "SIGSTOP" else -1
     ends = run_ranks(world_size, broken_job, staged(config, schedule, num_ranks), how, broken, stopped=stopped)
     for rank, end in enumerate(ends):
@@ -105,7 +105,6 @@ def test_a_failing_rank_ends_all_ranks(failure: tuple[str, int, int, int, str], 
         kind, line = end.error
         assert kind == "PeerError"
         assert re.search(SAID.get(how, "lost rank {0}").format(broken), line), line
-        assert end.seconds < WITHIN_S
     if how == "hang":
         assert ends[broken].error is not None
     elif how == "defect":

@@ -120,7 +120,7 @@ MISBEHAVIOURS: Mapping[str, Misbehaviour] = {
     "a redirection": answer(b"-MOVED 1 nowhere:1\r\n"),
     "two replies": answer(b":1\r\n:1\r\n"),
     "a scan that does not end": answer(b"*2\r\n" + bulk(b"7") + b"*0\r\n"),
-    "a scan of fields without end": answer(b"*2\r\n" + bulk(b"7") + b"*1\r\n" + bulk(b"x" * 12)),
+    "a scan of fields without end": answer(b"*2\r\n" + bulk(b"7") + b"*400\r\n" + bulk(b"x" * 12) * 400),
     "a map of RESP3": answer(b"%1\r\n+a\r\n:1\r\n"),
     "nothing of RESP3": answer(b"_\r\n"),
     "a bulk without line end": answer(b"$3\r\nabcxx"),

