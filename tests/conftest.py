@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import os
 import re
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -69,6 +71,26 @@ def pytest_collection_finish() -> None:
     """Take all modules out of garbage collections, which would otherwise visit a million objects of them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Undo what would make later tests slower, or the process larger."""
+    forget_generated_code()
+    if nextitem is None or nextitem.path != item.path:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)  # glibc keeps gigabytes of freed arrays
+        trim(0)
+
+
+def forget_generated_code() -> None:
+    """Remove functions that torch.fx registered for code it generated: each later trace would patch them all."""
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    if tracing is not None:
+        registered: dict[tuple[int, str], dict[str, object]] = tracing._wrapped_fns_to_patch
+        for key, names in list(registered.items()):
+            module = sys.modules.get(str(names.get("__name__")))
+            if module is None or vars(module) is not names:
+                del registered[key]
 
 
 @pytest.fixture(scope="session")
