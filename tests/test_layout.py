@@ -332,7 +332,7 @@ def test_torch_free_rooms_start_without_torch():
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
         "    assert 'torch' not in sys.modules, name"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -340,7 +340,7 @@ def test_importing_the_library_is_light():
     """It imports the standard library only, and few modules of ours: the start-up cost of a user's program."""
     code = "import sys; before = set(sys.modules); import bagpipe; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250, check=True
     )
     modules = set(done.stdout.split())
     ours = {name for name in modules if name.partition(".")[0] == "bagpipe"}

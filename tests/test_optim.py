@@ -59,7 +59,7 @@ def test_numbers_of_a_step() -> None:
 
 def test_the_module_needs_no_torch() -> None:
     code = "import sys, bagpipe.optim; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=250, check=False).returncode == 0
 
 
 def test_rates_and_epsilons() -> None:

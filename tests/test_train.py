@@ -14,6 +14,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.multiproc
 def test_the_training_program_parses_the_flags():
     command = [sys.executable, "-m", "bagpipe.train", "--data.batch_size", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --data.batch_size")

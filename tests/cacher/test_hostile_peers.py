@@ -54,7 +54,7 @@ class Target:
 
     def connect(self) -> socket.socket:
         host, _, port = self.daemon.url.rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=60)
+        return socket.create_connection((host, int(port)), timeout=250)
 
     def channel(self) -> grpc.Channel:
         return grpc.insecure_channel(self.daemon.url, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -111,7 +111,7 @@ def say(target: Target, messages: Sequence[bytes], *, half_close: bool = True) -
         requests.put(None)
     answers = []
     with target.channel() as channel:
-        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=60)
+        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=250)
         try:
             for data in call:
                 answers.append(pb.CacherMessage.FromString(data))

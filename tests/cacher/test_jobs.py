@@ -27,6 +27,7 @@ from cacher.security import Access
 from cacher.server import Limits
 from tests.cacher.daemons import all_batches, assert_same_batches, config, planned_batches, remote, served, spec_of
 from tests.data.files import criteo_lines
+from tests.effort import some_of
 
 
 def test_too_many_jobs_are_refused(listen: str) -> None:
@@ -137,7 +138,7 @@ def lies(states: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     yield {**true, "share": [["x"]]}
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer": 50}])
+@pytest.mark.parametrize("options", some_of([{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer": 50}], {2}))
 def test_a_job_with_false_reader_states_is_alone_with_them(
     tmp_path: Path, listen: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

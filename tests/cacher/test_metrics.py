@@ -71,7 +71,7 @@ def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPa
 
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=250) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -79,7 +79,7 @@ def ask(port: int, path: str) -> tuple[int, dict[str, object]]:
 
 
 def scrape(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=250) as response:
         text = response.read().decode()
     found = {}
     for family in text_string_to_metric_families(text):

@@ -90,7 +90,7 @@ def say(daemon: Daemon, messages: Sequence[bytes], *, half_close: bool = False) 
         requests.put(message)
     replies = []
     with grpc.insecure_channel(daemon.url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=60)
+        call = channel.stream_stream(METHOD)(iter(requests.get, None), timeout=250)
         with suppress(grpc.RpcError):
             replies.extend(pb.PlanReply.FromString(data) for data in call)
         requests.put(None)
@@ -282,7 +282,7 @@ def test_a_job_that_reads_nothing_stops_its_own_planner(daemon: Daemon) -> None:
 
     before = daemon.rss_bytes()
     with grpc.insecure_channel(daemon.url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = channel.stream_stream(METHOD)(requests(), timeout=60)
+        call = channel.stream_stream(METHOD)(requests(), timeout=250)
         next(call)
         last = -1
         while largest < 20 or largest != last:  # the daemon takes no more

@@ -97,9 +97,9 @@ def test_only_health_probes_need_no_secret() -> None:
         with grpc.insecure_channel(server.address.target) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service="bagpipe.v1.Cacher")
-            assert stub.Check(request, timeout=60).status == health_pb2.HealthCheckResponse.SERVING
+            assert stub.Check(request, timeout=250).status == health_pb2.HealthCheckResponse.SERVING
             with pytest.raises(grpc.RpcError) as raised:
-                next(stub.Watch(request, timeout=60))
+                next(stub.Watch(request, timeout=250))
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -42,7 +42,7 @@ JOB = config()
 
 def health(target: str) -> int:
     with grpc.insecure_channel(target) as channel:
-        status: int = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60).status
+        status: int = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=250).status
         return status
 
 

@@ -38,7 +38,7 @@ from tests.checkpoint.samples import (
     rows_of,
     three_checkpoints,
 )
-from tests.effort import at_most
+from tests.effort import costly
 
 #: The rows of the first three tables have 16 B in different words.
 MIXED = RowSchema(
@@ -98,7 +98,7 @@ def test_all_rows_come_once_and_by_bucket(saved, monkeypatch, chunk_bytes):
         assert found == model
 
 
-@at_most(6)
+@costly(6)
 @given(
     seed=st.integers(0, 2**32 - 1),
     ranks=st.integers(1, 3),

@@ -28,7 +28,7 @@ from bagpipe.store.redis.store import RedisStore
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.checkpoint.rows_of_jobs import RowsOfJob, no_warning, stored
 from tests.checkpoint.samples import LINEAGE, SCHEMA, Model, draw_rows, three_checkpoints
-from tests.effort import at_most
+from tests.effort import costly
 
 OTHER = LINEAGE[::-1]
 PLACE = "store.namespace 'x'"
@@ -55,7 +55,7 @@ def open_memory(stack: ExitStack, name: str, ranks: int) -> list[Store]:
     return [stack.enter_context(MemoryStore(SCHEMA, name=name, num_buckets=4)) for _ in range(ranks)]
 
 
-@at_most(25)
+@costly(25)
 @given(seed=st.integers(0, 2**32 - 1), ranks=st.sampled_from([1, 2]))
 def test_every_start_finds_the_rows_of_the_newest_checkpoint(seed: int, ranks: int) -> None:
     """Jobs die between batches, between manifest and commit, and in a recovery; some stores lose all rows."""

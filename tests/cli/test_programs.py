@@ -25,7 +25,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
 
 
@@ -39,7 +39,11 @@ def test_a_package_of_the_user_that_hides_them_is_refused(tmp_path):
     (tmp_path / "data.py").write_text("")
     code = f"import sys; sys.path.insert(0, ''); {CONSOLE}"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "cacher", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", code, "cacher", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: expected the package data of the checkout {ROOT}, but Python finds ")

@@ -294,7 +294,7 @@ def test_a_subprocess_prints_a_schedule_without_torch_or_numpy() -> None:
         "code = cli.main(['schedule', 'prefetch', '--format', 'csv'])\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'redis')))"
     )
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=250, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("#resource=data,")
 

@@ -64,9 +64,9 @@ def test_more_processes_find_the_same(tmp_path: Path, whole: bytes) -> None:
 @pytest.mark.parametrize(
     ("number", "jobs", "status", "said"),
     [
-        (signal.SIGKILL, "1", -signal.SIGKILL, ""),
+        pytest.param(signal.SIGKILL, "1", -signal.SIGKILL, "", marks=pytest.mark.slow),
         (signal.SIGKILL, "2", -signal.SIGKILL, None),  # Python's resource tracker may tell of semaphores
-        (signal.SIGINT, "1", 130, "interrupted\n"),
+        pytest.param(signal.SIGINT, "1", 130, "interrupted\n", marks=pytest.mark.slow),
         (signal.SIGINT, "2", 130, "interrupted\n"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_mistake_is_found_without_importing_numpy_or_torch():
         "code = run_program(lambda argv: parse_config(argv, 'trainer') and 0, ['--data.limit', 'x']); "
         "print(code, sorted({'torch', 'numpy', 'redis'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.strip() == "2 []"
     assert done.stderr == "error: --data.limit must be an integer, got 'x'\n"
 

@@ -47,7 +47,7 @@ class Broker:
 def broker() -> Iterator[Broker]:
     """A broker with no messages."""
     producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 0}, logger=_SILENT)
-    [found] = producer.list_topics(timeout=60).brokers.values()
+    [found] = producer.list_topics(timeout=250).brokers.values()
     try:
         yield Broker(address=f"{found.host}:{found.port}", producer=producer)
     finally:

@@ -20,7 +20,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -78,7 +78,7 @@ def test_the_slurm_script_starts_torchrun_on_every_node(tmp_path):
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", **slurm},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=True,
     )
     first, *words = done.stdout.splitlines()

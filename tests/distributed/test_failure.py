@@ -103,7 +103,7 @@ def test_the_watcher_reports_a_failure_once(quick: None) -> None:
     reported: queue.Queue[BaseException] = queue.Queue()
     with Watcher(first, reported.put):
         second.report(StoreError("no answer"))
-        assert str(reported.get(timeout=60)) == "rank 1: no answer"
+        assert str(reported.get(timeout=250)) == "rank 1: no answer"
     assert reported.empty()
 
 
@@ -111,7 +111,7 @@ def test_the_watcher_reports_what_its_own_check_finds(quick: None) -> None:
     (only,) = ranks(1)
     reported: queue.Queue[BaseException] = queue.Queue()
     with Watcher(only, reported.put, lambda: PeerError("the device hangs")):
-        assert str(reported.get(timeout=60)) == "the device hangs"
+        assert str(reported.get(timeout=250)) == "the device hangs"
 
 
 class _GoneStore:
@@ -129,7 +129,7 @@ def test_a_lost_keystore_is_a_separate_error() -> None:
     assert "lost the job's key-value store" in str(failures.explain("closed"))
     reported: queue.Queue[BaseException] = queue.Queue()
     with Watcher(failures, reported.put):
-        assert "lost the job's key-value store" in str(reported.get(timeout=60))
+        assert "lost the job's key-value store" in str(reported.get(timeout=250))
     failures.report(JobError("no other rank"))
     failures.leave()
     failures.await_leavers(10.0)

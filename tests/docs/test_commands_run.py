@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
 def copy_checkout(folder: Path) -> None:
     """Copy the files of a clone, and link the environment."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=100).stdout
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=250).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

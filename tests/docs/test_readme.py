@@ -30,7 +30,7 @@ def test_the_example_runs_as_a_script_outside_the_checkout(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     first, last = map(float, done.stdout.split())

@@ -37,7 +37,7 @@ def test_a_day_starts_from_the_best_model_of_the_day_before(tmp_path: Path) -> N
     days, runs = tmp_path / "days", tmp_path / "runs"
     days.mkdir()
     for number in (0, 1):
-        data(["synth", "--rows", "4000", "--seed", str(number), "--out", str(days / f"day_{number}.tsv")])
+        data(["synth", "--rows", "2000", "--seed", str(number), "--out", str(days / f"day_{number}.tsv")])
     done: list[str] = []
     flags = ["--days", str(days), "--runs", str(runs), "--data.workers", "0"]
     for number in (0, 1):
@@ -49,7 +49,7 @@ def test_a_day_starts_from_the_best_model_of_the_day_before(tmp_path: Path) -> N
     started = results[1]["started_from"]
     assert started["source"] == f"the checkpoint of step {results[0]['best_step']} in {runs / 'day_0'}"
     assert {item["fate"] for item in started["items"]} == {"taken"}
-    assert pq.read_table(runs / "day_1.scores.parquet").num_rows == 4000
+    assert pq.read_table(runs / "day_1.scores.parquet").num_rows == 2000
     with safe_open(runs / "day_1.model" / "model.safetensors", framework="pt") as file:
         assert int(file.metadata()["step"]) == results[1]["best_step"]
     # The same command again has nothing left to train.

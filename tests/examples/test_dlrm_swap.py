@@ -29,7 +29,7 @@ def torchrec_losses() -> list[float]:
         str(NUM_BATCHES),
         str(BATCH_SIZE),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     losses: list[float] = json.loads(done.stdout)
     return losses

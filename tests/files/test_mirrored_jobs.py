@@ -52,7 +52,7 @@ def test_a_killed_upload_leaves_no_manifest(tmp_path: Path, bucket: str, proxy: 
     proxy.faults = kill
     command = [sys.executable, "-c", UPLOAD, str(folder.path), f"{bucket}/a"]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert child.communicate(timeout=60)[0] is not None
+    assert child.communicate(timeout=250)[0] is not None
     assert child.returncode == -signal.SIGKILL
     proxy.faults = lambda number, method, path: ""
     mirror = CheckpointMirror(f"{bucket}/a")

@@ -174,7 +174,7 @@ def test_without_credentials_there_is_one_line(tmp_path: Path, url: str, monkeyp
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     code = ["-m", "data", "convert", url, str(tmp_path / "out.parquet")]
-    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=250)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(
         f"error: {url}: no access: Unable to locate credentials; credentials come by the rules"

@@ -13,7 +13,7 @@ from bagpipe.forecast.axes import AXES
 from bagpipe.forecast.forecast import forecast
 from bagpipe.forecast.sweep import Outcome, chunks, sweep
 from tests.cluster.clusters import cluster
-from tests.effort import at_most
+from tests.effort import costly
 from tests.forecast.jobs import TRAFFIC
 from tests.forecast.points import swept, unswept
 
@@ -130,7 +130,7 @@ class InterruptError(Exception):
     """Ends a sweep."""
 
 
-@at_most(10)
+@costly(10)
 @given(st.integers(1, 3))
 def test_a_sweep_goes_on_where_it_was_interrupted(after: int) -> None:
     points = unswept(bandwidth=FACTORS, ranks=(1, 8))

@@ -31,7 +31,7 @@ def build(kind: str, checkout: Path, out: Path) -> Path:
     """A wheel or an sdist of the checkout, made as pip makes it."""
     code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(out)], cwd=checkout, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code, str(out)], cwd=checkout, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     (path,) = out.iterdir()
@@ -45,7 +45,7 @@ def install(wheel: Path, folder: Path) -> Path:
     site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet"]
-    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True, timeout=100)
+    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True, timeout=250)
     launcher = folder / "bin/torchrun"
     launcher.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m torch.distributed.run "$@"\n')
     launcher.chmod(0o755)

@@ -101,5 +101,5 @@ def usage(kernel: Compiled, folder: Path) -> dict[str, int]:
     file = folder / f"{os.getpid()}.cubin"
     file.write_bytes(kernel.cubin)
     command = [str(_TOOLS / "cuobjdump"), "--dump-resource-usage", str(file)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}

@@ -82,7 +82,7 @@ def test_ranks_with_own_batches_equal_one_rank() -> None:
         model = [parameter.detach().clone() for parameter in job.model.parameters()]
         rows = all_rows(job.store)
 
-    barrier, sums = threading.Barrier(2, timeout=60), list[RankOrderSum]()
+    barrier, sums = threading.Barrier(2, timeout=250), list[RankOrderSum]()
 
     def store_of(schema: RowSchema) -> MemoryStore:
         return MemoryStore(schema, name="own-batches", num_buckets=8)

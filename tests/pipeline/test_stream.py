@@ -99,4 +99,4 @@ def test_streams_by_device_name() -> None:
 
 def test_the_runner_needs_no_torch() -> None:
     probe = "import sys, bagpipe.pipeline.runner; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", probe], timeout=250, check=False).returncode == 0

@@ -73,7 +73,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=250)
 
 
 def serves_tls(folder: Path, certificate: Certificate) -> bool:

@@ -241,7 +241,7 @@ def train_ranks(
     """
     name, peers = f"optimizers-{uuid.uuid4().hex}", local_peers(world_size)
     sums: list[RankOrderSum] = []
-    barrier = threading.Barrier(world_size, timeout=60)
+    barrier = threading.Barrier(world_size, timeout=250)
     errors: list[BaseException] = []
     with ExitStack() as stack:
         jobs = [

@@ -37,7 +37,7 @@ __all__ = [
     "without_advice",
 ]
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 250.0
 
 
 def without_advice(err: str) -> str:

@@ -123,7 +123,7 @@ def run_ranks(
     """
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
-    barrier = threading.Barrier(world_size, timeout=60)
+    barrier = threading.Barrier(world_size, timeout=250)
     sums: list[RankOrderSum] = []
     name = f"ranks-{uuid.uuid4().hex}"
     schema = PlannedData(config.data, config.run.seed).schema

@@ -114,7 +114,7 @@ class Recorded:
         torch.set_num_threads(1)
         schema = PlannedData(self.config.data, self.config.run.seed).schema
         peers = local_peers(self.world_size)
-        barrier = threading.Barrier(self.world_size, timeout=60)
+        barrier = threading.Barrier(self.world_size, timeout=250)
         with ExitStack() as stack:
             folder = CheckpointFolder(self.root)
             generation = folder.new_generation()

@@ -54,7 +54,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     """Standard output. Asserts that stderr is empty except for torch's warnings about names and an early launcher
     exit.
     """
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     assert not [line for line in without_advice(err).splitlines() if not TORCH_SAYS.match(line)], err
     return out
@@ -94,6 +94,7 @@ def test_own_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow  # six fresh interpreters; `test_hosts` has such jobs in forked ones
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "it can")
 def test_two_hosts(tmp_path: Path, redis_server: Any) -> None:
     """A daemon and a store that both nodes reach over the network give the same bits as one host."""

@@ -16,6 +16,7 @@ import redis
 
 from bagpipe.config.load import parse_config
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.effort import some_of
 from tests.system.jobs import run_job
 from tests.system.programs import Done, Program, await_gone, marked_processes
 from tests.system.resumed import SIX_TABLES
@@ -38,7 +39,7 @@ def in_mid_run(arguments: list[str], folder: Path | None) -> Program:
     return Program([*ENDLESS, *arguments], forked=folder)
 
 
-@pytest.mark.parametrize("who", ["SIGINT", "SIGTERM", "terminal"])
+@pytest.mark.parametrize("who", some_of(["SIGINT", "SIGTERM", "terminal"], {1, 2}))
 def test_an_interrupted_job_keeps_what_it_trained(
     who: str, server: EmbeddedServer, writes: Writes, namespace: str, tmp_path: Path
 ) -> None:
@@ -98,7 +99,7 @@ def await_training(program: Program) -> None:
         events.psubscribe("__keyspace@0__:bagpipe:{*")
         seen = 0
         while seen < 100:
-            seen += events.get_message(timeout=60) is not None
+            seen += events.get_message(timeout=250) is not None
         events.close()
 
 
@@ -185,7 +186,7 @@ def interrupted_at_start(signal_number: signal.Signals, tmp_path: Path) -> Done:
         return program.finish()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", some_of([signal.SIGINT, signal.SIGTERM], {1}))
 def test_a_signal_before_training_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     done = interrupted_at_start(number, tmp_path)
     assert done.code == 130

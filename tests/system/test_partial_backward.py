@@ -13,6 +13,7 @@ from bagpipe.config.sections import Config
 from bagpipe.distributed.interface import Pending
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.local_links import LocalLinks
+from tests.effort import some_of
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.programs import run_forked
 from tests.system.rank_threads import run_ranks
@@ -43,13 +44,16 @@ def test_full_shares_change_no_bit(log: Config, shares: str) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "shares", "unit"),
-    [
-        ("1f1b", "0.5,1", "microbatch"),
-        ("gpipe", "0,1", "rank"),
-        ("zb-v", "0.25,1,0.5", "microbatch"),
-        ("graph", "1,0", "microbatch"),
-        ("interleaved", "0.25,0.5,0.75,1", "rank"),
-    ],
+    some_of(
+        [
+            ("1f1b", "0.5,1", "microbatch"),
+            ("gpipe", "0,1", "rank"),
+            ("zb-v", "0.25,1,0.5", "microbatch"),
+            ("graph", "1,0", "microbatch"),
+            ("interleaved", "0.25,0.5,0.75,1", "rank"),
+        ],
+        {1, 2},
+    ),
 )
 def test_stages_in_processes_and_caches_give_the_same_bits(log: Config, schedule: str, shares: str, unit: str) -> None:
     config = partial(log, schedule, shares, unit)

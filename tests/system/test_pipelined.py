@@ -13,6 +13,7 @@ import pytest
 
 from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
+from tests.effort import some_of
 from tests.system.jobs import JobOutcome, change, run_job
 from tests.system.staging import MODELS, assert_equal_numbers, full, of_job, run_staged, staged
 from tests.system.test_exactness import MakeConfig
@@ -81,7 +82,15 @@ def check(references: References, case: Case) -> None:
     assert end.auc == pytest.approx(whole.auc, abs=1e-12)
 
 
-@pytest.mark.parametrize("case", some(), ids=lambda case: "-".join(map(str, case)))
+#: Every schedule once, and one in three of the other cases.
+TELLING = [number for number in range(len(some())) if number < len(DENSE_SCHEDULES) or number % 3 == 0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if number in TELLING else pytest.mark.slow) for number, case in enumerate(some())],
+    ids=lambda case: "-".join(map(str, case)),
+)
 def test_numbers_of_the_whole_model(case: Case, references: References) -> None:
     check(references, case)
 
@@ -93,8 +102,9 @@ def test_every_schedule_with_every_model(references: References) -> None:
         check(references, case)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("rows", ["adam", "sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    ("rows", "world_size"), some_of([*itertools.product(["adam", "sgd", "rowwise_adagrad"], WORLDS)], {1, 5, 6})
+)
 def test_every_optimizer(clicks: MakeConfig, rows: str, world_size: int) -> None:
     """Four ranks, two replicas of the pipeline."""
     dense = {"adam": "sgd", "sgd": "adam", "rowwise_adagrad": "adam"}[rows]
@@ -123,8 +133,10 @@ def test_locality_assignment_of_examples(clicks: MakeConfig) -> None:
     assert_equal_numbers(run_staged(ours, 2), run_staged(config))
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "graph", "zb-h1"])
+@pytest.mark.parametrize(
+    ("schedule", "world_size"),
+    some_of([*itertools.product(["1f1b", "chimera", "graph", "zb-h1"], WORLDS)], {1, 3, 7, 11}),
+)
 def test_batches_smaller_than_the_microbatches(clicks: MakeConfig, schedule: str, world_size: int) -> None:
     """Some micro-batches are empty, some ranks have no example, and the last batch holds one."""
     config = change(clicks(batch_size=3, limit=19), run__dtype="float64", optim__dense="adam")

@@ -17,6 +17,7 @@ from bagpipe.config.sections import Config
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.data.files import criteo_lines, real_samples
+from tests.effort import some_of
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.programs import await_gone, torchrun
 from tests.system.staging import run_staged, staged
@@ -49,7 +50,7 @@ def test_dropout_is_the_same_in_processes(clicks: MakeConfig, redis_server: Embe
     assert in_processes(config, redis_server, 2) == run_staged(config).digests
 
 
-@pytest.mark.parametrize(("schedule", "num_ranks"), [("pipeoptim", 2), ("spectrain-v2", 4)])
+@pytest.mark.parametrize(("schedule", "num_ranks"), some_of([("pipeoptim", 2), ("spectrain-v2", 4)], {0}))
 def test_rows_that_are_read_a_batch_late(
     clicks: MakeConfig, redis_server: EmbeddedServer, schedule: str, num_ranks: int
 ) -> None:
@@ -102,9 +103,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "schedule", ["1f1b", "chimera", *(pytest.param(name, marks=pytest.mark.slow) for name in ("graph", "zb-h1"))]
-)
+@pytest.mark.parametrize("schedule", some_of(["1f1b", "chimera", "graph", "zb-h1"], {1}))
 def test_a_click_log(log: Path, redis_server: EmbeddedServer, schedule: str) -> None:
     check_log(log_config(log, "--data.batch_size", "128"), redis_server, schedule)
 

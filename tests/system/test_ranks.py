@@ -21,6 +21,7 @@ from bagpipe.jobs.ranks import open_ranks
 from bagpipe.store.open import open_store
 from tests.cacher.daemons import served
 from tests.distributed.processes import run_ranks
+from tests.effort import some_of
 from tests.system.covering import covering
 from tests.system.jobs import JobOutcome, change, largest_batch, run_job
 from tests.system.test_exactness import MODELS
@@ -114,7 +115,9 @@ def references(
     return References(config, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("row", covering(AXES, strength=2), ids=lambda row: "-".join(map(str, row.values())))
+@pytest.mark.parametrize(
+    "row", some_of(covering(AXES, strength=2), {0, 2, 4, 5, 7}), ids=lambda row: "-".join(map(str, row.values()))
+)
 def test_every_pair_of_settings(
     row: dict[str, Any],
     clicks: MakeConfig,
@@ -165,7 +168,7 @@ DENSE = ("adam", "sgd", "adagrad", "adam", "adagrad", "adagrad")
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "dense"),
-    list(zip(MODELS, OPTIMIZERS, DENSE, strict=True)),
+    some_of(list(zip(MODELS, OPTIMIZERS, DENSE, strict=True)), {1, 3, 5}),
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_two_ranks_equal_one(
@@ -187,7 +190,11 @@ def test_two_ranks_equal_one(
     assert_equal_numbers(alone, config, run_processes(config, 2, tmp_path, dense_of_job))
 
 
-@pytest.mark.parametrize("model", [("dlrm", "sum"), ("factory", "everything")], ids=lambda model: "-".join(model))
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(("dlrm", "sum"), marks=pytest.mark.slow), ("factory", "everything")],
+    ids=lambda model: "-".join(model),
+)
 def test_batches_smaller_than_the_world(
     model: tuple[str, str], clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from bagpipe.store.memory.store import MemoryStore
 from bagpipe.training.engine import Engine, OnBatch
 from bagpipe.training.progress import Progress
 from tests.checkpoint.samples import rows_of
+from tests.effort import some_of
 from tests.system.jobs import change, largest_batch
 from tests.system.recording import NUM_BUCKETS, Crash, RecordedOutcome, recorded
 from tests.system.staging import staged
@@ -58,7 +59,7 @@ CRASHES = list(itertools.product([0, 10_000, None], [1, 4, 9, 17, 25]))
 
 @pytest.mark.parametrize(
     ("rows", "crash_at"),
-    [pytest.param(*case, marks=() if number % 3 == 1 else SLOW) for number, case in enumerate(CRASHES)],
+    [pytest.param(*case, marks=() if number % 5 == 1 else SLOW) for number, case in enumerate(CRASHES)],
 )
 def test_a_job_killed_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | None, crash_at: int) -> None:
     """No cache, a cache for all rows, and a cache that is always full."""
@@ -67,7 +68,7 @@ def test_a_job_killed_anywhere(clicks: MakeConfig, tmp_path: Path, rows: int | N
     check(change(config, cache__rows=rows), tmp_path, [crash_at])
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=SLOW) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", some_of(range(6), {0}))
 def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     config = clicks(*rng.choice([("sum", "dlrm"), ("ragged", "wide-deep"), ("mixed", "deepfm")]), "adagrad")
@@ -82,9 +83,7 @@ def test_a_job_killed_repeatedly(clicks: MakeConfig, tmp_path: Path, seed: int) 
     check(config, tmp_path, crashes, every=rng.choice([1, 2, 5]))
 
 
-@pytest.mark.parametrize(
-    ("world_size", "rows"), [(2, 0), (3, None), pytest.param(3, 0, marks=SLOW), pytest.param(2, None, marks=SLOW)]
-)
+@pytest.mark.parametrize(("world_size", "rows"), some_of([(2, 0), (3, None), (3, 0), (2, None)], {0}))
 def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | None) -> None:
     config = clicks(optimizer="adam", limit=18 * 12)
     rows = largest_batch(config) if rows is None else rows
@@ -95,10 +94,11 @@ def test_ranks(clicks: MakeConfig, tmp_path: Path, world_size: int, rows: int | 
 @pytest.mark.parametrize(
     ("schedule", "world_size"),
     [
-        ("1f1b", 2),
         ("chimera", 2),
-        ("zb-v", 1),
-        *(pytest.param(*case, marks=SLOW) for case in (("1f1b", 1), ("chimera", 1), ("zb-v", 2))),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (("1f1b", 1), ("1f1b", 2), ("chimera", 1), ("zb-v", 1), ("zb-v", 2))
+        ),
     ],
 )
 def test_stages(clicks: MakeConfig, tmp_path: Path, schedule: str, world_size: int) -> None:

@@ -107,8 +107,8 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
     ("ranks", "schedule", "rows_delay"),
     [
         pytest.param(1, "1f1b", 0, marks=pytest.mark.slow),
-        (2, "1f1b", 0),
-        (1, "pipeoptim", 0),
+        pytest.param(2, "1f1b", 0, marks=pytest.mark.slow),
+        pytest.param(1, "pipeoptim", 0, marks=pytest.mark.slow),
         pytest.param(2, "pipedream-2bw", 0, marks=pytest.mark.slow),
         (2, "dynamic", 0),
         (1, "spectrain", 1),

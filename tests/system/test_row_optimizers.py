@@ -14,7 +14,7 @@ from bagpipe.optim import SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, Row
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
-from tests.effort import at_most
+from tests.effort import costly
 from tests.system.optimizer_jobs import (
     CACHE_ROWS,
     DIM,
@@ -53,7 +53,7 @@ with_decay = st.fixed_dictionaries(dict.fromkeys(NAMES, decaying | row_optimizer
 by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, row_optimizers))
 
 
-@at_most(15)
+@costly(15)
 @given(rows=by_table, seed=st.integers(0, 1000))
 def test_a_job_equals_torch_s_optimizers(rows: dict[str, RowOptimizer], seed: int) -> None:
     """Cached and direct: the same bits. The first rows to leave the small cache come back from the store."""
@@ -69,7 +69,7 @@ def test_a_job_equals_torch_s_optimizers(rows: dict[str, RowOptimizer], seed: in
     assert len(ends) == 1
 
 
-@settings(max_examples=6)
+@costly(6)
 @given(rows=with_decay, seed=st.integers(0, 1000))
 def test_rows_that_decay_when_they_are_used_equal_rows_that_decay_at_every_step(
     rows: dict[str, RowOptimizer], seed: int
@@ -88,7 +88,7 @@ def test_two_ranks_with_rows_that_decay(rows: dict[str, RowOptimizer], seed: int
         train_ranks(rows, data, 2, check=lambda job: same_as(expected, job), cache_rows=cache_rows)
 
 
-@settings(max_examples=8)
+@costly(8)
 @given(rows=by_table, seed=st.integers(0, 1000))
 def test_two_ranks_equal_torch_s_optimizers(rows: dict[str, RowOptimizer], seed: int) -> None:
     data = batches(seed)
@@ -100,7 +100,7 @@ half_types = st.sampled_from(["float16", "bfloat16"])
 dtypes_by_table = st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from(["float32", "float16", "bfloat16"])))
 
 
-@settings(max_examples=16)
+@costly(16)
 @given(rows=by_table, dtype=half_types | dtypes_by_table)
 def test_cached_half_rows_have_the_bits_of_direct_ones(
     rows: dict[str, RowOptimizer], dtype: str | dict[str, str]
@@ -114,7 +114,7 @@ def test_cached_half_rows_have_the_bits_of_direct_ones(
     assert len(ends) == 1
 
 
-@at_most(6)
+@costly(6)
 @given(rows=by_table, dtype=dtypes_by_table, seed=st.integers(0, 1000))
 def test_cached_rows_of_several_dtypes_on_two_ranks_have_the_bits_of_direct_ones(
     rows: dict[str, RowOptimizer], dtype: dict[str, str], seed: int

@@ -21,6 +21,7 @@ from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from bagpipe.store.server.embedded import EmbeddedServer
 from data.formats import open_source
+from tests.effort import some_of
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.plain_jobs import all_batches, plain_batch, plain_tables
 from tests.system.programs import run_forked
@@ -126,7 +127,7 @@ def _set(tables: nn.Module, values: list[Tensor]) -> None:
     [
         ("pipedream", 2, 3, "adam"),
         ("pipedream-vertical", 4, 3, "sgd"),
-        ("pipedream-2bw", 4, 8, "adagrad"),
+        pytest.param("pipedream-2bw", 4, 8, "adagrad", marks=pytest.mark.slow),
         ("spectrain", 4, 4, "adamw"),
         ("spectrain-v2", 4, 4, "adagrad"),
         ("pipeoptim", 2, 1, "adam"),
@@ -153,7 +154,10 @@ def test_a_job_equals_the_serial_reference(
 
 @pytest.mark.parametrize(
     ("schema", "model", "ranks", "assign"),
-    [("mixed", "deepfm", 2, "contiguous"), ("weighted", "dlrm", 1, "contiguous"), ("sum", "dlrm", 4, "contiguous")],
+    some_of(
+        [("mixed", "deepfm", 2, "contiguous"), ("weighted", "dlrm", 1, "contiguous"), ("sum", "dlrm", 4, "contiguous")],
+        {0, 1},
+    ),
 )
 def test_any_cache_and_ranks_give_the_same_job(
     clicks: MakeConfig, schema: str, model: str, ranks: int, assign: str

@@ -21,7 +21,13 @@ EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
 #: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
 JOBS = [
     (2, "parameters", "", ["--model.name", "dcnv2", "--optim.dense", "adam", "--run.nonfinite", "skip", *ROUND[2:]]),
-    (4, "gradients", "", ["--run.dtype", "float64", "--optim.momentum", "0.9", "--optim.dense", "sgd"]),
+    pytest.param(
+        4,
+        "gradients",
+        "",
+        ["--run.dtype", "float64", "--optim.momentum", "0.9", "--optim.dense", "sgd"],
+        marks=pytest.mark.slow,
+    ),
     pytest.param(2, "optimizer", "", ["--model.name", "deepfm", *EMA], marks=pytest.mark.slow),
     pytest.param(
         4,

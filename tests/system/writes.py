@@ -26,7 +26,7 @@ class Writes:
         """Wait for so many writes."""
         seen = 0
         while seen < count:
-            message = self._events.get_message(timeout=60)
+            message = self._events.get_message(timeout=250)
             if message is None:
                 continue  # the acknowledgement of the subscription
             seen += 1

@@ -111,7 +111,7 @@ def test_pytest_needs_no_plugin() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

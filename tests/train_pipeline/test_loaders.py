@@ -36,10 +36,10 @@ class Items(Dataset):
 def total(trained):
     return sum(float(value.double().sum()) for value in state_of(trained).values())
 
-if __name__ == "__main__":
+def run(mode):
     with pipeline(planner="process") as trained:
         try:
-            for _ in trained.train(DataLoader(Items(sys.argv[1]), batch_size=None, num_workers=2)):
+            for _ in trained.train(DataLoader(Items(mode), batch_size=None, num_workers=2)):
                 pass
         except (KeyError, RuntimeError) as error:
             print(type(error).__name__, " ".join(str(error).split())[:60], trained.step)
@@ -47,34 +47,37 @@ if __name__ == "__main__":
             with pipeline() as plain:
                 list(plain.train(batches(24)))
                 print(trained.step, total(trained) == total(plain))
+
+if __name__ == "__main__":
+    for mode in ("work", "raise", "die"):
+        run(mode)
 """
 
 
-def _run(mode: str) -> str:
-    command = [sys.executable, "-c", _PROGRAM, mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
-    return done.stdout.strip()
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """Lines of a loader whose workers work, of one with an error, and of one with a death."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=250, check=True)
+    return done.stdout.splitlines()
 
 
 @pytest.mark.multiproc
-def test_a_loader_with_workers_gives_the_same_results() -> None:
-    assert _run("work") == "24 True"
+def test_a_loader_with_workers_gives_the_same_results(printed: list[str]) -> None:
+    assert printed[0] == "24 True"
 
 
 @pytest.mark.multiproc
-def test_an_error_in_a_worker_comes_after_the_batches_before_it() -> None:
-    printed = _run("raise")
-    assert printed.startswith("KeyError")
-    assert printed.endswith(" 12")
+def test_an_error_in_a_worker_comes_after_the_batches_before_it(printed: list[str]) -> None:
+    assert printed[1].startswith("KeyError")
+    assert printed[1].endswith(" 12")
 
 
 @pytest.mark.multiproc
-def test_a_worker_that_dies_ends_training_with_torchs_error() -> None:
+def test_a_worker_that_dies_ends_training_with_torchs_error(printed: list[str]) -> None:
     # Of torch's signal handler, in the main thread, or of the loader that misses the worker, in a lane.
-    assert re.search("RuntimeError DataLoader worker .*(killed by signal|exited unexpectedly)", _run("die"))
+    assert re.search("RuntimeError DataLoader worker .*(killed by signal|exited unexpectedly)", printed[2])
 
 
-@pytest.mark.multiproc
 @pytest.mark.parametrize("planner", ["process", "inline"])
 @pytest.mark.parametrize(("lookahead", "prefetch_depth"), [(3, 4), (8, 1)])
 def test_batches_held_are_bounded(planner: str, lookahead: int, prefetch_depth: int) -> None:

@@ -1,6 +1,6 @@
 """Errors with several ranks: each rank ends at once, the failed one with its own error, the others with its name.
 
-Deadlines between ranks are 120 s here, and a rank that hangs for 60 s is killed: nothing waits for a deadline.
+Deadlines between ranks are 120 s here, and a rank that hangs for 100 s is killed: nothing waits for a deadline.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from torch import nn
 
 from bagpipe.errors import InputError
 from tests.distributed.processes import Ended
+from tests.effort import some_of
 from tests.train_pipeline.rank_jobs import SIZES, joined, made, on_ranks, shard, values_of
 from tests.train_pipeline.small import DIM, FEATURES, Small, pipeline, progress_all, state_of
 
@@ -103,7 +104,7 @@ def _evaluate_between(rank: int, planner: str, evaluates: bool) -> Any:
         return values_of(state_of(trained)), 0, []
 
 
-@pytest.mark.parametrize("planner", ["inline", "process"])
+@pytest.mark.parametrize("planner", some_of(["inline", "process"], {1}))
 def test_evaluations_change_no_bit_of_the_training(planner: str) -> None:
     evaluated = _values(on_ranks(2, _evaluate_between, planner, True))
     undisturbed = _values(on_ranks(2, _evaluate_between, planner, False))
@@ -192,7 +193,7 @@ def _train_twice(rank: int, is_initialised: bool) -> Any:
     return results
 
 
-@pytest.mark.parametrize("is_initialised", [False, True])
+@pytest.mark.parametrize("is_initialised", some_of([False, True], {1}))
 def test_pipelines_follow_one_another_beside_a_default_group_of_the_program(is_initialised: bool) -> None:
     (first, again), _ = _values(on_ranks(2, _train_twice, is_initialised))
     _assert_same(first, again)
@@ -236,7 +237,7 @@ def _resume(rank: int, folder: str, stops: int) -> Any:
         return began, values_of(state_of(trained))
 
 
-@pytest.mark.parametrize("stops", [4, 5])
+@pytest.mark.parametrize("stops", some_of([4, 5], {1}))
 def test_ranks_resume_from_a_checkpoint_that_they_made_together(stops: int, tmp_path: Path) -> None:
     resumed = _values(on_ranks(2, _resume, str(tmp_path / "checkpoints"), stops))
     assert [began for began, _ in resumed] == [stops, stops]

@@ -140,7 +140,7 @@ with pipeline(Typed(), **settings, checkpoint_every=4) as trained:
 def test_a_killed_process_resumes_bit_for_bit(redis_server: Any, namespace: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, redis_server.url, namespace, folder], timeout=100, check=False
+        [sys.executable, "-c", _KILLED, redis_server.url, namespace, folder], timeout=250, check=False
     )
     assert killed.returncode == -9
     settings = {"store": redis_server.url, "namespace": namespace, "checkpoint_dir": folder, "checkpoint_every": 4}

@@ -44,7 +44,7 @@ cli.main(["--data.format", "synthetic", "--data.limit", "100"])
     [
         pytest.param(True, False, 1, "error: rank 1 is gone\n", marks=pytest.mark.slow),
         (True, True, 1, "error: rank 1 is gone\n"),
-        (False, False, 130, ""),
+        pytest.param(False, False, 130, "", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_in_the_clean_up_neither_hides_nor_repeats_the_error(

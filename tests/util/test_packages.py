@@ -84,7 +84,7 @@ def test_no_program_ends_in_a_traceback(module, command, package):
         f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = {command!r}; "
         f"runpy.run_module({command[0]!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.stderr.splitlines()[-1].endswith(
         f"error: the package {package} is not installed; fix: {sys.executable} -m pip install {package}"
     ), done.stderr

@@ -43,6 +43,6 @@ def test_another_process_finds_what_this_one_finds(tmp_path, monkeypatch):
             env=module_environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
         )
         assert told in done.stdout + done.stderr

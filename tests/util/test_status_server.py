@@ -23,7 +23,7 @@ def health(query):
 
 def ask(server: StatusServer, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=250) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:

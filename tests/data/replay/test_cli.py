@@ -157,7 +157,7 @@ def test_an_interrupted_replay_of_several_processes_leaves_nothing(tmp_path: Pat
     words = ["replay", "--data.path", str(write_log(tmp_path)), *FLAGS, "--cache_rows", "450,500,550,600"]
     command = [sys.executable, str(script), str(int(number)), *words, "--jobs", "2", "--json", str(out)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, env=environment)
     assert done.returncode == 130, done.stderr
     assert done.stderr == ("interrupted\n" if number == signal.SIGINT else "")
     assert not out.exists()

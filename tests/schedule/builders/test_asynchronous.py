@@ -19,6 +19,7 @@ from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
+from tests.effort import costly
 from tests.schedule.dense import peaks, rows
 from tests.schedule.period import period
 
@@ -107,7 +108,7 @@ def test_one_micro_batch_gives_the_papers_versions(ranks: int) -> None:
     assert [second[stage] for stage in range(ranks)] == [KeptWeights(versions=1, predictions=n) for n in stashed]
 
 
-@settings(max_examples=20)
+@costly(20)
 @given(sizes)
 def test_pipedream_with_any_micro_batches(size: tuple[int, int]) -> None:
     """``ceil((P - 1 - k) / M)`` updates lie between F and B, and one version more is kept."""

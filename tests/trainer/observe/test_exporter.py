@@ -25,7 +25,7 @@ def exporter() -> Iterator[Exporter]:
 
 def get(exporter: Exporter, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}{path}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}{path}", timeout=250) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
