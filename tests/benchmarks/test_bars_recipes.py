@@ -16,6 +16,7 @@ from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import plan_rank_batches
 from data.formats import open_source
 from data.loader import open_loader
+from tests.effort import some_of
 from trainer.assembly import build_engine, build_training_model
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return dataset, folder
 
 
-@pytest.mark.parametrize("model", ["dcnv2", "deepfm", "finalmlp"])
+@pytest.mark.parametrize("model", some_of(["dcnv2", "deepfm", "finalmlp"], {2}))
 def test_a_recipe_trains_a_batch(prepared: tuple[str, Path], model: str) -> None:
     dataset, folder = prepared
     files = [f"--data.{key}={folder / part}.arrow" for key, part in (("path", "train"), ("eval_path", "valid"))]

@@ -77,12 +77,11 @@ def test_every_entry_names_a_command(kind: str) -> None:
             assert any(has), f"{page} has no command with {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.multiproc
 @pytest.mark.timeout(TIMEOUT_S + 100)
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page != "README.md")) for page in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_in_a_checkout(page: str, folder: Path) -> None:
     copy_checkout(folder)
     run_script(page_script(page), folder, Path(sys.prefix) / "bin")

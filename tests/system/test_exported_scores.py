@@ -109,9 +109,11 @@ def scored(job: Job, scorer: Scorer) -> np.ndarray:
 @pytest.mark.parametrize(
     ("schema", "arguments"),
     [
-        ("sum", ["--model.name", "dlrm", "--optim.rows", "adam"]),
+        pytest.param("sum", ["--model.name", "dlrm", "--optim.rows", "adam"], marks=pytest.mark.slow),
         ("ragged", ["--model.name", "wide-deep", "--run.dtype", "float64", "--optim.rows_weight_decay", "0.1"]),
-        ("weighted and mean", ["--model.name", "dcnv2", "--cache.dtype", "float16"]),
+        pytest.param(
+            "weighted and mean", ["--model.name", "dcnv2", "--cache.dtype", "float16"], marks=pytest.mark.slow
+        ),
         ("mixed", ["--model.name", "deepfm", "--cache.dtype", "bfloat16", "--optim.ema_decay", "0.5"]),
         pytest.param("weighted", ["--model.name", "towers"], marks=pytest.mark.slow),
         pytest.param("mean", ["--model.name", "dcnv2-fuxictr", "--model.batch_norm", "true"], marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ import pytest
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.effort import some_of
 from tests.system.jobs import change, largest_batch, run_job
 from tests.system.programs import run_forked
 from tests.system.resumed import JOB, Resumed, digests
@@ -37,8 +38,9 @@ def with_everything(config: Config, model: str) -> Config:
     return change(config, model__dropout=0.1, model__batch_norm=True, **keys)
 
 
-@pytest.mark.parametrize("schema", ["weighted", "mixed"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "schema"), some_of([(model, schema) for model in MODELS for schema in ("weighted", "mixed")], {0, 3, 4})
+)
 def test_the_cache_changes_no_bit(model: str, schema: str, clicks: Callable[..., Config]) -> None:
     config = with_everything(clicks(schema, model, "adam", eval_fraction=0.2), model)
     direct = run_job(change(config, cache__rows=0))
@@ -51,7 +53,7 @@ def test_the_cache_changes_no_bit(model: str, schema: str, clicks: Callable[...,
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some_of([*MODELS], {2}))
 def test_a_killed_job_resumes(model: str, server: EmbeddedServer, tmp_path: Path) -> None:
     """Masks of the dropout and running statistics continue."""
     keys = {**MODELS[model], "name": model, "dropout": 0.1, "batch_norm": "true"}

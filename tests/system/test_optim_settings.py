@@ -346,7 +346,7 @@ RESUMED = {
 
 @pytest.mark.redis
 @pytest.mark.multiproc
-@pytest.mark.parametrize("flags", [flags.split() for flags in RESUMED.values()], ids=RESUMED)
+@pytest.mark.parametrize("flags", some_of([flags.split() for flags in RESUMED.values()], {0, 3}), ids=[*RESUMED])
 def test_a_killed_job_resumes(flags: Sequence[str], server: EmbeddedServer, tmp_path: Path) -> None:
     done = run_forked([*JOB, *flags, "--result", str(tmp_path / "uninterrupted.json")], tmp_path)
     assert (done.code, done.err) == (0, "")

@@ -74,7 +74,7 @@ def broken_job(membership: Membership, config: Config, how: str, broken_rank: in
 FAILURES = [
     ("1f1b", 2, 2, 1, "defect"),
     ("1f1b", 2, 2, 1, "SIGKILL"),
-    ("1f1b", 2, 2, 0, "SIGKILL"),
+    pytest.param(("1f1b", 2, 2, 0, "SIGKILL"), marks=pytest.mark.slow),
     ("graph", 4, 4, 2, "defect"),
     ("graph", 2, 2, 1, "hang"),
     ("chimera", 2, 4, 3, "SIGSTOP"),

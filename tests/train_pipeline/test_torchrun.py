@@ -54,6 +54,7 @@ def _run(folder: Path, mode: str) -> Done:
     return done
 
 
+@pytest.mark.slow  # tests/docs/test_readme.py ends such a program, test_ranks.py has its numbers
 def test_a_program_ends_well_on_all_ranks(tmp_path: Path) -> None:
     done = _run(tmp_path, "works")
     assert done.code == 0, done.err
