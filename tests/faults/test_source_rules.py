@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 
 import pytest
 
-from tests.test_layout import modules, name_of
+from tests.test_layout import ROOT, modules, name_of
 
 #: Modules that write the time of an event into a log. (A followed folder compares it with the times of files.)
 LOGS = ("cacher/logs.py", "trainer/observe/lines.py")
@@ -97,3 +98,10 @@ def test_no_module_unpickles() -> None:
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             wrong.append(f"{name}:{node.value.lineno} allow_pickle")
     assert not wrong
+
+
+def test_no_test_asserts_speed() -> None:
+    """Timeouts bound hangs; a busy machine is as right as a quiet one."""
+    compared = re.compile(r"assert .*(monotonic|perf_counter|process_time|\btime)\(\) - \w+ <")
+    code = {name_of(path): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    assert not [name for name, text in code.items() if compared.search(text)]

@@ -46,8 +46,7 @@ def job(server: EmbeddedServer, tmp_path: Path) -> Resumed:
 @pytest.mark.parametrize(
     ("point", "resumed_from"),
     [
-        # The dying thread can be ahead of or behind the checkpoint thread.
-        ("after-fetch:3", [None]),
+        ("after-fetch:3", [None]),  # the dying thread can be ahead of or behind the checkpoint thread
         ("mid-write-back:14", [None, 5, 10]),
         ("after-dense-copy:2", [None, 5]),
         pytest.param("after-rotation:2", [None, 5], marks=pytest.mark.slow),
