@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,14 @@ def test_a_rank_opens_what_the_configuration_asks_for(tmp_path: Path, monkeypatc
 
 
 def test_the_ranks_of_a_host_have_ports_of_their_own() -> None:
-    port = free_port()
-    run = RunConfig(metrics=f"127.0.0.1:{port}")
-    with open_reporter(Config(run=run), Membership(rank=3, world_size=4, local_rank=1)) as reporter:
-        assert [sink.port for sink in reporter._sinks] == [port + 1]  # type: ignore[attr-defined]
+    membership = Membership(rank=3, world_size=4, local_rank=1)
+    for _ in range(20):
+        port = free_port()
+        with suppress(InputError):  # another process has the next port
+            with open_reporter(Config(run=RunConfig(metrics=f"127.0.0.1:{port}")), membership) as reporter:
+                assert [sink.port for sink in reporter._sinks] == [port + 1]  # type: ignore[attr-defined]
+            return
+    raise AssertionError("no two ports in a row are free")
 
 
 def test_a_file_that_cannot_be_written_is_one_line_and_nothing_stays_open(tmp_path: Path) -> None:
