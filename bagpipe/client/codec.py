@@ -29,7 +29,7 @@ from bagpipe.oracle.rank_batch import PlanSpan, RankBatch
 from bagpipe.types.batch import Batch
 from bagpipe.util.documents import parse_json
 
-__all__ = ["CodecError", "decode_rank_batch", "encode_rank_batch", "values_are_derivable"]
+__all__ = ["CodecError", "decode_rank_batch", "encode_rank_batch", "is_csr", "values_are_derivable"]
 
 _MAGIC = b"BPS1"
 _PREFIX = struct.Struct("<4sI")  # magic, header bytes
@@ -210,6 +210,12 @@ def _derive(rank_batch: Any) -> RankBatch:
     return whole
 
 
+def is_csr(offsets: NDArray[np.int32], num_rows: int, num_occurrences: int) -> bool:
+    """Whether row pointers ascend from 0 to the number of occurrences. (Differences of int32 could wrap around.)"""
+    spans = offsets.shape[0] == num_rows + 1 and int(offsets[0]) == 0 and int(offsets[-1]) == num_occurrences
+    return spans and bool((offsets[1:] >= offsets[:-1]).all())
+
+
 def _values_of(consumer: ConsumerPlan) -> NDArray[np.int64]:
     """The id of each occurrence.
 
@@ -217,8 +223,7 @@ def _values_of(consumer: ConsumerPlan) -> NDArray[np.int64]:
         CodecError: the arrays do not fit each other. Checked before anything is allocated.
     """
     offsets, order = consumer.offsets, consumer.order
-    is_csr = offsets.shape[0] == len(consumer.unique) + 1 and offsets[0] == 0 and offsets[-1] == len(order)
-    if not is_csr or (offsets[1:] < offsets[:-1]).any():
+    if not is_csr(offsets, len(consumer.unique), len(order)):
         raise CodecError(f"malformed rank batch: {len(consumer.unique)} rows, {len(order)} ids, other CSR offsets")
     try:
         return by_occurrence(consumer.unique.ids, offsets, order)

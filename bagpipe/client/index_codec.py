@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.client.codec import CodecError
+from bagpipe.client.codec import CodecError, is_csr
 from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.index import BatchIndex
 from bagpipe.oracle.plan import RowList
@@ -170,10 +170,7 @@ def _check(indexed: IndexedBatch) -> None:
     indexes: list[tuple[int, BatchIndex | RankIndex]] = [(rank.rows.shape[0], rank) for rank in indexed.rank_indexes]
     if indexed.whole is not None:
         indexes.append((num_rows, indexed.whole))
-    for size, index in indexes:
-        ends = index.offsets
-        fits = fits and ends.shape[0] == size + 1 and bool((ends[1:] >= ends[:-1]).all())
-        fits = fits and int(ends[0]) == 0 and int(ends[-1]) == index.order.shape[0]
+    fits = fits and all(is_csr(index.offsets, size, index.order.shape[0]) for size, index in indexes)
     if not fits:
         raise CodecError("malformed index: its arrays do not fit each other")
 

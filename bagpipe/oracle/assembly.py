@@ -18,7 +18,16 @@ from bagpipe.oracle.batch_indexer import IndexedBatch
 from bagpipe.oracle.plan import CachePlan, ConsumerPlan, ExchangePlan, OracleSpec, OwnerPlan, RowList
 from bagpipe.oracle.rank_index import RankIndex
 
-__all__ = ["Decision", "GlobalRows", "SlottedRows", "assemble", "places_among", "positions_by_rank", "select_rows"]
+__all__ = [
+    "Decision",
+    "GlobalRows",
+    "SlottedRows",
+    "assemble",
+    "located",
+    "places_among",
+    "positions_by_rank",
+    "select_rows",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,10 +75,10 @@ class SlottedRows:
         pull_now = self.marks.take(self.slots)
         self.marks[self.before] = False
         pull_now[self.missing] = False  # their slots held other rows
-        owners = (self.slots // self.spec.slots_per_rank).astype(np.uint16)
+        owners, local = located(self.slots, self.spec)
         return GlobalRows(
             owners=owners,
-            slots=(self.slots - owners * np.int64(self.spec.slots_per_rank)).astype(np.int32),
+            slots=local.astype(np.int32),
             push_now=self.push_now,
             pull_now=pull_now,
             owned=positions_by_rank(owners, self.spec.world_size),
@@ -116,6 +125,17 @@ def places_among(rows: RowList, others: RowList) -> NDArray[np.int64]:
             places = np.minimum(places, end - start - 1) + start
             found[first:stop] = np.where(others.ids.take(places) == rows.ids[first:stop], places, -1)
     return found
+
+
+def located(slots: NDArray[np.int64], spec: OracleSpec) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    """The rank of each slot, uint16, and its number within the rank, int64.
+
+    Args:
+        slots: int64, numbered ``owner * slots_per_rank + slot``.
+        spec: of the planner.
+    """
+    owners = (slots // spec.slots_per_rank).astype(np.uint16)
+    return owners, slots - owners * np.int64(spec.slots_per_rank)
 
 
 def positions_by_rank(ranks: NDArray[np.unsignedinteger], world_size: int) -> tuple[NDArray[np.int64], ...]:

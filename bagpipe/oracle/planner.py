@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import CapacityError
-from bagpipe.oracle.assembly import Decision, GlobalRows, SlottedRows, positions_by_rank, select_rows
+from bagpipe.oracle.assembly import Decision, GlobalRows, SlottedRows, located, positions_by_rank, select_rows
 from bagpipe.oracle.batch_indexer import BatchIndexer, Indexes
 from bagpipe.oracle.batch_window import BatchWindow, OldestBatch, RowsHeld, Window
 from bagpipe.oracle.direct import DirectPlanner
@@ -203,8 +203,7 @@ class Planner:
         """By rank, its slots among these, in their order and numbered within the rank."""
         if self.spec.world_size == 1:
             return (slots,)
-        owners = (slots // self.spec.slots_per_rank).astype(np.uint16)
-        local = slots - owners * np.int64(self.spec.slots_per_rank)
+        owners, local = located(slots, self.spec)
         return tuple(local.take(positions) for positions in positions_by_rank(owners, self.spec.world_size))
 
     def _place(self, missing: NDArray[np.int64], used: UsedSlots) -> tuple[NDArray[np.int64], ...]:

@@ -31,7 +31,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.oracle.assembly import positions_by_rank
+from bagpipe.oracle.assembly import located, positions_by_rank
 from bagpipe.oracle.eviction import NEVER, NEVER_PRIORITY, POLICIES, EvictionQueue, idle_priority
 from bagpipe.oracle.far_queue import FarQueue, far_priority
 from bagpipe.oracle.lrfu import NO_SCORE
@@ -109,24 +109,23 @@ class UsedSlots:
         self._beyond: dict[int, UsedSlots] = {}  # by batch; ranks differ by how often their horizons have halved
 
     @cached_property
-    def owners(self) -> NDArray[np.uint16]:
-        """uint16: the rank of each slot."""
-        return (self._slots // self._spec.slots_per_rank).astype(np.uint16)
+    def _located(self) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        return located(self._slots, self._spec)
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """int64 ``[ranks]``: the slots of each rank."""
-        return np.bincount(self.owners, minlength=self._spec.world_size)
+        return np.bincount(self._located[0], minlength=self._spec.world_size)
 
     @cached_property
     def by_rank(self) -> tuple[_Uses, ...]:
         """By rank, its slots in their order, numbered within the rank."""
         if self._spec.world_size == 1:
             return (_Uses(self._slots, self._next_use),)
-        local = self._slots - self.owners * np.int64(self._spec.slots_per_rank)
+        owners, local = self._located
         return tuple(
             _Uses(local.take(positions), self._next_use.take(positions))
-            for positions in positions_by_rank(self.owners, self._spec.world_size)
+            for positions in positions_by_rank(owners, self._spec.world_size)
         )
 
     def beyond(self, batch_index: int) -> UsedSlots:
