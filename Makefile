@@ -8,9 +8,10 @@ PY := $(VENV)/bin/python
 CONFIG ?= trainer/configs/synthetic.toml
 ARGS ?=
 SOAK_S ?= 3600
+BASE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-full check lint format suite browser search chaos jepsen fuzz soak gpu docs docs-commands locks sbom setup clean
+.PHONY: help train test test-full check lint format suite browser search chaos jepsen fuzz same-bits soak gpu docs docs-commands locks sbom setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z][a-z%-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1|/' | \
@@ -71,6 +72,9 @@ jepsen: setup ## histories of a store under kills, cuts and takeovers, judged by
 
 fuzz: setup ## random jobs, each without a cache, with one, and killed and resumed (ARGS="--runs 20 --seed 7 --jobs 2")
 	$(PY) -m tests.harness.fuzz $(if $(ARGS),$(ARGS),--runs 200)
+
+same-bits: setup ## the results of another commit, compared with this checkout's (BASE=7bfa9477 ARGS="--jobs 2 --only chimera")
+	$(PY) -m tests.harness.same_bits --base "$(BASE)" $(ARGS)
 
 soak: setup ## one long job whose memory, descriptors and threads must stay flat (SOAK_S seconds, default an hour)
 	$(PY) -m tests.harness.soak --seconds $(SOAK_S) $(ARGS)

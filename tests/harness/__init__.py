@@ -1,1 +1,3 @@
-"""Test harnesses: faults (chaos), random configurations (fuzz), long runs (soak), a stream race detector (races)."""
+"""Test harnesses: faults (chaos), random configurations (fuzz), results of two commits (same_bits), long runs (soak), a
+stream race detector (races).
+"""

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Started:
 
 
 class Zygote:
-    """Context manager. Used by one thread.
+    """Context manager. Threads can share one.
 
     Args:
         modules: slow imports, done before the first fork.
@@ -83,6 +84,7 @@ class Zygote:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._is_asked = threading.Lock()
 
     def __enter__(self) -> Self:
         """Raises JobError if a module cannot be imported."""
@@ -148,8 +150,9 @@ class Zygote:
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._socket is not None, "the zygote is not running"
-        self._socket.send(json.dumps(request).encode())
-        answer = self._socket.recv(_MAX_MESSAGE_BYTES)
+        with self._is_asked:
+            self._socket.send(json.dumps(request).encode())
+            answer = self._socket.recv(_MAX_MESSAGE_BYTES)
         if not answer:
             raise JobError("the zygote has ended")
         return dict(json.loads(answer))

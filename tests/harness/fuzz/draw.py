@@ -86,6 +86,7 @@ class Draw:
         log: its data.
         job: keys that decide its results, except those of the log.
         twins: the direct one first.
+        before: makes the checkpoint that the twins start from; None: they start anew.
     """
 
     seed: int
@@ -94,6 +95,7 @@ class Draw:
     log: Log
     job: Settings
     twins: tuple[Twin, ...]
+    before: Twin | None = None
 
     def __str__(self) -> str:
         values = dict(self.job)
@@ -101,10 +103,23 @@ class Draw:
         precision = "/".join([values["run.dtype"], values["cache.dtype"], values["run.autocast"]])
         schedule = values["pipeline.schedule"]
         stages = f" {schedule}{values['pipeline.stages']}x{values['pipeline.microbatches']}"
+        more = [name for name, is_there in self._more(values).items() if is_there]
         return (
             f"{model} on {self.log.num_examples} {self.log.format} examples, {self.world_size} ranks{stages}, "
-            f"{values['optim.rows']}+{values['optim.dense']}, {precision}"
+            f"{', '.join([values['optim.rows'] + '+' + values['optim.dense'], precision, *more])}"
         )
+
+    def _more(self, values: Mapping[str, str]) -> dict[str, bool]:
+        """What few draws have, in words."""
+        return {
+            f"replicas {values['pipeline.replicas']}": bool(values["pipeline.replicas"]),
+            "admission": values["data.min_uses"] != "1" or "data.min_uses_by_table" in values,
+            "expiry": values["data.expire_after"] != "0" or "data.expire_after_by_table" in values,
+            "plateau": "plateau" in (values["optim.schedule"], values["optim.rows_schedule"]),
+            "patience": values["eval.patience"] != "0",
+            "stream": "data.follow" in values,
+            "started from another job": self.before is not None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +133,7 @@ class Places:
         namespace: in the store.
         cacher_url: of the daemon.
         cache_rows: of the twin.
+        start_from: the checkpoints of the job before.
     """
 
     folder: str
@@ -126,19 +142,25 @@ class Places:
     namespace: str = "bagpipe"
     cacher_url: str = ""
     cache_rows: int = 0
+    start_from: str = ""
 
 
 #: Places that do not exist, to check a configuration.
-NOWHERE = Places(folder="/nowhere", data={"data.path": "/nowhere/log"})
+NOWHERE = Places(folder="/nowhere", data={"data.path": "/nowhere/log"}, start_from="/nowhere/before")
 
 
 def settings_of(draw: Draw, twin: Twin, places: Places) -> dict[str, str]:
     """All values by key path that differ from the defaults, as written in flags."""
     settings = {**dict(draw.job), **dict(twin.settings), **places.data, "data.format": draw.log.format}
     if not twin.has_checkpoints:
-        settings = {path: value for path, value in settings.items() if not path.startswith("checkpoint.")}
+        unused = ("checkpoint.", "eval.keep_best")
+        settings = {path: value for path, value in settings.items() if not path.startswith(unused)}
     else:
         settings["checkpoint.dir"] = f"{places.folder}/checkpoints"
+    if twin is draw.before:
+        settings.pop("checkpoint.start_without", None)
+    elif draw.before is not None:
+        settings["checkpoint.start_from"] = places.start_from
     settings["cache.rows"] = "auto" if twin.grows else str(places.cache_rows)
     settings["cache.max_rows"] = str(places.cache_rows) if twin.grows else "0"
     settings["store.url"] = places.store_urls.get(twin.store, "")
@@ -148,7 +170,5 @@ def settings_of(draw: Draw, twin: Twin, places: Places) -> dict[str, str]:
         settings["run.dir"] = f"{places.folder}/own"
     if twin.traces:
         settings["run.trace"] = f"{places.folder}/trace.json"
-    if settings.get("eval.metric") == "gauc":
-        settings["eval.group"] = draw.log.columns[0].name
     settings["run.peer_timeout_s"] = "60"
     return settings

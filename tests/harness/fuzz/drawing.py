@@ -13,14 +13,14 @@ from random import Random
 
 from bagpipe.config.model_rules import MODELS_OF_KEY
 from bagpipe.schedule.registry import TRAINED_SCHEDULES
-from bagpipe.types.schema import FROZEN, Pooling, Table
+from bagpipe.types.schema import FROZEN
 from bagpipe.util.failpoints import POINTS
 from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
-from tests.harness.fuzz.log import BAG_LENGTHS, ID_LAWS, LABEL_LAWS, Column, Log
-from tests.harness.fuzz.log_files import FIXED_COLUMNS, NAMED_COLUMNS, SHAPES, tables_of
+from tests.harness.fuzz.log import Log
+from tests.harness.fuzz.log_drawing import draw_log
 from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value, rules_beside
 
-__all__ = ["STORES", "draw", "draw_log"]
+__all__ = ["STORES", "draw"]
 
 #: Kinds of stores of the harness; jobs can also have their own.
 STORES = ("memory", "server", "servers")
@@ -51,6 +51,7 @@ _ONE_STAGE = {
     "pipeline.memory": "",
     "pipeline.prediction_offset": "0",
     "pipeline.in_flight": "0",
+    "pipeline.replicas": "",
     "pipeline.rows_delay": "0",
     "pipeline.processes": "auto",
     "pipeline.backward_shares": "",
@@ -70,40 +71,12 @@ _ACTIVATION_DEFAULTS = {
     "pipeline.activations": "device",
     "pipeline.recompute": "false",
 }
-#: Models whose tables may differ in dimension.
-_RAGGED = ("wide-deep", "towers", "dcnv2-fuxictr", "finalmlp", "mmoe", "ple")
-
-#: Columns of the models in tests.system.factory.
-_MIXED = (
-    Column(name="user", table="user", missing=0.1),
-    Column(name="items", table="items", bag="short", weighted=True, missing=0.2),
-    Column(name="queried", table="items", bag="short", missing=0.2),
-    Column(name="topic", table="topic", vocabulary=9),
-    Column(name="history", table="history", bag="short", missing=0.2),
-)
-_MIXED_TABLES = (
-    Table(name="user"),
-    Table(name="items"),
-    Table(name="topic", rows=9, pooling="mean"),
-    Table(name="history", pooling="none"),
-)
-
-_POOLINGS: tuple[Pooling, ...] = ("sum", "mean")
-_FORMATS: Values = {
-    "parquet": 5,
-    "csv": 1,
-    "huggingface": 1,
-    "tfrecord": 1,
-    "synthetic": 2,
-    "criteo-tsv": 2,
-    "avazu-csv": 1,
-    "mlperf-npz": 1,
-    "movielens": 2,
-}
+#: Formats whose examples have times.
+_CLOCKED = ("avazu-csv", "movielens")
+#: Values of ``checkpoint.start_without``.
+_LEFT_BEHIND: Values = {"": 6, "state.*": 1, "job.schedule": 1, "job.random": 1}
 _WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
 _MAX_TRIES = 10_000
-#: Batches of a job, about.
-_MAX_BATCHES = 30
 
 
 def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
@@ -114,9 +87,11 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         stores: kinds of stores of twins that can keep rows between starts.
     """
     stream = Stream(seed, number)
-    settings: dict[str, str] = {}
+    settings = {"eval.group": "some column"}
     for group in JOB:
         settings |= _accepted(stream, group, settings)
+    if settings["pipeline.replicas"]:
+        settings["cacher.assign"] = "contiguous"  # needed where ranks read unequal shares
     model = _model(stream("model"), settings)
     if "model.factory" not in model:
         model |= _accepted(stream, _keys_of(model["model.name"], settings), {**settings, **model})
@@ -124,22 +99,36 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         settings |= _ONE_STAGE
     log = draw_log(stream("log"), settings, model)
     settings |= model | {"data.limit": str(stream("limit").choice([0, 0, 0, max(1, log.num_examples - 3)]))}
-    settings |= _by_table(stream("by table"), log, settings) | _loss_weights(stream("loss weights"), model)
+    settings["eval.group"] = log.columns[0].name if settings["eval.metric"] == "gauc" else ""
+    if log.format not in _CLOCKED and settings["data.expire_unit"] == "days":
+        settings["data.expire_unit"] = "steps"
+    settings |= _follow(stream("follow"), log, settings) | _loss_weights(stream("loss weights"), model)
+    settings |= _by_table(stream("by table"), log, settings)
+    if stream("admitted").random() < 0.95:  # admission refuses that id, and zero vectors in a mean
+        log = replace(log, least=-(2**63) + (settings["data.min_uses"] != "1" or "data.min_uses_by_table" in settings))
+        if any(table.pooling == "mean" for table in log.tables):
+            settings["data.default_row"] = "trained"
     world_size = _world_size(stream("world size"), settings)
     kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
-    twins = (
+    twins = [
+        DIRECT,
         _twin(stream, "cached", world_size, stores, job=settings),
         _twin(stream, "resumed", world_size, stores, kills, job=settings),
-    )
+    ]
+    before = _before(stream("before"))
+    if before is not None:
+        twins = [_after(twin) for twin in twins]
+        settings["checkpoint.start_without"] = draw_value(stream("start without"), _LEFT_BEHIND)
     drawn = Draw(
         seed=seed,
         number=number,
         world_size=world_size,
         log=log,
         job=tuple(sorted(settings.items())),
-        twins=(DIRECT, *twins),
+        twins=tuple(twins),
+        before=before,
     )
-    for twin in drawn.twins:
+    for twin in (*drawn.twins, *filter(None, [before])):
         config_of(settings_of(drawn, twin, NOWHERE))
     return drawn
 
@@ -190,105 +179,48 @@ def _world_size(rng: Random, settings: Mapping[str, str]) -> int:
     schedule = TRAINED_SCHEDULES.get(settings["pipeline.schedule"])
     if schedule is None or rng.random() < 0.05:
         return world_size
+    if settings["pipeline.replicas"]:
+        return sum(map(int, settings["pipeline.replicas"].split(",")))
     num_ranks = schedule.num_ranks(int(settings["pipeline.stages"]), int(settings["pipeline.chunks"]) or None)
     return world_size if world_size % num_ranks == 0 else 1
 
 
-def draw_log(rng: Random, settings: Mapping[str, str], model: Mapping[str, str]) -> Log:
-    """A log that suits a job's settings and its model."""
-    factory = model.get("model.factory", "")
-    is_mixed = factory.startswith("tests.system.factory")
-    needs_dense = factory.startswith("tests.harness.fuzz.models")
-    form = "parquet" if is_mixed or needs_dense or "sequences" in factory else draw_value(rng, _FORMATS)
-    tables: tuple[Table, ...]
-    if is_mixed:
-        columns, tables = tuple(_with_law(rng, column) for column in _MIXED), _MIXED_TABLES
-    else:
-        columns = _columns(rng, form, is_weighted="sequences" not in factory)
-        is_ragged = not factory and model["model.name"] in _RAGGED
-        # A schema with mean pooling of weighted features is refused, and so is rarely drawn.
-        weighted = {column.table for column in columns if column.weighted and rng.random() < 0.95}
-        tables = tuple(_table(rng, form, table, is_ragged, table.name in weighted) for table in tables_of(columns))
-    if "sequences" in factory:
-        tables = (Table(name=tables[0].name, pooling="none"), *tables[1:])
-    batch_size = int(settings["data.batch_size"])
-    most = min(300, batch_size * _MAX_BATCHES // int(settings["data.epochs"]))
-    sizes = [rng.randint(2 * batch_size, most) if most > 2 * batch_size else most, rng.randint(1, batch_size + 1)]
-    whole = max(1, most // batch_size - 1) * batch_size
-    sizes += [whole + 1, whole]
-    return Log(
-        format=form,
-        shape=rng.choice(SHAPES[form]),
-        seed=rng.randrange(2**32),
-        num_examples=rng.choices(sizes, weights=[8, 1, 1, 1])[0],
-        num_bad=rng.choices([0, 1, 5], weights=[5, 1, 1] if settings["data.bad_rows"] == "skip" else [20, 1, 0])[0],
-        num_dense=3 if is_mixed else rng.randint(1 if needs_dense else 0, 3),
-        columns=columns,
-        tables=tables,
-        labels=rng.choices(LABEL_LAWS, weights=[8, 1, 1])[0] if form in NAMED_COLUMNS else "clicks",
-        extreme=rng.choice([0.0, 0.0, 0.02]) if settings["run.nonfinite"] == "skip" or rng.random() < 0.05 else 0.0,
-    )
-
-
-def _with_law(rng: Random, column: Column) -> Column:
-    return replace(column, law=rng.choice(ID_LAWS))
-
-
-def _columns(rng: Random, form: str, *, is_weighted: bool) -> tuple[Column, ...]:
-    fixed = FIXED_COLUMNS.get(form)
-    if fixed is not None:
-        names = fixed[: rng.randint(2, 3)] if form == "movielens" else fixed
-        return tuple(
-            Column(
-                name=name,
-                table=name,
-                law=rng.choice(ID_LAWS),
-                vocabulary=rng.choice([3, 40]),
-                missing=0.0 if form in ("mlperf-npz", "movielens") else rng.choice([0.0, 0.2, 1.0]),
-            )
-            for name in names
-        )
-    names = tuple(f"f{number}" for number in range(rng.randint(1, 5)))
-    weighted = is_weighted and form in NAMED_COLUMNS and rng.random() < 0.3
-    return tuple(
-        Column(
-            name=name,
-            table=rng.choice(names[: number + 1]) if rng.random() < 0.3 else name,
-            law=rng.choice(ID_LAWS),
-            vocabulary=rng.choice([1, 5, 40, 300]),
-            bag=rng.choice(list(BAG_LENGTHS)),
-            missing=rng.choice([0.0, 0.1, 0.5, 1.0]),
-            weighted=weighted and rng.random() < 0.6,
-        )
-        for number, name in enumerate(names)
-    )
-
-
-def _table(rng: Random, form: str, table: Table, is_ragged: bool, is_summed: bool) -> Table:
-    """A bound, a hash, a dimension and a pooling, where the format and the model allow them."""
-    is_free = table.name not in ("hour", "weekday", "genres")
-    bound = rng.choice([None, None, 7, 500]) if is_free else None
-    is_either = form in (*NAMED_COLUMNS, "synthetic") and not is_summed
-    pooling: Pooling = rng.choice(_POOLINGS) if is_either else "sum"
-    return Table(
-        name=table.name,
-        rows=bound,
-        hash=bound is not None and (form in FIXED_COLUMNS or rng.random() < 0.5),
-        dim=rng.choice([None, 2, 7]) if is_ragged and rng.random() < 0.5 else None,
-        pooling="mean" if table.name == "genres" else pooling,
-    )
-
-
 def _by_table(rng: Random, log: Log, settings: Mapping[str, str]) -> dict[str, str]:
-    """Sometimes another row optimizer for a table, and another rate; nothing where the rules refuse it."""
-    if rng.random() < 0.8:
-        return {}
+    """Sometimes other values for a table: optimizer, rate, uses, age. Nothing where the rules refuse them."""
     names = [table.name for table in log.tables]
-    optimizer = rng.choice((*choices_of("optim.rows"), FROZEN))
-    drawn = {"optim.rows_by_table": f"{rng.choice(names)}={optimizer}"}
-    if rng.random() < 0.5:
-        drawn["optim.rows_lr_by_table"] = f"{rng.choice(names)}=0.05"
-    return drawn if rules_beside(settings)(drawn) else {}
+    values: Mapping[str, Sequence[str]] = {
+        "optim.rows_by_table": (*choices_of("optim.rows"), FROZEN),
+        "optim.rows_lr_by_table": ("0.05",),
+        "data.min_uses_by_table": ("1", "2"),
+        "data.expire_after_by_table": ("0", "5"),
+    }
+    drawn: dict[str, str] = {}
+    for path, some in values.items():
+        one = {path: f"{rng.choice(names)}={rng.choice(some)}"}
+        if rng.random() < 0.2 and rules_beside(settings)(drawn | one):
+            drawn |= one
+    return drawn
+
+
+def _follow(rng: Random, log: Log, settings: Mapping[str, str]) -> dict[str, str]:
+    """Sometimes a folder of files is read as one that grows; nothing where the rules refuse it."""
+    wait_s, is_read = rng.choice(["0.05", "1"]), log.shape == "folder" and rng.random() < 0.8
+    drawn = {"data.follow": "age", "data.follow_age_s": "0", "data.stream_idle_s": "0.5", "data.stream_wait_s": wait_s}
+    data = {"data.path": NOWHERE.data["data.path"], "data.format": log.format}
+    return drawn if is_read and rules_beside(settings)({**drawn, **data}) else {}
+
+
+def _before(rng: Random) -> Twin | None:
+    """Sometimes a job whose checkpoint the twins start from: the same one, ended early."""
+    if rng.random() < 0.85:
+        return None
+    return Twin(name="before", settings=(("run.steps", str(rng.randint(1, 8))),), has_checkpoints=True)
+
+
+def _after(twin: Twin) -> Twin:
+    """The twin as one that starts from another job: it has checkpoints, and trains on no rows without them."""
+    settings = {**dict(twin.settings), "store.existing": "reset"}
+    return replace(twin, has_checkpoints=True, settings=tuple(sorted(settings.items())))
 
 
 def _loss_weights(rng: Random, model: Mapping[str, str]) -> dict[str, str]:
@@ -315,20 +247,23 @@ def _twin(
     """A twin; with checkpoints if it is killed."""
     rng = stream(name)
     settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
-    if job["data.eval_fraction"] == "0":
-        settings["eval.every"] = "0"
+    is_followed = job["eval.patience"] != "0" or "plateau" in (job["optim.schedule"], job["optim.rows_schedule"])
+    if not is_followed and rng.random() < 0.3:
+        settings |= {"eval.every": "0", "eval.unit": "step"}  # training is the same without evaluations
+    if {**job, **settings}["eval.every"] == "0":
+        settings["eval.keep_best"] = "false"
+    if settings["store.existing"] == "rows-only" and not rules_beside(job)({"store.existing": "rows-only"}):
+        settings["store.existing"] = "reset"
     if job["optim.rows_weight_decay"] != "0" and settings["store.existing"] == "rows-only":
         settings["store.existing"] = "reset"  # decaying rows of another job are refused
     if settings["oracle.policy"] == "drop-unused":
         settings["oracle.horizon"] = "window"  # no idle row is kept, whose next use would be far
-    if settings["eval.every"] == "0":
-        settings["eval.unit"] = "step"
     settings |= _division(settings, job, world_size)
     chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
     # One process has both directions of such a schedule, whose stages two lanes use.
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
     is_whole = world_size == 1 or job["pipeline.processes"] == "1"
-    is_shared = is_whole and schedule is not None and schedule.num_pipes > 1
+    is_shared = is_whole and schedule is not None and (schedule.num_pipes > 1 or bool(job["pipeline.replicas"]))
     if is_shared or not rules_beside(job)(chunks):
         settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     for paths in _ACTIVATIONS:
@@ -362,7 +297,9 @@ def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: i
     if settings["dense.shard"] == "none" or world_size == 1:
         return none
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
-    if schedule is not None:
+    if job["pipeline.replicas"] and "2" not in job["pipeline.replicas"]:
+        return none
+    if schedule is not None and not job["pipeline.replicas"]:
         num_ranks = schedule.num_ranks(int(job["pipeline.stages"]), int(job["pipeline.chunks"]) or None)
         if world_size // num_ranks * schedule.num_pipes < 2:
             return none

@@ -66,6 +66,7 @@ class Log:
         tables: of the columns.
         labels: one of `LABEL_LAWS`.
         extreme: share of examples whose first dense value is near float32's end.
+        least: the smallest id of tables without bounds.
     """
 
     format: str
@@ -78,6 +79,7 @@ class Log:
     tables: tuple[Table, ...]
     labels: str = "clicks"
     extreme: float = 0.0
+    least: int = -(2**63)
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)
@@ -110,7 +112,7 @@ def examples(log: Log, *, low: int = -(2**63), high: int = 2**63 - 1) -> Example
         low, high: smallest and largest id that the format can write into a table without bounds.
     """
     rng = np.random.default_rng(log.seed)
-    n = log.num_examples
+    n, low = log.num_examples, max(low, log.least)
     dense = rng.standard_normal((n, log.num_dense)).astype(np.float32)
     if log.num_dense and log.extreme:
         dense[rng.random(n) < log.extreme, 0] = EXTREME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,15 @@ class Poisoned(nn.Module):
         self.model = model
         self.bad = bad
 
-    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """Logits ``[num_examples]``."""
-        logits: Tensor = self.model(dense, sparse).reshape(-1)
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor | tuple[Tensor, ...]:
+        """Logits ``[num_examples]``; a tuple of a model with a head for each label."""
+        heads = self.model(dense, sparse)
+        return (
+            tuple(map(partial(self._poison, dense), heads)) if isinstance(heads, tuple) else self._poison(dense, heads)
+        )
+
+    def _poison(self, dense: Tensor, logits: Tensor) -> Tensor:
+        logits = logits.reshape(-1)
         return torch.where(dense[:, 0] > _THRESHOLD, logits * self.bad, logits)
 
 

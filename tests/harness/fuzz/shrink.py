@@ -47,6 +47,7 @@ def shrink(draw: Draw, is_wrong: Callable[[Draw], bool], *, max_trials: int = 30
 def simplifications() -> Iterator[Callable[[Draw], Draw]]:
     """Functions that make a draw simpler, the most helpful ones first; each returns it unchanged where it cannot."""
     yield from (partial(_without_twin, name=name) for name in ("cached", "resumed"))
+    yield _without_before
     yield _with_one_rank
     yield _with_shared_services
     for kept in range(3):
@@ -64,6 +65,12 @@ def _without_twin(draw: Draw, name: str) -> Draw:
     if len(draw.twins) < 3:
         return draw
     return dataclasses.replace(draw, twins=tuple(twin for twin in draw.twins if twin.name != name))
+
+
+def _without_before(draw: Draw) -> Draw:
+    """The twins start anew."""
+    job = tuple(pair for pair in draw.job if pair[0] != "checkpoint.start_without")
+    return dataclasses.replace(draw, before=None, job=job)
 
 
 def _with_one_rank(draw: Draw) -> Draw:

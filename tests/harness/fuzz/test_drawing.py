@@ -48,11 +48,10 @@ def test_a_draw_is_a_function_of_seed_and_number() -> None:
     assert len({str(item.job) for item in drawn()}) > NUM_DRAWS * 0.99
 
 
-#: The kernels of Triton need its interpreter or a device; a plateau makes training depend on evaluations.
+#: The kernels of Triton need its interpreter or a device.
 UNREACHED = {
     "run.kernels": {"triton"},
-    "optim.schedule": {"plateau"},
-    "optim.rows_schedule": {"plateau"},
+    "data.follow": {"off", "marker"},  # the default; a file beside each file
     "model.name": {"esmm"},  # it needs two labels
 }
 
@@ -97,7 +96,8 @@ def test_every_kind_of_data_store_model_and_end_is_reached() -> None:
     assert any(log.num_bad for log in logs)
     assert values_of("model.factory") == set(FACTORIES)
     assert values_of("pipeline.schedule") == {"none", *TRAINED_SCHEDULES}
-    assert {item.world_size for item in drawn()} == {1, 2, 4}
+    assert {item.world_size for item in drawn()} == {1, 2, 3, 4}
+    assert all(values_of(f"checkpoint.start_{name}") for name in ("from", "without"))
     assert any(item.log.num_examples < item.world_size for item in drawn())
     assert {twin.store for twin in twins} == {*STORES, "own", "own-durable"}
     assert {twin.cacher for twin in twins} == {"daemon", "own"}

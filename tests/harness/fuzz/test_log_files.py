@@ -10,8 +10,8 @@ import pytest
 
 from bagpipe.types.batch import Batch
 from data.loader import open_loader
-from tests.harness.fuzz.drawing import draw_log
 from tests.harness.fuzz.log import Column, Log, examples
+from tests.harness.fuzz.log_drawing import draw_log
 from tests.harness.fuzz.log_files import NAMED_COLUMNS, SHAPES, tables_of, write_log
 from tests.harness.fuzz.space import config_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def toy(how: str, world_size: int = 1) -> Draw:
         Twin(name="cached", share=0.0, cacher="own"),
         Twin(name="resumed", share=0.5, cacher="own", has_checkpoints=True, kills=KILLS, again=True),
     )
-    job = {**dict(some.job), "model.factory": how, "run.dtype": "float32"}
+    job = {**dict(some.job), "model.factory": how, "run.dtype": "float32", "run.steps": "0"}
     return dataclasses.replace(some, world_size=world_size, job=tuple(job.items()), twins=twins)
 
 
@@ -60,6 +61,17 @@ def test_an_exact_job_passes(site: Site) -> None:
     assert (verdict.num_starts, verdict.num_kills, verdict.num_comparisons) == (1 + 1 + 4, 2, 2)
 
 
+def test_twins_start_from_the_job_before_them(site: Site) -> None:
+    item = toy("exact")
+    before = Twin(name="before", settings=(("run.steps", "3"),), cacher="own", has_checkpoints=True)
+    twins = tuple(dataclasses.replace(twin, has_checkpoints=True) for twin in item.twins)
+    verdict = run_trial(dataclasses.replace(item, twins=twins, before=before), site)
+    assert (verdict.problem, verdict.end, verdict.num_comparisons) == ("", "12 steps", 2)
+    starts = [json.loads((Path(verdict.folder) / name / "result-0.json").read_text()) for name in ("before", "direct")]
+    assert starts[0]["dense_digest"] != starts[1]["dense_digest"]
+    shutil.rmtree(verdict.folder)
+
+
 def test_a_refusal_of_all_twins_passes(site: Site) -> None:
     verdict = run(site, "refuses")
     assert verdict.problem == ""
@@ -70,6 +82,7 @@ def test_a_refusal_of_all_twins_passes(site: Site) -> None:
     ("how", "words"),
     [
         ("differs", "cached: dense_digest"),
+        ("misjudges", "cached: evaluations [True] for [False]"),
         ("forgets", "resumed: dense_digest"),
         ("babbles", "cached: start 0: rank 0 ended with a traceback: RuntimeError: a defect"),
         ("chatters", "cached: start 0: rank 0 printed 'GOAWAY'"),

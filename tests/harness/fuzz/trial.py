@@ -1,6 +1,6 @@
 """`run_trial`: all twins of a draw, and whether they agree.
 
-write the log ─> direct ─> fewest cache rows ─> cached ─> resumed ─> compare each with direct ─> Verdict
+write the log ─> (before ─>) direct ─> fewest cache rows ─> cached ─> resumed ─> compare each with direct ─> Verdict
                                                             └─ its last checkpoint == plain_loop's numbers
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import EXIT_DONE
-from tests.harness.fuzz.draw import Draw, Places, Twin, settings_of
+from tests.harness.fuzz.draw import DIRECT, Draw, Places, Twin, settings_of
 from tests.harness.fuzz.log_files import NAMED_COLUMNS, write_log
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome, TwinRun
@@ -46,6 +46,10 @@ COMPARED = (
     "loss_scale",
     "stopped",
 )
+#: Of the twins that evaluate at the same steps.
+EVALUATED = ("evaluations", "best_step", "early_stopped")
+#: Keys of the admission of rows. The rows of another job are admitted, so a job that starts from them needs more.
+_ADMISSION = ("data.min_uses", "data.min_uses_by_table", "data.default_row", "data.use_counts", "data.sketch_cells")
 #: Cache rows of a job whose need is unknown, because it is refused without a cache.
 _MANY_ROWS = 20_000
 _PROGRAM_TIMEOUT_S = 120.0
@@ -60,6 +64,7 @@ PLAIN_MODELS = frozenset(
 PLAIN_KEYS = {
     "model.dropout": "0", "model.batch_norm": "false", "model.cross_layers": "3", "model.structure": "parallel",
     "model.heads": "1", "model.gate_mlp": "", "pipeline.backward_shares": "", "optim.precondition": "none",
+    "data.min_uses": "1", "data.expire_after": "0", "eval.patience": "0",
 }  # fmt: skip
 #: Absolute, of every weight and optimizer state.
 _TOLERANCE = 1e-12
@@ -105,23 +110,36 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
     data = write_log(draw.log, folder)
     outcomes: list[Outcome] = []
     problem, num_comparisons = "", 0
-    need = {"largest": _MANY_ROWS, "total": _MANY_ROWS}
-    for twin in draw.twins:
+    need: Mapping[str, int] = {"largest": _MANY_ROWS, "total": _MANY_ROWS}
+    start_from = ""
+    for twin in (*filter(None, [draw.before]), *draw.twins):
         (folder / twin.name).mkdir()
         run = TwinRun(
-            draw=draw, twin=twin, site=site, folder=folder / twin.name, data=data, cache_rows=_rows(draw, twin, need)
+            draw=draw,
+            twin=twin,
+            site=site,
+            folder=folder / twin.name,
+            data=data,
+            cache_rows=_rows(draw, twin, need),
+            start_from=start_from,
         )
         outcome = run.go()
         outcomes.append(outcome)
-        problem = outcome.problem or _difference(outcomes[0], outcome)
+        is_first = twin in (draw.before, draw.twins[0])
+        problem = outcome.problem or ("" if is_first else _difference(draw, twin, _direct(draw, outcomes), outcome))
         if problem:
             problem = f"{twin.name}: {problem}"
             break
-        num_comparisons += len(outcomes) > 1
+        if twin is draw.before:
+            if outcome.result is None:
+                break  # refused
+            start_from = str(folder / twin.name / "checkpoints")
+            continue
+        num_comparisons += not is_first
         if outcome.result is None:
             continue
-        if len(outcomes) == 1:
-            need = json.loads(_program(site, site.capacity_program, _plain_arguments(draw, data), folder))
+        if is_first:
+            need = _need(draw, site, data, folder)
         elif twin.has_checkpoints and twin.kills and _is_finite(outcome.result) and has_plain_loop(draw):
             num_comparisons += 1
             problem = difference_from_plain_loop(draw, site, data, folder / twin.name)
@@ -129,7 +147,7 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
         seed=draw.seed,
         number=draw.number,
         draw=str(draw),
-        end=_words(outcomes[0]),
+        end=_words(_direct(draw, outcomes)),
         num_starts=sum(len(outcome.commands) for outcome in outcomes),
         num_kills=sum(outcome.num_kills for outcome in outcomes),
         num_comparisons=num_comparisons,
@@ -148,12 +166,32 @@ def _rows(draw: Draw, twin: Twin, need: Mapping[str, int]) -> int:
     return -(-rows // draw.world_size)
 
 
-def _difference(direct: Outcome, other: Outcome) -> str:
+def _need(draw: Draw, site: Site, data: Mapping[str, str], folder: Path) -> Mapping[str, int]:
+    """The most rows that must be in the cache at a time, and all rows."""
+    arguments, more = _plain_arguments(draw, data), 0
+    if draw.before is not None:
+        arguments = [argument for argument in arguments if not argument[2:].startswith(_ADMISSION)]
+        more = len(draw.log.tables)
+    need = json.loads(_program(site, site.capacity_program, arguments, folder))
+    return {name: number + more for name, number in need.items()}
+
+
+def _direct(draw: Draw, outcomes: list[Outcome]) -> Outcome:
+    """The end of the direct twin, or that of the job before if there is no other."""
+    return outcomes[:2][-1] if draw.before is not None else outcomes[0]
+
+
+def _difference(draw: Draw, twin: Twin, direct: Outcome, other: Outcome) -> str:
     if (other.code, other.lines) != (direct.code, direct.lines):
         return f"ended with {_words(other)}, direct with {_words(direct)}"
     if direct.result is None or other.result is None:
         return ""
-    pairs = [(key, other.result[key], direct.result[key]) for key in COMPARED]
+    keys: tuple[str, ...] = COMPARED
+    if dict(twin.settings).get("eval.every") == dict(draw.twins[0].settings).get("eval.every"):
+        keys += EVALUATED
+    if direct.result["early_stopped"]:  # malformed rows are counted as they are read, ahead of the end
+        keys = tuple(key for key in keys if key != "skipped_rows")
+    pairs = [(key, other.result[key], direct.result[key]) for key in keys]
     return "; ".join(f"{key} {found} for {expected}" for key, found, expected in pairs if found != expected)
 
 
@@ -165,7 +203,8 @@ def _words(outcome: Outcome) -> str:
 
 def _plain_arguments(draw: Draw, data: Mapping[str, str]) -> list[str]:
     """Flags of the job itself, without a cache or a store."""
-    settings = settings_of(draw, draw.twins[0], Places(folder="", data=data))
+    settings = settings_of(draw, DIRECT, Places(folder="", data=data))
+    settings.pop("checkpoint.start_from", None)
     return [f"--{path}={value}" for path, value in settings.items() if value]
 
 
@@ -175,7 +214,8 @@ def has_plain_loop(draw: Draw) -> bool:
     is_exact = values["run.dtype"] == "float64" and float(values["optim.eps"]) >= _LEAST_EPS
     is_tame = max(float(values["optim.rows_lr"]), float(values["optim.dense_lr"])) <= _LARGEST_RATE
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
-    is_plain = is_plain and "optim.rows_by_table" not in values
+    is_plain = is_plain and draw.before is None and not any(path.endswith("_by_table") for path in values)
+    is_plain = is_plain and "plateau" not in (values["optim.schedule"], values["optim.rows_schedule"])
     is_plain = is_plain and all(values.get(key, value) == value for key, value in PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     return is_exact and is_tame and is_plain and has_dense and not draw.log.extreme

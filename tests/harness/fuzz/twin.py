@@ -29,7 +29,7 @@ __all__ = ["START_TIMEOUT_S", "Outcome", "TwinRun"]
 START_TIMEOUT_S = 150.0
 _ABORT_TIMEOUT_S = 10.0
 #: Lines that a program may print on standard error, beside its error.
-_EXPECTED_LINE = re.compile(r"(note|warning): |step \d+: |interrupted$")
+_EXPECTED_LINE = re.compile(r"(note|warning): |step \d+: |interrupted$|  ")
 #: Which rank reports first, and which of several bad gradients it names, depends on the machine's scheduling.
 _RANK = re.compile(r"(?<=^error: )rank \d+: ")
 _NOT_FINITE = re.compile(r"^error: batch (\d+)( of rank \d+)?: .* not finite;.*")
@@ -68,6 +68,7 @@ class TwinRun:
         folder: of this twin's files; exists.
         data: values of the log's keys.
         cache_rows: of each rank.
+        start_from: the checkpoints of the job before.
     """
 
     draw: Draw
@@ -76,6 +77,7 @@ class TwinRun:
     folder: Path
     data: Mapping[str, str]
     cache_rows: int
+    start_from: str = ""
     _commands: list[str] = field(default_factory=list)
     _num_kills: int = 0
 
@@ -89,6 +91,7 @@ class TwinRun:
             namespace=f"{self.folder.parent.name}-{self.twin.name}",
             cacher_url=daemon.url,
             cache_rows=self.cache_rows,
+            start_from=self.start_from,
         )
         settings = settings_of(self.draw, self.twin, places)
         arguments = [f"--{path}={value}" for path, value in settings.items() if value]

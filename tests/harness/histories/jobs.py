@@ -1,4 +1,4 @@
-"""`Jobs`: the starts of a job on one namespace, by the product's own takeover and recovery.
+"""`Jobs`: the starts of a job on one namespace, by the product's own ledger and recovery.
 
 take_over ──> acquire; keep the rows, or recover those of the newest checkpoint ──> a Writer for each rank
 checkpoint ──> every writer rotates its logs ──> lists and groups are kept, as files would ──> commit
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.manifest import FileEntry, Manifest, Part
-from bagpipe.checkpoint.recovery import recover, take_over
+from bagpipe.checkpoint.recovery import recover
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import ReadResult, WriteRequest
@@ -222,7 +222,9 @@ class Jobs:
                         num_writers=self._plan.num_writers,
                     )
                 else:
-                    take_over(noting, token=self._token, num_writers=self._plan.num_writers, existing="rows-only")
+                    # Not `recovery.take_over`, which refuses a namespace that has lost rows: the checker must find it.
+                    noting.acquire(self._token)
+                    noting.begin("", self._plan.num_writers)
         except (StoreError, InputError) as error:
             self._recorder.complete(invoked, Phase.UNKNOWN, error=str(error))
             return error

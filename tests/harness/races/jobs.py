@@ -36,13 +36,12 @@ def settings(**values: Any) -> PlainSettings:
     return PlainSettings(schema=SCHEMA, **{**defaults, **values})
 
 
-def batches(count: int = 10, *, one_hot: bool = False) -> list[Batch]:
-    """Batches of skewed ids; bags of zero to two ids, or of one each."""
+def batches(count: int = 10) -> list[Batch]:
+    """Batches of skewed ids, in bags of zero to two."""
     rng = np.random.default_rng(1)
     made = []
     for index in range(count):
         lengths = rng.integers(0, 3, (NUM_FEATURES, NUM_EXAMPLES)).astype(np.int32)
-        lengths = np.ones_like(lengths) if one_hot else lengths
         # Half of them are ids of a few hot rows.
         hottest = np.where(rng.random(int(lengths.sum())) < 0.5, 4, NUM_IDS)
         ids = (rng.random(len(hottest)) * hottest).astype(np.int64)

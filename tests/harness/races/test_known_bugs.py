@@ -19,7 +19,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import FetchRequests
 from bagpipe.cache.staging import Area, StagingRing
 from bagpipe.dense.parallel.replicated import DenseParallel
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.oracle.plan import CachePlan, OwnerPlan
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import RankBatch
@@ -226,7 +226,8 @@ def test_one_buffer_for_all_evicted_rows() -> None:
         kept = memory(1 << 16)
 
         def the_same(num_bytes: int) -> Any:
-            return kept[:num_bytes] if num_bytes <= 1 << 16 else memory(num_bytes)  # staging areas are larger
+            is_rows = 8 < num_bytes <= 1 << 16  # numbers of a batch are smaller, staging areas larger
+            return kept[:num_bytes] if is_rows else memory(num_bytes)
 
         engine.cache.streams.memory = the_same  # type: ignore[method-assign]
 
@@ -340,5 +341,9 @@ def test_the_context_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(RowCache, "begin", late)
     keeps_all = settings(cache_rows=200)
+    with PlainJob(keeps_all) as job, pytest.raises(InputError, match="which is none of the batch's"):
+        job.train(batches(NUM_BATCHES))
+    before.clear()
+    equal = [dataclasses.replace(batches(1)[0], index=b) for b in range(NUM_BATCHES)]  # ids fit another's context
     with PlainJob(keeps_all) as job, pytest.raises(JobError, match="update of batch 1, but the batch begun is 0"):
-        job.train(batches(NUM_BATCHES, one_hot=True))  # so that one batch's ids fit another's context
+        job.train(equal)

@@ -1,0 +1,3 @@
+from tests.harness.same_bits.cli import main
+
+main()
