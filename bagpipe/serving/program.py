@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.loss import as_heads
+from bagpipe.embedding.table_configs import table_names_of
 from bagpipe.serving.manifest import Column
+from bagpipe.util.utf8_path import utf8_path
 
 with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
@@ -104,16 +106,15 @@ def as_dense_part(model: nn.Module) -> DensePart:
     Raises:
         NoProgram: it has a collection of sequences, or none of bags.
     """
-    modules = dict(model.named_modules())
-    if any(isinstance(module, EmbeddingCollection) for module in modules.values()):
+    collections = table_names_of(model)
+    if any(isinstance(collection, EmbeddingCollection) for collection in collections):
         raise NoProgram("it reads sequences (EmbeddingCollection), and a program has pooled vectors for inputs")
-    collections = [module for module in modules.values() if isinstance(module, EmbeddingBagCollection)]
     if not collections or isinstance(model, EmbeddingBagCollection):
         raise NoProgram("it has no EmbeddingBagCollection inside")
     inputs: dict[nn.Module, _PooledInputs] = {}
     columns = columns_of(collections)
-    for module, named in zip(collections, columns, strict=True):
-        keys = [column.name for column in _outputs(module)]
+    for (module, tables), named in zip(collections.items(), columns, strict=True):
+        keys = [column.name for column in _outputs(module, tables)]
         inputs[module] = _PooledInputs(keys, [column.name for column in named], [column.dim for column in named])
     for parent in list(model.modules()):
         for key, child in list(parent._modules.items()):
@@ -154,15 +155,19 @@ def save_program(part: DensePart, path: Path, *, num_dense: int, dtype: torch.dt
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine
     program._example_inputs = None  # torch would write them as a pickle
-    torch.export.save(program, path)
+    with utf8_path(path) as writable:
+        torch.export.save(program, writable)
 
 
-def columns_of(collections: Sequence[Untyped]) -> list[list[Column]]:
+def columns_of(collections: Mapping[Untyped, Sequence[str]]) -> list[list[Column]]:
     """The columns of each collection of bags, cached or torchrec's, in its order.
 
     A column has the name of its feature, or ``feature@table`` if several of them read it.
+
+    Args:
+        collections: with the names of their tables in the model.
     """
-    found = [_outputs(collection) for collection in collections]
+    found = [_outputs(collection, names) for collection, names in collections.items()]
     features = Counter(column.feature for columns in found for column in columns)
     return [
         [
@@ -175,18 +180,18 @@ def columns_of(collections: Sequence[Untyped]) -> list[list[Column]]:
     ]
 
 
-def _outputs(collection: Untyped) -> list[Column]:
+def _outputs(collection: Untyped, tables: Sequence[str]) -> list[Column]:
     """The outputs of a collection in its order, by torchrec's names."""
     configs = collection.embedding_bag_configs()
     return [
         Column(
             name=name,
             feature=feature,
-            table=config.name,
+            table=table,
             pooling=_POOLINGS[config.pooling],
             weighted=bool(collection.is_weighted()),
             dim=int(config.embedding_dim),
         )
-        for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        for table, config, names in zip(tables, configs, get_embedding_names_by_table(configs), strict=True)
         for name, feature in zip(names, config.feature_names, strict=True)
     ]

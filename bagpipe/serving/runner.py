@@ -22,6 +22,7 @@ from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.serving.manifest import PROGRAM_FILE, ExportManifest, file_checksum, read_manifest
 from bagpipe.serving.pooling import Bags, pool
 from bagpipe.serving.row_client import RowClient
+from bagpipe.util.utf8_path import utf8_path
 
 __all__ = ["Scorer", "load"]
 
@@ -143,7 +144,9 @@ def load(
         rows = RowClient.connect(store_url, namespace=namespace, timeout_s=timeout_s, expected=manifest.rows)
     else:
         rows = RowClient.open(folder, verify=verify)
-    return Scorer(manifest, torch.export.load(path).module(), rows)
+    with utf8_path(path) as readable:
+        program = torch.export.load(readable)
+    return Scorer(manifest, program.module(), rows)
 
 
 def _check_no_pickle(path: Path) -> None:

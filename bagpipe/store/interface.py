@@ -6,7 +6,7 @@ A store has no initial values: a row that was never written is not found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -18,7 +18,10 @@ from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.row_sums import RowSums
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["DeleteRequest", "ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
+__all__ = ["HELD_ID_BYTES", "DeleteRequest", "ReadResult", "Rows", "Store", "StoreStatistics", "WriteRequest"]
+
+#: Bytes of the ids of a group of tables (`Store.ids_by_table`), unless it is one table.
+HELD_ID_BYTES = 512 << 20
 
 Rows = NDArray[Any]  # float32, float64, or uint16 for half types, [num_rows, row_width]
 
@@ -193,7 +196,15 @@ class Store(Protocol):
         ...
 
     def ids(self, table: int) -> NDArray[np.int64]:
-        """All ids of a table that have a row, ascending. O(rows of the table) time, 8 B per row; not for hot paths."""
+        """All ids of a table that have a row, ascending. O(rows of the namespace) time, 8 B per row of the table."""
+        ...
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """`ids` of several distinct tables, in groups of consecutive tables whose ids are held in memory together.
+
+        O(rows of the namespace) time for each group, not for each table. A group has at least one table, and more only
+        if their ids take no more than `HELD_ID_BYTES`.
+        """
         ...
 
     def sum_changes(self) -> RowSums:

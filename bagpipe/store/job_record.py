@@ -33,6 +33,8 @@ class JobRecord:
         state: how it ended.
         steps: batches trained; 0 while it runs and after a failure.
         dense_digest: digest of the dense part that belongs to the rows; empty until the job finishes or is interrupted.
+        num_rows: rows of the namespace when the job finished or was interrupted; None before.
+        deletes_rows: rows expire in it, so logs of changes can be there without rows; None: of an earlier release.
     """
 
     job: str
@@ -40,6 +42,8 @@ class JobRecord:
     state: JobState = "running"
     steps: int = 0
     dense_digest: str = ""
+    num_rows: int | None = None
+    deletes_rows: bool | None = None
 
     def to_fields(self) -> dict[str, str]:
         """Fields of the record's hash."""
@@ -49,13 +53,15 @@ class JobRecord:
             "state": self.state,
             "steps": str(self.steps),
             "dense_digest": self.dense_digest,
+            **({} if self.num_rows is None else {"rows": str(self.num_rows)}),
+            **({} if self.deletes_rows is None else {"deletes": "yes" if self.deletes_rows else "no"}),
         }
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str]) -> Self | None:
         """Inverse of `to_fields`; None for anything else."""
-        state, steps = fields.get("state", ""), fields.get("steps", "")
-        if not fields.get("job") or state not in get_args(JobState) or not steps.isdecimal():
+        state, steps, rows = fields.get("state", ""), fields.get("steps", ""), fields.get("rows", "0")
+        if not fields.get("job") or state not in get_args(JobState) or not (steps.isdecimal() and rows.isdecimal()):
             return None
         return cls(
             job=fields["job"],
@@ -63,6 +69,8 @@ class JobRecord:
             state=cast(JobState, state),
             steps=int(steps),
             dense_digest=fields.get("dense_digest", ""),
+            num_rows=int(rows) if "rows" in fields else None,
+            deletes_rows=fields["deletes"] == "yes" if "deletes" in fields else None,
         )
 
     def describe(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from bagpipe.store.server.embedded import find_server
+from bagpipe.store.server.embedded import installed_servers
 from tests.deploy.commands import check, job_file, manifest, manifests
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,18 @@ PODS = {
     "cacher": manifest("Deployment", "bagpipe-cacher")["spec"]["template"],
     "trainer": RANKS_JOB["spec"]["template"],
 }
+
+
+@contextmanager
+def started(script):
+    """The server of a start script, until it answers."""
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert any("eady to accept connections" in line for line in server.stdout)
+            yield
+        finally:
+            server.terminate()
 
 
 def container(pod: str) -> dict[str, Any]:
@@ -94,8 +107,12 @@ def test_probes_ask_pages_that_exist():
 
 
 @pytest.mark.redis
-def test_the_store_starts_as_its_script_says(tmp_path):
-    """With the rights of docs/store.md, no other user, and the durability that the job asks for."""
+@pytest.mark.parametrize("binary", list(installed_servers()), ids=lambda path: path.name)
+def test_the_store_starts_as_its_script_says(binary, tmp_path):
+    """With the rights of docs/store.md, no other user, and the durability that the job asks for.
+
+    Rows survive a restart.
+    """
     scripts = manifest("ConfigMap", "bagpipe-store")["data"]
     job = tomllib.loads(manifest("ConfigMap", "bagpipe-job")["data"]["job.toml"])
     rights = re.search(r"~bagpipe:meta (.*\+select)$", (ROOT / "docs" / "store.md").read_text(), re.MULTILINE)
@@ -105,23 +122,18 @@ def test_the_store_starts_as_its_script_says(tmp_path):
     (tmp_path / "password").write_text("of-the-store-0123456789\n")
     start = scripts["start.sh"].replace("/run/secrets/bagpipe/store", str(tmp_path / "password"))
     start = start.replace("dir /data", f"dir {tmp_path}\nport 0\nunixsocket {tmp_path}/s.sock\nloglevel notice")
-    start = start.replace("exec valkey-server", f"exec {find_server()}")
-    with subprocess.Popen(["sh", "-c", start], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            assert any("eady to accept connections" in line for line in server.stdout)
-            user = {"username": "trainer", "password": "of-the-store-0123456789"}
-            with redis.Redis(unix_socket_path=f"{tmp_path}/s.sock", **user) as client:
-                found = client.config_get("append*", "maxmemory-policy")
-                assert found["appendonly"] == "yes"
-                assert found["appendfsync"] == job["store"]["durability"]
-                assert found["maxmemory-policy"] == "noeviction"
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    client.set("elsewhere", 1)
-            with (
-                redis.Redis(unix_socket_path=f"{tmp_path}/s.sock") as stranger,
-                pytest.raises(redis.AuthenticationError),
-            ):
-                stranger.ping()
-        finally:
-            server.terminate()
+    start = start.replace("exec valkey-server", f"exec {binary}")
+    user = {"username": "trainer", "password": "of-the-store-0123456789"}
+    with started(start), redis.Redis(unix_socket_path=f"{tmp_path}/s.sock", **user) as client:
+        found = client.config_get("append*", "maxmemory-policy")
+        assert found["appendonly"] == "yes"
+        assert found["appendfsync"] == job["store"]["durability"]
+        assert found["maxmemory-policy"] == "noeviction"
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.set("elsewhere", 1)
+        with redis.Redis(unix_socket_path=f"{tmp_path}/s.sock") as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        with client.pipeline(transaction=True) as transaction:
+            transaction.hset(f"{name}:{{0}}", "field", "row").rpush(f"{name}:{{0}}:log", "field").execute()
+    with started(start), redis.Redis(unix_socket_path=f"{tmp_path}/s.sock", **user) as client:
+        assert client.exists(f"{name}:{{0}}", f"{name}:{{0}}:log") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from dataclasses import replace
@@ -48,7 +49,8 @@ def folder(tmp_path: Path) -> Path:
         write_rows(store, np.random.default_rng(1), 9)
         source = source_of(store, 5)
         manifest = replace(source.manifest, columns=part.columns, data=replace(DATA, dense=("x", "y")))
-        return exported(replace(source, manifest=manifest, save_program=save), tmp_path / "out")
+        out = tmp_path / os.fsdecode(b"out\xe9")  # names of files need not be UTF-8
+        return exported(replace(source, manifest=manifest, save_program=save), out)
 
 
 def test_scores_and_what_cannot_be_scored(folder: Path) -> None:

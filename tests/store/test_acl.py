@@ -1,10 +1,12 @@
-"""The ACL user of docs/store.md: its rights suffice for a job, and each one is needed."""
+"""The ACL users of the documents: their rights suffice for a job, also over a restart, and each one is needed."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from bagpipe.store.interface import DeleteRequest
 from bagpipe.store.keys import bucket_key, bucket_of, key_slot
 from bagpipe.store.redis.server_checks import REQUIRED_COMMANDS
 from bagpipe.store.redis.store import RedisStore
-from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.store.server.embedded import EmbeddedServer, installed_servers
 from bagpipe.types.schema import RowSchema, RowTable
 from tests.store.clients import client_of
 from tests.store.nodes import ClusterNodes
@@ -27,17 +29,51 @@ pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
 SCHEMA = RowSchema(tables=(RowTable(name="user", dim=4),), optimizer="sgd")
 IDS = np.arange(100, dtype=np.int64)
 ROWS = np.arange(400, dtype=np.float32).reshape(100, 4)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "store.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "store.md"
+SERVERS = list(installed_servers())
 
 
 #: Rights that these tests do not exercise; see the first test.
-_NOT_MISSED = {"hkeys", "select"}
+_NOT_MISSED = {"hkeys", "select", "acl|dryrun"}
 
 
 def documented(number: int) -> list[str]:
     """Words of the ACL SETUSER line in docs/store.md for a server (0) or a cluster (1)."""
     lines = re.findall(r"^ACL SETUSER trainer (.*)$", DOCUMENT.read_text(), re.MULTILINE)
     return str(lines[number]).split()
+
+
+def documented_default_users() -> dict[str, str]:
+    """Rules of the default user by place in a document, in the words of a configuration file."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*"), *ROOT.glob("deploy/**/*")]
+    found = {}
+    for file in sorted(path for path in files if path.is_file()):
+        for match in re.finditer(r"(?:user|SETUSER) default ([^`\n]+)", file.read_text(errors="replace")):
+            found[f"{file.relative_to(ROOT)} at {match.start()}"] = match[1]
+    return found
+
+
+@contextmanager
+def server_with_users(binary: Path, folder: Path, *users: str) -> Iterator[str]:
+    """A server with an append-only file in the folder, and these users. The URL is that of the trainer."""
+    lines = ("port 0", f"dir {folder}", f"unixsocket {folder}/s", "appendonly yes", 'save ""', "loglevel notice")
+    (folder / "server.conf").write_text("\n".join([*lines, *(f"user {user}" for user in users)]))
+    command = [str(binary), str(folder / "server.conf")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            said = []
+            for line in server.stdout:
+                said.append(line)
+                if "eady to accept connections" in line:
+                    break
+            else:
+                pytest.fail("".join(said))
+            yield f"unix://trainer:secret@{folder}/s"
+        finally:
+            server.terminate()
+            server.communicate()
 
 
 def set_user(client: redis.Redis, rules: list[str], *changes: str) -> None:
@@ -105,10 +141,78 @@ def test_the_documented_user_has_exactly_the_needed_rights(own_server: EmbeddedS
         called = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
     ours = {"acl|log", "config|resetstat", "auth", "client|setinfo"}
     # HKEYS is for servers without HSCAN NOVALUES, SELECT for a URL with a database, UNWATCH for two jobs that claim
-    # one namespace at the same time, RPOP for a group that was sent twice, PTTL for keys that expired.
-    rare = {"hkeys", "select", "unwatch", "rpop", "pttl"}
+    # one namespace at the same time, RPOP for a group that was sent twice, PTTL for keys that expired, ACL DRYRUN for
+    # servers with an append-only file.
+    rare = {"hkeys", "select", "unwatch", "rpop", "pttl", "acl|dryrun"}
     assert called - ours - {"hkeys"} == commands_of(rules) - rare
-    assert commands_of(rules) == {*REQUIRED_COMMANDS, "hkeys", "select"}
+    assert commands_of(rules) == {*REQUIRED_COMMANDS, "hkeys", "select", "acl|dryrun"}
+
+
+def trainer(*changes: str) -> str:
+    """The documented user of a server, in the words of a configuration file."""
+    rules = [">secret" if rule.startswith(">") else rule for rule in documented(0)]
+    return " ".join(["trainer", *rules, *changes])
+
+
+@pytest.mark.parametrize("rules", sorted(set(documented_default_users().values())))
+@pytest.mark.parametrize("binary", SERVERS, ids=lambda path: path.name)
+def test_rows_survive_a_restart_under_the_documented_users(binary: Path, rules: str, tmp_path: Path) -> None:
+    users = (f"default {rules}", trainer())
+    with server_with_users(binary, tmp_path, *users) as url:
+        run_a_job(url)
+        with RedisStore(url, schema=SCHEMA) as store, store.ledger() as ledger:
+            before = ledger.state()
+    assert all(bucket.logs for bucket in before)
+    with server_with_users(binary, tmp_path, *users) as url:
+        with RedisStore(url, schema=SCHEMA) as store, store.ledger() as ledger:
+            assert ledger.state() == before
+            assert (store.read(0, IDS).rows == ROWS).all()
+        with pytest.raises(InputError, match="user or password refused"):
+            run_a_job(url.replace("trainer:secret@", ""))
+
+
+@pytest.mark.parametrize("rules", ["off", "off ~bagpipe:* +@read", "on >other ~* +@all -hset"])
+@pytest.mark.parametrize("binary", SERVERS, ids=lambda path: path.name)
+def test_a_server_that_would_drop_transactions_is_refused(
+    binary: Path, rules: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused are exactly the servers that do."""
+    refusals = []
+    for changes in (("+acl|dryrun",), ("-acl|dryrun",)):
+        with server_with_users(binary, tmp_path, f"default {rules}", trainer(*changes)) as url:
+            store = RedisStore(url, schema=SCHEMA)
+            with client_of(url) as client, client.pipeline(transaction=True) as transaction:
+                transaction.hset("bagpipe:{0}:test", "a", "1")
+                transaction.hset("bagpipe:{0}:test", "b", "2")
+                transaction.execute()
+            for call in (store.check, store.claim):
+                try:
+                    with store:
+                        call()
+                except InputError as error:
+                    refusals.append(str(error))
+    with server_with_users(binary, tmp_path, f"default {rules}", trainer()) as url, client_of(url) as client:
+        is_lost = not client.exists("bagpipe:{0}:test")
+    warned = [record.getMessage() for record in caplog.records if "does not tell" in record.getMessage()]
+    if not is_lost:
+        assert not refusals
+        assert not warned
+        return
+    assert len(refusals) == 2
+    assert len(warned) == 1
+    for line in refusals:
+        assert re.search(
+            r"would lose rows when it is restarted.*'hset'.*run ACL SETUSER default off ~\* &\* \+@all", line
+        )
+        assert "\n" not in line
+
+
+def test_the_documents_switch_the_default_user_off() -> None:
+    places = documented_default_users()
+    assert {place.partition(" at ")[0] for place in places} >= {
+        "deploy/kubernetes/store.yaml", "docs/store.md", "docs/threat-model.md"
+    }  # fmt: skip
+    assert all(rules.startswith("off ") for rules in places.values())
 
 
 def test_the_proposed_user_may_follow_a_cluster(redis_cluster: ClusterNodes, namespace: str) -> None:
@@ -144,7 +248,7 @@ def test_the_proposed_user_may_follow_a_cluster(redis_cluster: ClusterNodes, nam
 def test_a_command_that_is_denied(own_server: EmbeddedServer, command: str) -> None:
     with client_of(own_server.url) as client:
         set_user(client, documented(0), f"-{command}")
-        with pytest.raises(InputError, match=f"the user may not run .*'{command}'") as caught:
+        with pytest.raises(InputError, match=f"may not run .* needed: .*'{command}'") as caught:
             run_a_job(login(own_server.url))
         client.execute_command("ACL", "SETUSER", "trainer", f"+{command}")
         assert not client.exists("bagpipe:meta"), "something was written"
@@ -186,7 +290,7 @@ def test_rights_taken_away_while_the_job_runs(own_server: EmbeddedServer) -> Non
         with RedisStore(login(own_server.url), schema=SCHEMA) as store:
             store.write(0, IDS, ROWS)
             client.execute_command("ACL", "SETUSER", "trainer", "-hset")
-            with pytest.raises(StoreError, match=r"NOPERM .*'hset'"):
+            with pytest.raises(StoreError, match=r"NOPERM .*'hset'.*; the user of store.url lacks this right"):
                 store.write(0, IDS, ROWS)
 
 
@@ -199,7 +303,9 @@ def test_an_unknown_user(own_server: EmbeddedServer, redis_cluster: ClusterNodes
     with client_of(own_server.url) as client:
         set_user(client, documented(0))
     for url in (own_server.url, redis_cluster.url):
-        with pytest.raises(InputError, match="user or password refused, give both in the URL") as caught:
+        with pytest.raises(
+            InputError, match=r"refused: check both in store\.url, and the password in store\.password_file"
+        ) as caught:
             run_a_job(login(url, password, user))
         message = str(caught.value)
         assert "\n" not in message

@@ -14,6 +14,7 @@ RECORDS = st.builds(
     state=st.sampled_from(["running", "finished", "stopped", "failed"]),
     steps=st.integers(0, 2**40),
     dense_digest=st.text(),
+    num_rows=st.none() | st.integers(0, 2**40),
 )
 
 
@@ -23,7 +24,7 @@ def test_a_record_survives_its_fields(record: JobRecord) -> None:
     assert "\n" not in record.describe().replace(record.job[:8], "").replace(record.dense_digest[:8], "")
 
 
-@given(fields=st.dictionaries(st.sampled_from(["job", "state", "steps"]), st.text()))
+@given(fields=st.dictionaries(st.sampled_from(["job", "state", "steps", "rows"]), st.text()))
 def test_any_other_fields_are_no_record(fields: dict[str, str]) -> None:
     record = JobRecord.from_fields(fields)
     assert record is None or (record.job, record.state) == (fields["job"], fields["state"])

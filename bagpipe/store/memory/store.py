@@ -6,7 +6,7 @@ Stores of one name share a namespace: ``memory://name`` opened twice in a proces
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -159,6 +159,11 @@ class MemoryStore:
         check_read(self.schema, table, np.empty(0, np.int64))
         with self._namespace.lock:
             return np.sort(self._table(table).ids)
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """See `Store.ids_by_table`. Each table is a group."""
+        for table in tables:
+            yield {table: self.ids(table)}
 
     def sum_changes(self) -> RowSums:
         """See `Store.sum_changes`."""

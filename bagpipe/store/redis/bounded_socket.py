@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -60,13 +61,16 @@ class BoundedSocket:
     def sendall(self, data: bytes) -> None:
         """Send. The first call after a reply starts the limits again.
 
+        A server that has hung up may have said why: nothing is raised for it, because the answer is read next.
+
         Raises:
             TimeoutError: the deadline has passed.
         """
         if self._is_answered:
             self._renew()
         self.raw.settimeout(self._left_s())
-        self.raw.sendall(data)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.raw.sendall(data)
 
     def recv(self, num_bytes: int) -> bytes:
         """Receive.

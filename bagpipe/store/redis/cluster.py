@@ -12,26 +12,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import (
-    AskError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    ReadOnlyError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, MovedError
 
 from bagpipe.errors import InputError
 from bagpipe.store.keys import NUM_SLOTS, key_slot
 from bagpipe.store.redis.cluster_routing import Address, Topology, parse_slots
-from bagpipe.store.redis.servers import PIPELINE_COMMANDS, KeyCommand, Server, Unreachable, send_commands
+from bagpipe.store.redis.passing import is_passing_error, line_of
+from bagpipe.store.redis.servers import (
+    PIPELINE_COMMANDS,
+    KeyCommand,
+    NotNow,
+    Server,
+    Unreachable,
+    send_commands,
+    until_served,
+)
 from bagpipe.store.redis.urls import server_at
 
 __all__ = ["Cluster", "ClusterSession"]
@@ -75,7 +76,7 @@ class Cluster:
             patience_s: limit per node.
 
         Raises:
-            Unreachable: no node answers.
+            Unreachable: no node answers; `NotNow` if one refuses for the time being.
             InputError: a node refuses the user, or is not a cluster node.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -88,7 +89,8 @@ class Cluster:
             try:
                 return _ask_topology(server, min(left_s, patience_s or left_s))
             except Unreachable as error:
-                failure = failure or error
+                if failure is None or isinstance(error, NotNow):  # that one can be waited for
+                    failure = error
         raise failure or Unreachable(f"store {self.endpoint}: no time was left to ask for the cluster's nodes")
 
     def whole_topology(self, timeout_s: float) -> Topology:
@@ -97,17 +99,19 @@ class Cluster:
         Raises:
             InputError: as for `topology`, or a slot has no node.
         """
-        topology = self.topology(timeout_s)
+        topology = until_served(partial(self.topology, timeout_s), timeout_s)
         if topology.num_covered < NUM_SLOTS:
             raise InputError(f"store {self.endpoint}: the cluster serves {topology.num_covered} of {NUM_SLOTS} slots")
         return topology
 
-    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+    def infos(
+        self, timeout_s: float, *, with_fsync: bool = False, replayed: Sequence[KeyCommand] = ()
+    ) -> list[tuple[str, Mapping[str, Any]]]:
         """(endpoint, INFO) of every master, see `Server.infos`."""
         found: list[tuple[str, Mapping[str, Any]]] = []
         for address in self.whole_topology(timeout_s).masters:
             server = self.server_at(address)
-            found.append((server.endpoint, server.info(timeout_s, with_fsync=with_fsync)))
+            found.append((server.endpoint, server.info(timeout_s, with_fsync=with_fsync, replayed=replayed)))
         return found
 
     @contextmanager
@@ -157,10 +161,13 @@ class ClusterSession:
                     except AskError as error:
                         asked, trouble = Address(error.host or address.host, error.port), str(error)
                         continue
-                    except _PASSING as error:
-                        asked, refusal = None, str(error)  # says more than where it was asked
+                    except redis.RedisError as error:
+                        if not is_passing_error(error):
+                            raise
+                        asked, refusal = None, line_of(error)  # says more than where it was asked
             threading.Event().wait(_PAUSE_S)
-            self._topology = self._cluster.topology(self._timeout_s, first=self._topology.masters)
+            with suppress(NotNow):
+                self._topology = self._cluster.topology(self._timeout_s, first=self._topology.masters)
         raise InputError(
             f"store {self._cluster.endpoint}: no answer about {key.decode()} within store.timeout_s = "
             f"{self._timeout_s:g} s ({refusal or trouble})"
@@ -179,7 +186,12 @@ class ClusterSession:
                 for start in range(0, len(share), PIPELINE_COMMANDS):
                     part = share[start : start + PIPELINE_COMMANDS]
                     client = self._client(address, is_asking=False)
-                    found = send_commands(client, [commands[number] for number in part], raise_on_error=False)
+                    try:
+                        found = send_commands(client, [commands[number] for number in part])
+                    except redis.ConnectionError as error:
+                        if not is_passing_error(error):
+                            raise
+                        found = [error] * len(part)
                     for number, answer in zip(part, found, strict=True):
                         answers[number] = answer
         for number, (command, answer) in enumerate(zip(commands, answers, strict=True)):
@@ -194,10 +206,6 @@ class ClusterSession:
             client = self._stack.enter_context(server.admin(self._timeout_s, client_class=client_class))
             self._clients[address, is_asking] = client
         return self._clients[address, is_asking]
-
-
-#: Transient errors: the same command can succeed a little later.
-_PASSING = (TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError, MasterDownError)
 
 
 def _execute(client: redis.Redis, *, command: KeyCommand) -> Any:

@@ -3,7 +3,7 @@
     groups ──bucket -> master──> commands per node ──one exchange──> served
                 ^                                       │ MOVED             refresh the topology, send again
                 └────────── not served ─────────────────┤ ASK               send once after ASKING, to the node named
-                                                        │ TRYAGAIN ...      send again after a pause
+                                                        │ NOREPLICAS ...    send again after a pause (passing)
                                                         └ connection lost   refresh the topology, send again
 
 Only unserved commands are sent again, until the store's deadline. That is always safe after a redirection. After a lost
@@ -35,9 +35,10 @@ from bagpipe.store.redis.cluster_routing import (
     Topology,
     in_order,
 )
-from bagpipe.store.redis.link import Link, LinkLost
+from bagpipe.store.redis.link import Bytes, Link, LinkLost
+from bagpipe.store.redis.passing import is_passing
 from bagpipe.store.redis.request_pipeline import Frame, Request, RequestPipeline, exchange
-from bagpipe.store.redis.resp_rows import decode_ok
+from bagpipe.store.redis.resp_rows import ErrorReply, decode_ok
 from bagpipe.store.redis.routing import RoutedRows, Router
 from bagpipe.store.redis.row_codecs import Codec, Group, max_command_rows
 from bagpipe.store.redis.server_checks import check_eviction
@@ -237,7 +238,7 @@ class ClusterClient(Generic[G]):
                 requests = []
                 for pieces, max_reply_bytes, accept in frame:
                     if next(commands).is_asking:
-                        requests.append(Request((_ASKING,), 5, decode_ok))
+                        requests.append(Request((_ASKING,), 5, _accept_asking))
                     requests.append(Request(pieces, max_reply_bytes, partial(node.accept, accept)))
                 yield requests
 
@@ -328,12 +329,11 @@ class ClusterClient(Generic[G]):
             server = self._cluster.server_at(address)
             link = server.connect(timeout_s)
             try:
-                with server.admin(timeout_s) as client:
-                    info = client.info()
-                    check_eviction(server.endpoint, info)
-                    run_id = str(info.get("run_id"))
-                    if self._run_ids.setdefault(address, run_id) != run_id:
-                        raise RolledBackError(f"store {server.endpoint} was started again, its rows may be lost")
+                info = server.info(timeout_s)
+                check_eviction(server.endpoint, info)
+                run_id = str(info.get("run_id"))
+                if self._run_ids.setdefault(address, run_id) != run_id:
+                    raise RolledBackError(f"store {server.endpoint} was started again, its rows may be lost")
             except BaseException:
                 link.close("the node was refused")
                 raise
@@ -354,6 +354,16 @@ class ClusterClient(Generic[G]):
             self._why_closed = why
         for address in list(self._nodes):
             self._drop(address, why)
+
+
+def _accept_asking(buffer: Bytes, start: int, end: int) -> int | None:
+    """See `decode_ok`. A node that refuses ASKING for the time being refuses what follows it, too."""
+    try:
+        return decode_ok(buffer, start, end)
+    except ErrorReply as error:
+        if not is_passing(error.line):
+            raise
+        return error.end
 
 
 def _runs(commands: Sequence[PendingCommand]) -> Iterator[Sequence[PendingCommand]]:

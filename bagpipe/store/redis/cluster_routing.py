@@ -23,6 +23,7 @@ from bagpipe.errors import StoreError
 from bagpipe.store.keys import NUM_SLOTS
 from bagpipe.store.redis.link import Bytes
 from bagpipe.store.redis.log_guard import ShortLog
+from bagpipe.store.redis.passing import is_passing
 from bagpipe.store.redis.request_pipeline import Accept, Accepted
 from bagpipe.store.redis.resp_rows import ErrorReply
 from bagpipe.store.redis.routing import BucketCommand
@@ -141,9 +142,6 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
 #: Stand for "the host that answered", in CLUSTER SLOTS and in redirections.
 _SAME_HOST = ("", "?")
 
-#: The same command can succeed a little later. READONLY: the node became a replica, but its topology is stale.
-_WAIT = frozenset({"TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN"})
-
 
 def parse_redirect(line: str, asked: Address) -> Redirect | None:
     """The redirection in an error line; None if it is any other error.
@@ -153,7 +151,7 @@ def parse_redirect(line: str, asked: Address) -> Redirect | None:
         asked: the node that answered.
     """
     word, *rest = line.split(" ")
-    if word in _WAIT:
+    if is_passing(line):
         return Redirect(kind=RedirectKind.WAIT, address=None, line=line)
     if word not in ("MOVED", "ASK") or len(rest) != 2:
         return None

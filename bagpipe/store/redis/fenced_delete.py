@@ -77,7 +77,7 @@ class Deletion:
         Raises:
             FencedError: a bucket has another owner.
             RolledBackError: a log is missing; `ShortLog` if it is too short.
-            ErrorReply: the script was rejected as a whole.
+            ErrorReply: the script, or a write in it, was rejected.
             StoreError: any other reply.
         """
         data = buffer[start:end].tobytes()
@@ -88,7 +88,7 @@ class Deletion:
             return None
         match parsed.reply:
             case list(refusals):
-                check_refusals(refusals, self.token, self.commands, start + parsed.end)
+                check_refusals(refusals, self.token, self.commands, start, start + parsed.end)
             case ErrorLine(line):
                 raise ErrorReply(line, start, start + parsed.end)
             case other:

@@ -129,7 +129,7 @@ class Transaction:
         answers, after = parsed
         if isinstance(answers, ErrorLine):
             raise ErrorReply(answers.line.removeprefix(_ABORTED), start, start + after)
-        self._check(answers, start + after)
+        self._check(answers, start, start + after)
         return start + after
 
     def _refused(self, data: bytes, start: int) -> int | None:
@@ -146,7 +146,7 @@ class Transaction:
             raise StoreError(f"the store answered {data[:40]!r} to a transaction")
         raise ErrorReply(line, start, start + position)
 
-    def _check(self, answers: Reply, end: int) -> None:
+    def _check(self, answers: Reply, start: int, end: int) -> None:
         commands = self.commands
         if not isinstance(answers, list) or len(answers) != len(commands) + 2:
             raise StoreError(f"the store answered {answers!r:.80} to a transaction of {len(commands)} commands")
@@ -154,7 +154,7 @@ class Transaction:
         num_refused = 0
         if isinstance(opened, list):
             num_refused = len(opened)
-            check_refusals(opened, self.token, self.commands, end)
+            check_refusals(opened, self.token, self.commands, start, end)
         elif opened != 0:
             raise strange_reply(opened)
         for command, count in zip(commands, counts, strict=True):

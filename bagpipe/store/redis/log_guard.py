@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.redis.resp import ErrorLine, Reply
+from bagpipe.store.redis.resp_rows import ErrorReply
 
 __all__ = [
     "ANSWER_BYTES",
@@ -67,16 +68,20 @@ class GuardedCommand(NamedTuple):
     num_rows: int
 
 
-def check_refusals(refusals: Sequence[Reply], token: str, commands: Sequence[GuardedCommand], end: int) -> None:
+def check_refusals(
+    refusals: Sequence[Reply], token: str, commands: Sequence[GuardedCommand], start: int, end: int
+) -> None:
     """Return if every rejected group was applied by an earlier attempt.
 
     Args:
         refusals: of each rejected bucket: its number from 1, the length its log would have had, its owner.
         token: the writer's token.
         commands: all commands of the request.
+        start: offset of the reply.
         end: offset after the reply.
 
     Raises:
+        ErrorReply: the server refused to write a group. One that refuses the first write of a script refuses all.
         FencedError, RolledBackError, StoreError: a group is not applied.
     """
     for refusal in refusals:
@@ -87,7 +92,7 @@ def check_refusals(refusals: Sequence[Reply], token: str, commands: Sequence[Gua
                     # `length` includes the group that the guard appended.
                     raise log_error(token, command.bucket, command.length - 1, max(length - 1, 0), owner, end)
             case [int(), bytes(words), bytes()]:
-                raise StoreError(f"the store answered an error: {with_remedy(words.decode(errors='replace'))}")
+                raise ErrorReply(words.decode(errors="replace"), start, end)
             case _:
                 raise strange_reply(refusal)
 

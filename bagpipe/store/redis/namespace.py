@@ -11,11 +11,11 @@ that lost its data, or a reordered list, would look like rows that were never wr
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,15 +24,19 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import distinct_fields
-from bagpipe.store.keys import bucket_key, decode_fields, meta_key
+from bagpipe.store.interface import HELD_ID_BYTES
+from bagpipe.store.keys import bucket_key, meta_key
+from bagpipe.store.redis.bucket_scan import bucket_fields
 from bagpipe.store.redis.reply_forms import COUNT
 from bagpipe.store.redis.routing import servers_of_buckets
 from bagpipe.store.redis.server_checks import (
     check_durability,
     check_eviction,
+    check_replay,
     check_rights,
     denied_commands,
     needs_appendfsync,
+    replayed_commands,
 )
 from bagpipe.store.redis.server_versions import scripting_advice
 from bagpipe.store.redis.servers import KeyCommand
@@ -40,23 +44,11 @@ from bagpipe.store.schema_record import SchemaRecord
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.distinct_ids import distinct_ids
 
-__all__ = ["Backend", "Namespace", "scanned"]
+__all__ = ["Backend", "Namespace", "Session"]
 
 T = TypeVar("T")
 
-#: Errors of a cluster's node that do not concern the command.
-_ELSEWHERE = (redis.exceptions.AskError, redis.exceptions.TryAgainError, redis.exceptions.ClusterDownError)
-
-#: Fields per HSCAN step: a few milliseconds of server time.
-_SCAN_FIELDS = 10_000
-#: Fields of a bucket that a server without NOVALUES is asked for at once, and bytes of rows per step of a larger one.
-_HKEYS_FIELDS = 200_000
-_SCAN_BYTES = 4 << 20
-#: Bytes of a reply's field and value beside the row, rounded up.
-_PAIR_BYTES = 64
-#: Times that a scan can return a field of a hash that grows or shrinks.
-_MAX_RETURNS = 4
-
+_ID_BYTES = np.dtype(np.int64).itemsize
 #: Buckets whose servers are asked for the user's rights: reaches all, or most, nodes of a cluster.
 _ASKED_BUCKETS = 64
 
@@ -86,8 +78,10 @@ class Backend(Protocol):
         """Number of the database."""
         ...
 
-    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
-        """(endpoint, INFO) of every server that stores rows; `with_fsync` adds its appendfsync."""
+    def infos(
+        self, timeout_s: float, *, with_fsync: bool = False, replayed: Sequence[KeyCommand] = ()
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """(endpoint, INFO) of every server that stores rows. See `bagpipe.store.redis.servers.Server.infos`."""
         ...
 
     def session(self, timeout_s: float) -> AbstractContextManager[Session]: ...
@@ -121,19 +115,24 @@ class Namespace:
     timeout_s: float
     durability: str = "memory"
 
-    def check_servers(self) -> list[str]:
+    def check_servers(self, *, writes: bool = False) -> list[str]:
         """Refuse a server that can evict rows, is only a part of a cluster, is not durable enough, or is named twice.
 
+        Args:
+            writes: refuse one that would drop rows when it is restarted, too.
+
         Returns:
-            Advice about servers that should be replaced by newer ones.
+            Advice about servers that should be replaced by newer ones, or do not tell what should be known.
 
         Raises:
             InputError: names the server, its settings and the fix.
         """
         seen: dict[object, str] = {}
         advice: list[str] = []
-        for backend in self.backends:
-            for endpoint, info in backend.infos(self.timeout_s, with_fsync=needs_appendfsync(self.durability)):
+        with_fsync = needs_appendfsync(self.durability)
+        for number, backend in enumerate(self.backends):
+            replayed = replayed_commands(self._keys(number)[0]) if writes else ()
+            for endpoint, info in backend.infos(self.timeout_s, with_fsync=with_fsync, replayed=replayed):
                 check_eviction(endpoint, info)
                 check_durability(endpoint, info, str(info.get("appendfsync", "")), self.durability)
                 # Detects one server under two addresses; two databases of a server count as two servers.
@@ -141,19 +140,19 @@ class Namespace:
                 if info.get("run_id") is not None and identity in seen:
                     raise InputError(f"store.url names one server twice: {seen[identity]} and {endpoint}")
                 seen[identity] = endpoint
-                advice.append(scripting_advice(endpoint, info))
+                advice += (scripting_advice(endpoint, info), check_replay(endpoint, info))
         return list(filter(None, advice))
 
     def check(self, *, reloads: bool = False, resets: bool = False) -> bool:
         """See `Store.check`."""
-        self.check_servers()
+        self.check_servers(writes=True)
         claimed = self._is_claimed(self._stored_records(reloads=reloads, resets=resets))
         self._check_rights()
         return claimed
 
     def claim(self, *, reloads: bool = False) -> bool:
-        """See `Store.claim`. Logs a warning about each server whose scripting can be broken into."""
-        for advice in self.check_servers():
+        """See `Store.claim`. Logs the advice of `check_servers`."""
+        for advice in self.check_servers(writes=True):
             logging.getLogger(__name__).warning("%s", advice)
         records = self._stored_records(reloads=reloads)
         created = False
@@ -207,13 +206,15 @@ class Namespace:
         """Namespace and backend, for messages."""
         return f"namespace {self.name!r} at {self.backends[number].endpoint}"
 
-    def ids(self, table: int) -> NDArray[np.int64]:
-        """See `Store.ids`."""
-        parts = [np.empty(0, np.int64)]
-        for fields in self._fields():
-            parts += [pairs["id"][pairs["table"] == table].astype(np.int64) for pairs in fields]
-        # HSCAN can return a field twice while the hash grows.
-        return distinct_ids(parts)
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """See `Store.ids_by_table`. Lists the names of all rows once for each group, and once more to make groups."""
+        for group in self._groups(tables):
+            parts: dict[int, list[NDArray[np.int64]]] = {table: [np.empty(0, np.int64)] for table in group}
+            for fields in self._fields():
+                for part in fields:
+                    _split_by_table(part, parts)
+            # HSCAN can return a field twice while the hash grows.
+            yield {table: distinct_ids(parts.pop(table)) for table in group}
 
     def num_rows(self) -> NDArray[np.int64]:
         """Rows of each table, int64 ``[num_tables]``. Lists the names of all rows once."""
@@ -223,10 +224,32 @@ class Namespace:
             counts += np.bincount(tables, minlength=len(counts))[: len(counts)]
         return counts
 
+    def _groups(self, tables: Sequence[int]) -> list[list[int]]:
+        """Consecutive tables whose ids are held together."""
+        if len(tables) == 1 or self._count() * _ID_BYTES <= HELD_ID_BYTES:
+            return [list(tables)]
+        groups: list[list[int]] = [[]]
+        counts, held = self.num_rows() * _ID_BYTES, 0
+        for table in tables:
+            if groups[-1] and held + counts[table] > HELD_ID_BYTES:
+                groups.append([])
+                held = 0
+            groups[-1].append(table)
+            held += int(counts[table])
+        return groups
+
+    def _count(self) -> int:
+        """Rows of all tables."""
+        total = 0
+        for number, backend in enumerate(self.backends):
+            with backend.session(self.timeout_s) as session:
+                total += sum(session.run_all([KeyCommand(key, ("HLEN", key), COUNT) for key in self._keys(number)]))
+        return total
+
     def _fields(self) -> Iterator[list[NDArray[np.void]]]:
         """Names of the rows of each bucket, as `FIELD_DTYPE`, in one part or more; some twice."""
         row_bytes = max(self.schema.row_bytes(number) for number in range(len(self.schema.tables)))
-        scan = partial(_scan, row_bytes=row_bytes, timeout_s=self.timeout_s)
+        scan = partial(bucket_fields, row_bytes=row_bytes, timeout_s=self.timeout_s)
         for number, backend in enumerate(self.backends):
             with backend.session(self.timeout_s) as session:
                 for key in self._keys(number):
@@ -324,56 +347,15 @@ def _create(client: redis.Redis, *, key: bytes, fields: Mapping[str, str]) -> di
     return None
 
 
+def _split_by_table(fields: NDArray[np.void], parts: Mapping[int, list[NDArray[np.int64]]]) -> None:
+    """Append the ids of `fields` to those of their tables; ids of other tables are passed over."""
+    fields = fields[np.argsort(fields["table"], kind="stable")]
+    tables, first = np.unique(fields["table"], return_index=True)
+    ids = fields["id"].astype(np.int64)
+    for table, (start, end) in zip(tables.tolist(), pairwise([*first.tolist(), len(ids)]), strict=True):
+        if table in parts:
+            parts[table].append(ids[start:end])
+
+
 def _decode(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
-
-
-def _scan(client: redis.Redis, *, key: bytes, row_bytes: int, timeout_s: float) -> list[NDArray[np.void]]:
-    """Fields of a hash as `FIELD_DTYPE`, in parts.
-
-    Raises:
-        StoreError: another program wrote into the bucket.
-        redis.InvalidResponse: more fields than the hash has, or none for `timeout_s` and no end.
-    """
-    num_fields = int(client.hlen(key))
-    try:
-        return list(scanned(client, key, num_fields, timeout_s, count=_SCAN_FIELDS, no_values=True))
-    except redis.ResponseError as error:
-        if isinstance(error, _ELSEWHERE):
-            raise
-    # HSCAN NOVALUES needs Redis 7.4 or Valkey 8.
-    if num_fields <= _HKEYS_FIELDS:
-        return [decode_fields(client.hkeys(key))]
-    count = max(1, min(_SCAN_FIELDS, _SCAN_BYTES // (row_bytes + _PAIR_BYTES)))
-    return list(scanned(client, key, num_fields, timeout_s, count=count, no_values=False))
-
-
-def scanned(
-    client: redis.Redis, key: bytes, num_fields: int, timeout_s: float, *, count: int, no_values: bool
-) -> Iterator[NDArray[np.void]]:
-    """Fields of a hash as `FIELD_DTYPE`, step by step.
-
-    Args:
-        client: of its server.
-        key: of the hash.
-        num_fields: that it has.
-        timeout_s: longest time without a field.
-        count: fields of a step, about.
-        no_values: receive fields without values.
-
-    Raises:
-        StoreError: another program wrote into the bucket.
-        redis.InvalidResponse: more fields than the hash has, or none for `timeout_s` and no end.
-    """
-    cursor, left = 0, _MAX_RETURNS * (num_fields + _SCAN_FIELDS)
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        cursor, fields = client.hscan(key, cursor, count=count, no_values=no_values or None)
-        yield decode_fields(list(fields))
-        if cursor == 0:
-            return
-        left -= len(fields)
-        if fields:
-            deadline_s = time.monotonic() + timeout_s
-        if left < 0 or time.monotonic() > deadline_s:
-            raise redis.InvalidResponse(f"a scan of {key.decode()} that does not end")

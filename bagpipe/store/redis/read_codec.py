@@ -164,11 +164,11 @@ class _RunReader:
             while (part := self._replies.decode(buffer, position, end)) is not None:
                 fill_group(self._group, self._sent.part(slice(first, part.stop)), part)
                 position, first = part.end, part.stop
-        except ErrorReply:
+        except ErrorReply as error:
             num_ended = self._count_ended()
             if not num_ended:
                 self._replies.skip()
-                self._count_ended()  # by the error line
+                error.num_requests = self._count_ended()
                 raise
             return Accepted(position, num_ended, is_all=False)  # the next call meets the error line at its start
         if position == start:

@@ -11,6 +11,7 @@ __all__ = [
     "BUCKET_STATE",
     "COUNT",
     "DURATION",
+    "NAMES",
     "PAIRS",
     "TEXT",
     "TEXTS",
@@ -40,6 +41,10 @@ def _are_texts(reply: object) -> bool:
     return isinstance(reply, list) and all(isinstance(element, bytes) for element in reply)
 
 
+def _are_names(reply: object) -> bool:
+    return isinstance(reply, list | set) and all(isinstance(element, bytes) for element in reply)
+
+
 def _are_pairs(reply: object) -> bool:
     return isinstance(reply, list) and len(reply) % 2 == 0 and _are_texts(reply)
 
@@ -59,6 +64,8 @@ DURATION = ReplyForm("a number", lambda reply: isinstance(reply, int))
 TEXT = ReplyForm("a text", lambda reply: isinstance(reply, bytes))
 TEXT_OR_NONE = ReplyForm("a text or nothing", lambda reply: reply is None or isinstance(reply, bytes))
 TEXTS = ReplyForm("a list of texts", _are_texts)
+#: Of SMEMBERS, which redis-py makes a set.
+NAMES = ReplyForm("a set of texts", _are_names)
 PAIRS = ReplyForm("a list of names and values", _are_pairs)
 #: Of `bagpipe.store.redis.ledger_scripts.STATE`.
 BUCKET_STATE = ReplyForm("the state of a bucket", _is_bucket_state)

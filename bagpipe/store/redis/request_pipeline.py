@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 from bagpipe.errors import FencedError, RolledBackError, StoreError
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
+from bagpipe.store.redis.log_guard import ShortLog
+from bagpipe.store.redis.passing import is_passing
+from bagpipe.store.redis.resp_rows import ErrorReply
 
 __all__ = ["Accept", "Accepted", "Frame", "Request", "RequestPipeline", "exchange"]
 
@@ -73,10 +76,18 @@ Frame = Sequence[Request]
 
 
 class RequestPipeline:
-    """Requests to send over one link and replies to expect, in order."""
+    """Requests to send over one link and replies to expect, in order.
 
-    def __init__(self, link: Link, frames: Iterator[Frame]) -> None:
+    Args:
+        link: to the server.
+        frames: of requests.
+        refused: passed over are replies that refuse a request for the time being (`bagpipe.store.redis.passing`); their
+            lines are appended. None: they are errors.
+    """
+
+    def __init__(self, link: Link, frames: Iterator[Frame], refused: list[str] | None = None) -> None:
         self.link = link
+        self._refused = refused
         self._frames = frames
         self._unsent: deque[Request] = deque()
         self._pieces: list[memoryview] = []
@@ -128,6 +139,18 @@ class RequestPipeline:
         """
         if self._end > self._start:
             raise StoreError(f"{self.link.endpoint}: {self._end - self._start} bytes follow the last reply expected")
+
+    def _pass_over(self, error: StoreError) -> Accepted | None:
+        """Note a refusal that passes. None for any other error."""
+        if self._refused is None:
+            return None
+        if isinstance(error, ErrorReply) and is_passing(error.line):
+            self._refused.append(f"{self.link.endpoint}: {error}")
+            return Accepted(error.end, error.num_requests, is_all=False)
+        if isinstance(error, ShortLog) and self._refused:  # the gap can be a group that was refused before
+            self._refused.append(f"{self.link.endpoint}: {error}")
+            return Accepted(error.end, 1, is_all=False)
+        return None
 
     def _send(self) -> bool:
         if not self._pieces:
@@ -186,8 +209,11 @@ class RequestPipeline:
         try:
             after = self._expected[0].accept(self.link.buffer, self._start, self._end)
         except StoreError as error:
-            kind = next((named for named in _NAMED if isinstance(error, named)), StoreError)
-            raise kind(f"{self.link.endpoint}: {error}") from None
+            passed = self._pass_over(error)
+            if passed is None:
+                kind = next((named for named in _NAMED if isinstance(error, named)), StoreError)
+                raise kind(f"{self.link.endpoint}: {error}") from None
+            after = passed
         if after is None:
             return False
         if not isinstance(after, Accepted):

@@ -56,7 +56,8 @@ class ErrorReply(StoreError):
     Attributes:
         line: its text, without the leading minus.
         start: offset of the line.
-        end: offset after it.
+        end: offset after it, and after the other replies to a request that it speaks for.
+        num_requests: requests that end with it.
     """
 
     def __init__(self, line: str, start: int, end: int) -> None:
@@ -64,6 +65,7 @@ class ErrorReply(StoreError):
         self.line = line
         self.start = start
         self.end = end
+        self.num_requests = 1
 
 
 def hmget_header(key: bytes, num_rows: int) -> bytes:
@@ -195,16 +197,24 @@ def decode_counts(buffer: Bytes, start: int, end: int, counts: Sequence[int]) ->
     """Offset after the replies at `start` to HSETs or HDELs of `counts` rows each; None while they are incomplete.
 
     Raises:
-        StoreError: as `decode_count`, for the first wrong reply.
+        ErrorReply: the first error line, once all replies are there; it speaks for all.
+        StoreError: as `decode_count`, for any other wrong reply.
     """
     data = buffer[start : min(start + COUNT_REPLY_BYTES * len(counts), end)].tobytes()
     lines = data.split(_CRLF, len(counts))
     if len(lines) > len(counts) and all(map(_is_count, lines, counts)):
         return start + len(data) - len(lines[-1])
-    position: int | None = start
+    position, refusal = start, None
     for count in counts:
-        if position is not None:
-            position = decode_count(buffer, position, end, count)
+        try:
+            after = decode_count(buffer, position, end, count)
+        except ErrorReply as error:
+            refusal, after = refusal or error, error.end
+        if after is None:
+            return None
+        position = after
+    if refusal is not None:
+        raise ErrorReply(refusal.line, start, position)
     return position
 
 

@@ -1,6 +1,7 @@
 """Checks of a server's settings: ACL rights, eviction, durability, and changes while a job runs. Pure: INFO in.
 
     before a job:   ACL rights ── check_rights     maxmemory-policy ── check_eviction     AOF ── check_durability
+                    rights of the default user, with which an AOF is loaded ── check_replay
     during a job:   INFO ──ServerMonitor.check──> StoreError: restarted, another role, evicted keys, no longer durable
 
 | `store.durability` | the server dies (kill -9) | the machine loses power |
@@ -17,24 +18,28 @@ before Redis 7 have no `redis.acl_check_cmd`; there it surfaces when the command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bagpipe.errors import InputError, StoreError
-from bagpipe.store.redis.reply_forms import TEXTS, info_number
+from bagpipe.store.redis.reply_forms import TEXT, TEXTS, info_number
+from bagpipe.store.redis.server_versions import drops_transactions, release_of
 from bagpipe.store.redis.servers import KeyCommand
 
 __all__ = [
     "DURABILITIES",
+    "READING_COMMANDS",
     "REQUIRED_COMMANDS",
     "ServerMonitor",
     "check_durability",
     "check_eviction",
+    "check_replay",
     "check_rights",
     "check_still_durable",
     "denied_commands",
     "needs_appendfsync",
+    "replayed_commands",
 ]
 
 #: From weakest to strongest; the last two are values of a server's appendfsync.
@@ -73,6 +78,25 @@ REQUIRED_COMMANDS = (
     "watch",
 )
 
+#: Commands of a reader (`bagpipe.serving`). Without EVAL it cannot ask for its rights.
+READING_COMMANDS = ("ping", "info", "get", "hgetall", "hlen", "hmget", "llen", "smembers")
+
+#: Commands that an append-only file can have in transactions of a job, with their arguments: `K` is a bucket's key.
+_REPLAYED = (
+    "del K",
+    "hdel K f",
+    "hset K f v",
+    "rename K K",
+    "renamenx K K",
+    "rpop K",
+    "rpush K v",
+    "rpushx K v",
+    "sadd K v",
+    "set K v",
+    "srem K v",
+    "unlink K",
+)
+
 _DENIED_COMMANDS = """
 local denied = {}
 if redis.acl_check_cmd then
@@ -94,6 +118,45 @@ def check_rights(endpoint: str, denied: list[bytes]) -> None:
     if denied:
         names = ", ".join(f"'{name.decode(errors='replace')}'" for name in denied)
         raise InputError(f"store {endpoint}: the user may not run commands that are needed: {names}; see docs/store.md")
+
+
+def replayed_commands(bucket_key: bytes) -> list[KeyCommand]:
+    """Commands that return whether the default user may do to a bucket what its append-only file holds: OK if so."""
+    asked = [[bucket_key if word == "K" else word for word in line.split()] for line in _REPLAYED]
+    return [KeyCommand(bucket_key, ("ACL", "DRYRUN", "default", *words), TEXT) for words in asked]
+
+
+def check_replay(endpoint: str, info: Mapping[str, Any]) -> str:
+    """Refuse a server that drops transactions with rows when it loads its append-only file.
+
+    Args:
+        endpoint: the server, for the message.
+        info: its INFO, with the answers to `replayed_commands`; without them nothing is known.
+
+    Returns:
+        Advice about a server that does not tell; else nothing.
+
+    Raises:
+        InputError: names the server and the fix.
+    """
+    if "answers" not in info or not drops_transactions(info):
+        return ""
+    answers: Sequence[bytes] | None = info["answers"]
+    name, version = release_of(info) or ("", ())
+    label = f"store {endpoint} ({name} {'.'.join(map(str, version))})"
+    fix = "ACL SETUSER default off ~* &* +@all, and set the same in its configuration; see docs/store.md"
+    if answers is None:
+        return (
+            f"{label} does not tell what its default user may do: without all rights, a restart would drop every "
+            f"transaction from its append-only file. Grant this user +acl|dryrun, or make sure of {fix}"
+        )
+    denied = [line.partition(" ")[0] for line, answer in zip(_REPLAYED, answers, strict=True) if answer != b"OK"]
+    if denied:
+        raise InputError(
+            f"{label} would lose rows when it is restarted: it loads its append-only file with the rights of the "
+            f"default user, which may not run {', '.join(map(repr, denied))}; run {fix}"
+        )
+    return ""
 
 
 def check_eviction(endpoint: str, info: Mapping[str, Any]) -> None:

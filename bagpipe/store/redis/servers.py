@@ -8,14 +8,18 @@ Every refusal is a one-line `InputError` that names the server and the fix, with
 another form than its command's: `KeyCommand.expects`.
 
 redis-py's retries are off: version 8 re-sends up to ten times by default, including writes, and exceeds deadlines.
+Sent again, until the deadline, is only what a server refuses for the time being: `until_served`.
 """
 
 from __future__ import annotations
 
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -28,16 +32,21 @@ from redis.retry import Retry
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.redis.bounded_socket import ReplyTooLarge, bounded
 from bagpipe.store.redis.link import Link
+from bagpipe.store.redis.passing import is_passing_error, line_of
 from bagpipe.store.redis.remedies import with_remedy
 from bagpipe.store.redis.reply_forms import ReplyForm, info_number
+from bagpipe.store.redis.server_versions import drops_transactions
 
 __all__ = [
     "PIPELINE_COMMANDS",
     "KeyCommand",
+    "NotNow",
     "Server",
     "ServerSession",
     "Unreachable",
+    "is_denied",
     "send_commands",
+    "until_served",
 ]
 
 T = TypeVar("T")
@@ -48,6 +57,8 @@ T = TypeVar("T")
 PIPELINE_COMMANDS = 64
 #: Characters of an unexpected reply in its message.
 _SHOWN = 60
+#: Pauses before a refused command is sent again: from the first to the second, doubling.
+_PAUSES_S = (0.005, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,33 @@ class Unreachable(InputError):
     """A server does not answer; another one, or the same one later, can."""
 
 
+class NotNow(Unreachable):
+    """A server refuses commands for the time being. See `bagpipe.store.redis.passing`."""
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a server refused a command because the user has no right to it."""
+    return isinstance(error.__cause__, NoPermissionError) or "NOPERM " in str(error)
+
+
+def until_served(call: Callable[[], T], timeout_s: float) -> T:
+    """Return `call()`; call it again, after a pause, while a server refuses for the time being.
+
+    Raises:
+        NotNow: a server still does so after `timeout_s`.
+    """
+    deadline_s, pause_s = time.monotonic() + timeout_s, _PAUSES_S[0]
+    while True:
+        try:
+            return call()
+        except NotNow as error:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise NotNow(f"{error}; so it answered for store.timeout_s = {timeout_s:g} s") from error
+        threading.Event().wait(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """One server of a namespace.
@@ -100,9 +138,12 @@ class Server:
             timeout_s: limit of every step.
 
         Raises:
-            Unreachable: no answer.
+            Unreachable: no answer, or the server refuses for the time being.
             InputError: refused, or not a Redis-protocol server.
         """
+        return until_served(partial(self._connect, timeout_s), timeout_s)
+
+    def _connect(self, timeout_s: float) -> Link:
         connection = bounded(self.connection_class)(**self._connection_settings(timeout_s))
         with self.refusals(timeout_s, connection.disconnect):
             connection.connect()
@@ -117,17 +158,22 @@ class Server:
         """Number of the database."""
         return int(self.settings["db"])
 
-    def infos(self, timeout_s: float, *, with_fsync: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+    def infos(
+        self, timeout_s: float, *, with_fsync: bool = False, replayed: Sequence[KeyCommand] = ()
+    ) -> list[tuple[str, Mapping[str, Any]]]:
         """(endpoint, INFO) of this server, as a list with one element.
 
         Args:
             timeout_s: limit of every command.
             with_fsync: add the server's appendfsync.
+            replayed: commands about the default user, for a server whose restart can drop transactions
+                (`bagpipe.store.redis.server_versions`) and a job with a user of its own. Their replies are added as
+                ``answers``: None if the user may not ask.
 
         Raises:
             InputError: as for `admin`, or the server is a cluster node.
         """
-        info = self.info(timeout_s, with_fsync=with_fsync)
+        info = self.info(timeout_s, with_fsync=with_fsync, replayed=replayed)
         if info_number(self.endpoint, info, "cluster_enabled"):
             raise InputError(
                 f"store {self.endpoint} is a node of a cluster, expected a server on its own; "
@@ -135,19 +181,36 @@ class Server:
             )
         return [(self.endpoint, info)]
 
-    def info(self, timeout_s: float, *, with_fsync: bool) -> dict[str, Any]:
-        """INFO, see `infos`."""
+    def info(
+        self, timeout_s: float, *sections: str, with_fsync: bool = False, replayed: Sequence[KeyCommand] = ()
+    ) -> dict[str, Any]:
+        """INFO, see `infos`. `sections`: names of its parts; none: the usual ones."""
+        ask = partial(self._info, timeout_s, sections=sections, with_fsync=with_fsync, replayed=replayed)
+        return until_served(ask, timeout_s)
+
+    def _info(
+        self, timeout_s: float, *, sections: Sequence[str], with_fsync: bool, replayed: Sequence[KeyCommand]
+    ) -> dict[str, Any]:
         with self.admin(timeout_s) as client:
-            info = dict(client.info())
+            info = dict(client.info(*sections))
             if with_fsync:
                 try:
                     answer = client.execute_command("CONFIG GET", "appendfsync")
                 except redis.ResponseError as error:
+                    if is_passing_error(error):
+                        raise
                     raise InputError(
                         f"store {self.endpoint} does not tell its appendfsync, which store.durability needs to know: "
                         f"grant the user +config|get, or set store.durability = memory ({error})"
                     ) from error
                 info["appendfsync"] = next((_text(value) for value in answer.values()), "unknown")
+            # The rights of a job without a user of its own are those of the default user.
+            if replayed and drops_transactions(info) and self.settings.get("username") not in (None, "", "default"):
+                answers = send_commands(client, replayed)
+                refusal = next((answer for answer in answers if isinstance(answer, Exception)), None)
+                if refusal is not None and is_passing_error(refusal):
+                    raise refusal
+                info["answers"] = answers if refusal is None else None  # no right, or a server older than Redis 7
         return info
 
     @contextmanager
@@ -191,6 +254,8 @@ class Server:
             raise
         except (redis.RedisError, OSError, *_UNREADABLE) as error:
             cleanup()
+            if is_passing_error(error):
+                raise NotNow(f"store {self.endpoint}: the server answered: {with_remedy(line_of(error))}") from error
             kind = Unreachable if _is_unreachable(error) else InputError
             advice = _advice(error, self.connection_class)
             raise kind(f"store {self.endpoint}: {_explain(error, timeout_s)}{advice}") from error
@@ -208,21 +273,33 @@ class ServerSession:
         self._timeout_s = timeout_s
 
     def run(self, key: bytes, call: Callable[[redis.Redis], T]) -> T:
-        """Return `call(client)`."""
+        """Return `call(client)`; may call it more than once."""
+        return until_served(partial(self._run, call), self._timeout_s)
+
+    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
+        """Replies in order; commands are pipelined. A command may run more than once."""
+        answers: list[Any] = []
+        for start in range(0, len(commands), PIPELINE_COMMANDS):
+            part = commands[start : start + PIPELINE_COMMANDS]
+            answers += until_served(partial(self._run, partial(_replies, commands=part)), self._timeout_s)
+        return answers
+
+    def _run(self, call: Callable[[redis.Redis], T]) -> T:
         with self._server.refusals(self._timeout_s):
             return call(self._client)
 
-    def run_all(self, commands: Sequence[KeyCommand]) -> list[Any]:
-        """Replies in order; commands are pipelined."""
-        answers: list[Any] = []
-        with self._server.refusals(self._timeout_s):
-            for start in range(0, len(commands), PIPELINE_COMMANDS):
-                answers += send_commands(self._client, commands[start : start + PIPELINE_COMMANDS], raise_on_error=True)
-        return answers
+
+def _replies(client: redis.Redis, commands: Sequence[KeyCommand]) -> list[Any]:
+    """Replies to commands. Raises the first error among them."""
+    answers = send_commands(client, commands)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
-def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_on_error: bool) -> list[Any]:
-    """Send commands in one pipeline. Returns the replies, with errors among them unless `raise_on_error`.
+def send_commands(client: redis.Redis, commands: Sequence[KeyCommand]) -> list[Any]:
+    """Send commands in one pipeline. Returns the replies, with errors among them.
 
     Raises:
         redis.InvalidResponse: a reply is not of its command's form.
@@ -230,7 +307,7 @@ def send_commands(client: redis.Redis, commands: Sequence[KeyCommand], *, raise_
     with client.pipeline(transaction=False) as pipeline:
         for command in commands:
             pipeline.execute_command(*command.words)
-        answers: list[Any] = pipeline.execute(raise_on_error=raise_on_error)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
     for command, answer in zip(commands, answers, strict=True):
         if not isinstance(answer, Exception):
             command.check(answer)
@@ -289,8 +366,15 @@ _UNKNOWN_ISSUER = range(18, 22)
 
 #: First match wins, so subclasses precede their bases.
 _EXPLANATIONS: tuple[tuple[type[Exception], str], ...] = (
-    (NoPermissionError, "the user may not run a command that is needed: {text}"),
-    (redis.AuthenticationError, "user or password refused, give both in the URL ({text})"),
+    (
+        NoPermissionError,
+        "the user of store.url may not run a command that is needed: {text}; docs/store.md lists the rights",
+    ),
+    (
+        redis.AuthenticationError,
+        "user or password refused: check both in store.url, and the password in store.password_file or "
+        "BAGPIPE_STORE_PASSWORD ({text})",
+    ),
     (redis.TimeoutError, "no answer within store.timeout_s = {timeout_s:g} s ({text})"),
     (ReplyTooLarge, "{text}"),
     (redis.InvalidResponse, "expected a Redis-protocol server, got another protocol ({text})"),

@@ -7,6 +7,9 @@ its own client: `bagpipe.store.redis.cluster_client`.
 
 Reads and fenced writes survive a connection that breaks or goes silent: the client reconnects and sends everything
 again, until the deadline. A restarted server ends the job, because rows may be lost.
+
+A server that refuses requests for the time being (`bagpipe.store.redis.passing`) gets everything again after a pause,
+until the deadline. All replies have arrived by then, so that is safe without a fence, too.
 """
 
 from __future__ import annotations
@@ -164,7 +167,10 @@ class ServerListClient(Generic[G]):
         deadline_s, pause_s = time.monotonic() + self._timeout_s, 0.0
         patience = self._patience_s if repeat else math.inf
         while True:
-            pipelines = [RequestPipeline(link, self._frames(number, groups)) for number, link in enumerate(self._links)]
+            refused: list[str] = []
+            pipelines = [
+                RequestPipeline(link, self._frames(number, groups), refused) for number, link in enumerate(self._links)
+            ]
             try:
                 exchange(pipelines, self._timeout_s, deadline_s=deadline_s, patience_s=patience)
             except LinkLost as lost:
@@ -172,7 +178,9 @@ class ServerListClient(Generic[G]):
                     raise
                 pause_s = self._reconnect(lost, deadline_s, pause_s)
             else:
-                return
+                if not refused:
+                    return
+                pause_s = self._pause(refused[0], deadline_s, pause_s)
 
     def traffic(self) -> Traffic:
         """See `ShardClient.traffic`."""
@@ -228,6 +236,21 @@ class ServerListClient(Generic[G]):
             else:
                 return pause_s
 
+    def _pause(self, refusal: str, deadline_s: float, last_pause_s: float) -> float:
+        """Pause longer than last time, after a server has refused requests. Returns the pause.
+
+        Raises:
+            StoreError: the deadline has passed. All links are closed.
+        """
+        pause_s = min(max(2 * last_pause_s, _PAUSES_S[0]), _PAUSES_S[1])
+        threading.Event().wait(min(pause_s, max(deadline_s - time.monotonic(), 0.0)))
+        if time.monotonic() < deadline_s:
+            return pause_s
+        error = StoreError(f"{refusal}; so it answered for store.timeout_s = {self._timeout_s:g} s")
+        for link in self._links:
+            link.close(str(error))
+        raise error
+
     def _replace_links(self, timeout_s: float) -> None:
         links = self._connect(timeout_s)
         try:
@@ -248,8 +271,7 @@ class ServerListClient(Generic[G]):
 
 def _run_id(server: Server, timeout_s: float) -> str:
     """INFO's run_id, which changes with every restart."""
-    with server.admin(timeout_s) as client:
-        return str(client.info("server").get("run_id"))
+    return str(server.info(timeout_s, "server").get("run_id"))
 
 
 def _nobody_listens(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ One shard client for reading and one for writing, so that a reader thread and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
@@ -203,9 +203,14 @@ class RedisStore:
 
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
-        check_read(self.schema, table, np.empty(0, np.int64))
+        return next(self.ids_by_table([table]))[table]
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """See `Store.ids_by_table`."""
+        for table in tables:
+            check_read(self.schema, table, np.empty(0, np.int64))
         try:
-            return self._namespace.ids(table)
+            yield from self._namespace.ids_by_table(tables)
         except InputError as error:  # valid when the job began: no longer the user's input
             raise StoreError(str(error)) from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.connection import AbstractConnection, Connection, parse_url
 
@@ -103,6 +103,8 @@ def _parse_one(url: str, endpoint: str) -> Server:
             )
         settings = dict(parse_url(url))
         settings["db"] = int(settings.get("db", 0))
+        if "path" in settings:  # of any bytes
+            settings["path"] = unquote(parts.path, errors="surrogateescape")
     except ValueError as error:
         # The unreadable part can be a part of the password.
         detail = str(error) if url == redact(url) or "percent-encoded" in str(error) else "is it percent-encoded?"

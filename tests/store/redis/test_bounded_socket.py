@@ -48,6 +48,16 @@ def test_the_deadline_holds_for_all_pieces(pair: tuple[socket.socket, socket.soc
     assert sock.recv(1) == b"x"
 
 
+def test_a_server_says_why_it_hangs_up(pair: tuple[socket.socket, socket.socket]) -> None:
+    sock = BoundedSocket(pair[0], timeout_s=30.0)
+    pair[1].sendall(b"-ERR max number of clients reached\r\n")
+    pair[1].close()
+    sock.sendall(b"command")
+    sock.sendall(b"another")
+    assert sock.recv(100) == b"-ERR max number of clients reached\r\n"
+    assert sock.recv(100) == b""
+
+
 def test_a_look_without_waiting(pair: tuple[socket.socket, socket.socket]) -> None:
     """redis-py asks whether a connection from its pool has unread bytes."""
     sock = BoundedSocket(pair[0], timeout_s=0.0001)

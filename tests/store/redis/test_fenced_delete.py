@@ -164,7 +164,7 @@ def test_a_group_that_is_deleted(data: bytes) -> None:
         (refusal(4), ShortLog, r"job:.1.: the store acknowledged 3 groups of rows and has 2 in its log"),
         (refusal(0), RolledBackError, r"job:.1.: the store has lost the log of this job"),
         (refusal(0, b"$3\r\n9-f\r\n"), FencedError, "generation 9, this one is 7"),
-        (b"*1\r\n*3\r\n:1\r\n$2\r\nno\r\n$0\r\n\r\n", StoreError, "an error: no"),
+        (b"*1\r\n*3\r\n:1\r\n$2\r\nno\r\n$0\r\n\r\n", ErrorReply, "an error: no"),
         (b"-TRYAGAIN later\r\n", ErrorReply, "an error: TRYAGAIN later"),
         (b":1\r\n", StoreError, "answered 1 to a fenced write"),
         (b"$-1\r\n", StoreError, "answered None to a fenced write"),

@@ -311,7 +311,7 @@ def test_a_group_that_is_written(data: bytes) -> None:
         (QUEUED + refusal(0), RolledBackError, r"job:.1.: the store has lost the log of this job"),
         (QUEUED + refusal(0, b"$0\r\n\r\n"), RolledBackError, "has lost the log"),
         (QUEUED + refusal(0, b"$3\r\n9-f\r\n"), FencedError, "generation 9, this one is 7"),
-        (QUEUED + b"*4\r\n*1\r\n*3\r\n:1\r\n$2\r\nno\r\n$0\r\n\r\n:0\r\n:0\r\n:1\r\n", StoreError, "an error: no"),
+        (QUEUED + b"*4\r\n*1\r\n*3\r\n:1\r\n$2\r\nno\r\n$0\r\n\r\n:0\r\n:0\r\n:1\r\n", ErrorReply, "an error: no"),
         (QUEUED + b"*4\r\n-ERR no script\r\n:3\r\n:3\r\n:0\r\n", StoreError, "an error: ERR no script"),
         (QUEUED + b"*4\r\n:0\r\n:3\r\n-WRONGTYPE x\r\n:2\r\n", StoreError, "an error: WRONGTYPE x"),
         (QUEUED + b"*4\r\n:0\r\n:3\r\n:4\r\n:2\r\n", StoreError, "answered 4 to a fenced write"),

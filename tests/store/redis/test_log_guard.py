@@ -26,6 +26,6 @@ def test_a_guarded_command_states_keys_length_and_fields() -> None:
 
 def test_groups_that_were_applied_before_and_one_that_was_not() -> None:
     owner = TOKEN.encode()
-    check_refusals([[1, 5, owner], [2, 9, owner]], TOKEN, COMMANDS, end=0)
+    check_refusals([[1, 5, owner], [2, 9, owner]], TOKEN, COMMANDS, start=0, end=0)
     with pytest.raises(FencedError, match="bucket b1 was taken over"):
-        check_refusals([[1, 5, owner], [2, 0, b"8-" + b"1" * 32]], TOKEN, COMMANDS, end=0)
+        check_refusals([[1, 5, owner], [2, 0, b"8-" + b"1" * 32]], TOKEN, COMMANDS, start=0, end=0)

@@ -14,7 +14,9 @@ import pytest
 
 from bagpipe.errors import StoreError
 from bagpipe.store.redis.link import Bytes, Link, LinkLost
+from bagpipe.store.redis.log_guard import ShortLog
 from bagpipe.store.redis.request_pipeline import Accepted, Frame, Request, RequestPipeline, exchange
+from bagpipe.store.redis.resp_rows import ErrorReply
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 TIMEOUT_S = 20.0
@@ -99,6 +101,46 @@ def test_a_bad_answer_closes_the_link_for_good(serve: Callable[[socket.socket], 
         with pytest.raises(StoreError, match="server-1: the connection was closed: server-1: "):
             exchange([ask(link, log)], TIMEOUT_S)
         assert link.fileno() == -1
+
+
+def accept_reply(buffer: Bytes, start: int, end: int) -> int | None:
+    """A reply of one byte: - and ! are errors, S a log that is too short."""
+    if start == end:
+        return None
+    match buffer[start : start + 1].tobytes():
+        case b"-":
+            raise ErrorReply("LOADING later", start, start + 1)
+        case b"!":
+            raise ErrorReply("OOM no", start, start + 1)
+        case b"S":
+            raise ShortLog("a gap", start + 1)
+    return start + 1
+
+
+@pytest.mark.parametrize(
+    ("replies", "refused"),
+    [
+        (b"+++", []),
+        (b"+-+", ["LOADING"]),
+        (b"-S+", ["LOADING", "gap"]),  # the second group of a bucket whose first one was refused
+        (b"S+-", None),  # a log that was too short before any refusal
+        (b"-!+", None),
+    ],
+)
+def test_a_refusal_that_passes_takes_the_place_of_a_reply(replies: bytes, refused: list[str] | None) -> None:
+    lines: list[str] = []
+    with linked(answer(replies)) as link:
+        pipeline = RequestPipeline(link, iter([[request(b"?", 1, accept_reply)] * 3]), lines)
+        if refused is None:
+            with pytest.raises(StoreError, match=r"server-1: (a gap|.*OOM no)"):
+                exchange([pipeline], TIMEOUT_S)
+            return
+        exchange([pipeline], TIMEOUT_S)
+        assert link.fileno() >= 0
+    assert len(lines) == len(refused)
+    for line, word in zip(lines, refused, strict=True):
+        assert line.startswith("server-1: ")
+        assert word in line
 
 
 def test_replies_to_requests_that_were_not_sent_are_an_error() -> None:

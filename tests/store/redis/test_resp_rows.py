@@ -52,19 +52,33 @@ def test_hset_replies_equal_those_of_one_after_the_other(created: list[int], dat
     counts = [max(number, 100) for number in created]
     buffer = np.frombuffer(b"xy" + bytes(text) + b":0\r\n", np.uint8)
     for end in (len(buffer), data.draw(st.integers(2, len(buffer)))):
-        position: int | None = 2
-        error = None
+        after: int | None = 2
+        error = refusal = None
         try:
             for count in counts:
-                position = None if position is None else decode_count(buffer, position, end, count)
+                try:
+                    after = None if after is None else decode_count(buffer, after, end, count)
+                except ErrorReply as raised:
+                    refusal, after = refusal or str(raised), raised.end
         except StoreError as raised:
             error = str(raised)
+        error = error or (refusal if after is not None else None)
         if error is None:
-            assert decode_counts(buffer, 2, end, counts) == position
+            assert decode_counts(buffer, 2, end, counts) == after
         else:
             with pytest.raises(StoreError) as caught:
                 decode_counts(buffer, 2, end, counts)
             assert str(caught.value) == error
+
+
+def test_an_error_line_among_replies_speaks_for_all_of_them() -> None:
+    data = b":0\r\n-NOREPLICAS no\r\n:1\r\n-BUSY no\r\n"
+    buffer = np.frombuffer(data + b":1\r\n", np.uint8)
+    for end in range(len(data)):
+        assert decode_counts(buffer, 0, end, [1, 1, 1, 1]) is None
+    with pytest.raises(ErrorReply) as caught:
+        decode_counts(buffer, 0, len(data), [1, 1, 1, 1])
+    assert (caught.value.line, caught.value.start, caught.value.end) == ("NOREPLICAS no", 0, len(data))
 
 
 def plain_command(*words: bytes) -> bytes:

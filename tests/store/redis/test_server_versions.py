@@ -1,10 +1,10 @@
-"""Releases of servers without the fixes of their scripting."""
+"""Releases of servers without the fixes of their scripting, or of how they load an append-only file."""
 
 from __future__ import annotations
 
 import pytest
 
-from bagpipe.store.redis.server_versions import scripting_advice
+from bagpipe.store.redis.server_versions import drops_transactions, scripting_advice
 
 
 def advice(name: str, version: str, endpoint: str = "redis://store:6379") -> str:
@@ -60,3 +60,24 @@ def test_a_compatible_server_is_left_out() -> None:
 
 def test_the_private_server_of_a_job_is_left_out() -> None:
     assert advice("redis", "7.0.15", "unix:///run/job/store.sock") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "drops"),
+    [
+        ("redis", "6.2.14", True),
+        ("redis", "7.0.15", True),
+        ("redis", "8.2.3", True),
+        ("redis", "8.6.0", False),
+        ("valkey", "8.1.9", True),
+        ("valkey", "9.1.1", True),
+        ("valkey", "9.1.2", False),
+        ("valkey", "10.0.0", False),
+        ("redis", "unstable", False),
+        ("dragonfly", "1.0.0", False),
+    ],
+)
+def test_servers_that_drop_transactions_from_their_append_only_file(name: str, version: str, drops: bool) -> None:
+    info = {"redis_version": "7.2.4", "server_name": name, f"{name}_version": version}
+    assert drops_transactions(info | {"aof_enabled": 1}) == drops
+    assert not drops_transactions(info | {"aof_enabled": 0})

@@ -86,7 +86,7 @@ def test_a_password_that_is_missing_or_wrong(own_server: EmbeddedServer) -> None
 def test_a_user_that_may_not_ask(own_server: EmbeddedServer) -> None:
     with client_of(own_server.url) as client:
         client.acl_setuser("few", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-info"])
-    refused(own_server.url.replace("unix://", "unix://few:x@"), "may not run a command that is needed", "info")
+    refused(own_server.url.replace("unix://", "unix://few:x@"), "user of store.url may not run a command", "info")
 
 
 def test_no_server_listens(tmp_path: Path) -> None:

@@ -7,12 +7,17 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
 
 from bagpipe.errors import InputError
+from bagpipe.store.redis.urls import parse_urls
 from bagpipe.store.server.embedded import EmbeddedServer, find_server
 
 pytestmark = [pytest.mark.redis, pytest.mark.usefixtures("no_leaks")]
@@ -56,6 +61,39 @@ def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_folders_for_temporary_files_too_deep_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 150)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with EmbeddedServer(folder / "job") as server, redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+
+
+def test_a_folder_of_any_name(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / "a b%41?caf\udce9") as server:
+        (only,) = parse_urls(server.url)
+        with redis.Redis(unix_socket_path=only.settings["path"]) as client:
+            assert client.ping()
+
+
+def test_a_folder_that_is_full_is_one_line(tmp_path: Path) -> None:
+    program = f"""
+import resource
+from bagpipe.errors import JobError
+from bagpipe.store.server.embedded import EmbeddedServer
+server = EmbeddedServer({str(tmp_path / "job")!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    with server:
+        pass
+except JobError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    line = f"run.dir: cannot write {tmp_path / 'job'}: File too large; free space there, or choose another place\n"
+    assert (done.stdout, done.stderr) == (line, "")
+
+
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         with EmbeddedServer(tmp_path) as server:
@@ -93,24 +131,62 @@ def test_a_server_that_does_not_start(tmp_path: Path, script: str, reason: str) 
             pass
 
 
-def test_the_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
-    program = (
-        "import sys, signal; from bagpipe.store.server.embedded import EmbeddedServer\n"
-        "with EmbeddedServer(sys.argv[1]) as server:\n"
-        "    print(server.process_id, flush=True); signal.pause()\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path.cwd())
-    assert parent.stdout is not None
-    with parent.stdout:
-        server_id = int(parent.stdout.readline())
-    watch = os.pidfd_open(server_id)
-    try:
-        parent.kill()
-        parent.wait()
-        # A pidfd becomes readable when its process has ended.
-        assert select.select([watch], [], [], 30.0)[0], "the server outlived its parent"
-    finally:
-        os.close(watch)
+def _in_a_thread(function: Callable[[], object]) -> None:
+    """Call a function in a thread that has ended afterwards, for the kernel too."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    thread.join()
+    while task.exists():
+        threading.Event().wait(0.001)
+
+
+def test_the_server_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path)
+    _in_a_thread(server.__enter__)
+    with ExitStack() as stack:
+        stack.push(server)
+        assert stack.enter_context(redis.Redis.from_url(server.url)).ping()
+
+
+#: Starts a server in the main thread, in a thread that ends, or in a forked process too; says process ids.
+_PARENT = """
+import os, sys, signal, threading
+from bagpipe.store.server.embedded import EmbeddedServer
+
+where, folder = sys.argv[1:]
+servers = []
+
+def serve(folder):
+    servers.append(EmbeddedServer(folder))
+    print(servers[-1].__enter__().process_id, os.getpid(), flush=True)
+
+if where == "thread":
+    thread = threading.Thread(target=serve, args=(folder,))
+    thread.start()
+    thread.join()
+else:
+    serve(folder)
+if where == "fork" and not os.fork():
+    serve(folder + "/of the fork")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("where", "num_servers"), [("main", 1), ("thread", 1), ("fork", 2)])
+def test_a_server_dies_with_the_killed_process_that_started_it(tmp_path: Path, where: str, num_servers: int) -> None:
+    command = [sys.executable, "-c", _PARENT, where, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path.cwd()) as parent, ExitStack() as stack:
+        stack.callback(parent.kill)
+        assert parent.stdout is not None
+        started = [tuple(map(int, parent.stdout.readline().split())) for _ in range(num_servers)]
+        for server, owner in reversed(started):
+            watch = os.pidfd_open(server)
+            stack.callback(os.close, watch)
+            assert not select.select([watch], [], [], 0)[0], "it dies with its owner only"
+            os.kill(owner, signal.SIGKILL)
+            # A pidfd becomes readable when its process has ended.
+            assert select.select([watch], [], [], 30.0)[0], "the server outlived its parent"
 
 
 def test_two_side_by_side(tmp_path: Path) -> None:
