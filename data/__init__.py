@@ -10,7 +10,7 @@
     synthetic ──┤
     tfrecord ───┘
 
-A *segment* is what a source can open at random: a byte range, a row group, a whole .gz file. Its *blocks* come in
+A *segment* is what a source can open at random: a byte range, a row group, a whole gzip file. Its *blocks* come in
 order. `open_source` makes a source from the configuration, `LookaheadLoader` serves its rows as batches:
 
     with LookaheadLoader(open_source(config.data, seed=0), batch_size=1024) as batches:
@@ -22,7 +22,8 @@ order. `open_source` makes a source from the configuration, `LookaheadLoader` se
     stream          data that grows, and its segments as they arrive: followed_folder (folder_listing),
                     kafka_topic (topic_order, topic_arrivals, kafka_client)
     text_files      blocks of whole lines; delimited, number_parsing, hashing: columns of a block
-    arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts; clock: times
+    arrow_columns   Arrow tables as columns; column_rules: which; arrow_numbers: numbers in texts; clock: times;
+                    partitions: columns of folders
     string_ids      strings as ids: string_hash, string_dictionary, dictionary_builder; log_buckets: numbers as ids
     checked_read    a block without the rows that the loss is not defined for; bad_row_limit: too many malformed
     narrowed        a source with some of its columns

@@ -3,8 +3,8 @@
     ArrowSource.arrow_block: rows as a table ──columns_of, ColumnRules──> values, lengths, dense, labels ──> Columns
 
 A null id or list is an empty bag, a null dense value 0; dense values are not transformed. A row is bad if a label, its
-weight or its time is null, a number is not finite, an id lies outside its table, a list holds a null, or the numbers of
-ids and weights differ (and `data.checked_read` checks its labels, its weight and its time).
+weight or its time is null, a number is not finite, an id lies outside its table, a list of ids or weights holds a null,
+or the numbers of ids and weights differ (and `data.checked_read` checks its labels, its weight and its time).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature
 from bagpipe.util.distinct_ids import distinct_ids
-from data.arrow_numbers import as_ids, as_numbers, split_texts
+from data.arrow_numbers import as_ids, as_numbers, flat_values
 from data.clock import UNITS, Clock
-from data.column_rules import ColumnRules, is_list
+from data.column_rules import ColumnRules
 from data.columns import Columns, take_rows
-from data.hashing import first_out_of_range, hash_ids
+from data.hashing import place_ids, range_reason
 from data.number_parsing import quote
 from data.schema_file import FeatureColumn
 from data.source import Block
@@ -224,23 +223,23 @@ class _TableReader:
 
     def _ids(self, feature: Feature, column: FeatureColumn, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
         """Ids of one feature; writes its lengths to `lengths`."""
-        array = _single(self.table.column(column.name))
-        if column.separator:
-            array = split_texts(array, column.separator)
-        if is_list(array.type):
-            lengths[:] = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-            array = array.flatten()
-            if array.null_count:
-                nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
-                got = f"nothing beside a {column.separator!r}" if column.separator else "a list with null"
-                self._add(lengths, nulls, f"expected ids in column {column.name!r}, got {got}")
-                array = array.fill_null(b"0" if is_text(array.type) else 0)
-        elif array.null_count:
-            lengths[:] = array.is_valid().to_numpy(zero_copy_only=False)
-            array = array.drop_null()
-        else:
-            lengths[:] = 1
+        lengths[:], array = self._bags(column.name, column.separator, "ids")
         return self._in_table(feature, self._numbered(feature, column, array, lengths), lengths)
+
+    def _bags(self, name: str, separator: str, what: str) -> tuple[NDArray[np.int32], pa.Array]:
+        """Values in each row of a column of ids or their weights, int32 ``[n]``, and the values, without nulls.
+
+        A null is no value; a list that holds one is a bad row, with 0 in its place.
+        """
+        lengths, array = flat_values(self.table.column(name), separator)
+        if not array.null_count:
+            return np.ones(len(array), np.int32) if lengths is None else lengths, array
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        if lengths is None:
+            return valid.astype(np.int32), array.drop_null()
+        got = f"nothing beside a {separator!r}" if separator else "a list with null"
+        self._add(lengths, np.flatnonzero(~valid), f"expected {what} in column {name!r}, got {got}")
+        return lengths, array.fill_null(b"0" if is_text(array.type) else 0)
 
     def _numbered(
         self, feature: Feature, column: FeatureColumn, array: pa.Array, lengths: NDArray[np.int32]
@@ -267,12 +266,9 @@ class _TableReader:
     def _in_table(self, feature: Feature, ids: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
         """Ids folded into their table, or checked for its range."""
         table = self.rules.schema.table(feature.table)
-        if table.hash and table.rows is not None:
-            return hash_ids(np.ascontiguousarray(ids), table.rows)
-        if first_out_of_range(ids, table) is not None and table.rows is not None:
-            outside = np.flatnonzero((ids < 0) | (ids >= table.rows))
-            reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[outside[0]]}"
-            self._add(lengths, outside, reason)
+        ids, outside = place_ids(ids, table)
+        if outside.size:
+            self._add(lengths, outside, range_reason(table, int(ids[outside[0]])))
         return ids
 
     def _weights(
@@ -281,32 +277,23 @@ class _TableReader:
         name = dict(self.rules.weights).get(feature.name)
         if name is None:
             return np.ones(num_ids, np.float32)
-        array = _single(self.table.column(name))
+        counts, array = self._bags(name, column.separator, "weights")
         if column.separator:
-            array = split_texts(array, column.separator)
-        if is_list(array.type):
-            counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-            array = array.flatten()
-        else:
-            counts = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int32)
-            array = array.drop_null()
-        if column.separator:
-            array, wrong = as_numbers(array)
-            rows = distinct_ids([_row_of(counts, wrong)])
-            if rows.size:
-                self.problems.append((rows, f"expected numbers in column {name!r}, got a text"))
-        weights: NDArray[np.float32] = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-        differ = np.flatnonzero(counts != lengths)
-        if differ.size:
-            reason = f"expected as many weights in {name!r} as ids in {feature.name!r}, got another number"
-            self.problems.append((differ, reason))
-            # Bad rows are dropped later; until then the shapes of the arrays must agree.
-            return _refit(weights, counts, lengths) if self.keeps_shape else np.ones(num_ids, np.float32)
+            texts = array
+            array, wrong = as_numbers(texts)
+            self._add_texts(counts, texts, wrong, f"expected numbers in column {name!r}")
+        weights = _to_float32(array)
         finite = np.isfinite(weights)
         if not finite.all():
-            rows = _row_of(lengths, np.flatnonzero(~finite))
-            self.problems.append((rows, f"expected finite weights in column {name!r}, got nan or infinity"))
-        return weights
+            reason = f"expected finite weights in column {name!r}, got nan or infinity"
+            self._add(counts, np.flatnonzero(~finite), reason)
+        differ = np.flatnonzero(counts != lengths)
+        if not differ.size:
+            return weights
+        reason = f"expected as many weights in {name!r} as ids in {feature.name!r}, got another number"
+        self.problems.append((differ, reason))
+        # Bad rows are dropped later; until then the shapes of the arrays must agree.
+        return _refit(weights, counts, lengths) if self.keeps_shape else np.ones(num_ids, np.float32)
 
     def _add(self, lengths: NDArray[np.int32], positions: NDArray[np.int64], reason: str) -> None:
         """Add the rows of bad ids, given by position."""

@@ -1,6 +1,7 @@
 """One interface to parquet and Arrow files: the rows of each row group, and reading a group block by block.
 
-The first bytes tell parquet, Arrow's file format and Arrow's stream format apart. A file written by
+The first bytes tell parquet, Arrow's file format and Arrow's stream format apart. Arrow takes paths as bytes: names of
+files need not be UTF-8. A file written by
 `python -m data convert` holds its schema.
 """
 
@@ -17,13 +18,14 @@ import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
 from bagpipe.files.access import is_remote, open_file
+from bagpipe.files.compression import START_BYTES, compression_of
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import parse_json
 from data.clock import Clock
 from data.schema_file import SchemaFile
 from data.source import FileVersion, file_version
 
-__all__ = ["SCHEMA_KEY", "ArrowFile", "GroupReader", "embed_schema", "embedded_schema", "open_arrow"]
+__all__ = ["SCHEMA_KEY", "ArrowFile", "GroupReader", "embed_schema", "embedded_schema", "is_columnar", "open_arrow"]
 
 #: Key of the embedded schema in a file's metadata, and the version of its layout.
 SCHEMA_KEY = b"bagpipe.data_schema"
@@ -56,7 +58,7 @@ class ParquetFile:
 
     def __init__(self, path: str) -> None:
         # pre_buffer: the pages of a remote row group in few requests.
-        source = open_file(path) if is_remote(path) else path
+        source = open_file(path) if is_remote(path) else pa.OSFile(os.fsencode(path))
         self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=is_remote(path))
         self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
@@ -94,7 +96,7 @@ class IpcFile:
 
 
 def _open_ipc(path: str, options: pa.ipc.IpcReadOptions | None = None) -> pa.ipc.RecordBatchFileReader:
-    source = pa.PythonFile(open_file(path), "r") if is_remote(path) else pa.memory_map(path)
+    source = pa.PythonFile(open_file(path), "r") if is_remote(path) else pa.memory_map(os.fsencode(path))
     return pa.ipc.open_file(source, options=options)
 
 
@@ -147,7 +149,7 @@ def _stream_groups(path: str, version: FileVersion) -> tuple[pa.Schema, tuple[tu
     del version  # part of the cache key only
     groups: list[tuple[pa.RecordBatch, ...]] = []
     run: list[pa.RecordBatch] = []
-    reader = pa.ipc.open_stream(pa.memory_map(path))
+    reader = pa.ipc.open_stream(pa.memory_map(os.fsencode(path)))
     for batch in reader:
         run.append(batch)
         if sum(item.num_rows for item in run) >= GROUP_ROWS:
@@ -163,22 +165,37 @@ _OPENERS: Mapping[bytes, Callable[[str], ArrowFile]] = {
 }
 
 
+def is_columnar(path: str) -> bool:
+    """Whether a file begins as parquet or Arrow IPC does.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _magic_of(path)[:4] in _OPENERS
+
+
+def _magic_of(path: str) -> bytes:
+    try:
+        with open_file(path) as stream:
+            return stream.read(START_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
 def open_arrow(path: str) -> ArrowFile:
     """Open a columnar file.
 
     Raises:
         InputError: missing, empty, truncated, or neither parquet nor Arrow IPC.
     """
-    try:
-        with open_file(path) as stream:
-            magic = stream.read(4)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    magic = _magic_of(path)
     if not magic:
         raise InputError(f"{path}: the file is empty, expected parquet or Arrow IPC")
-    opener = _OPENERS.get(magic)
+    opener = _OPENERS.get(magic[:4])
     if opener is None:
-        raise InputError(f"{path}: expected a parquet or Arrow IPC file, got one that begins with {magic!r}")
+        kind = compression_of(magic)
+        got = f"a file compressed by {kind}" if kind else f"one that begins with {magic[:4]!r}"
+        raise InputError(f"{path}: expected a parquet or Arrow IPC file, got {got}")
     try:
         return opener(path)
     except (pa.ArrowException, OSError) as error:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from tqdm import tqdm
 
-from bagpipe.config.data_format import with_format
+from bagpipe.config.data_format import told_formats
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.util.outputs import cannot_write
-from bagpipe.util.printing import print_error
+from bagpipe.util.printing import print_error, printable
 from bagpipe.util.process_pool import usable_cores
-from bagpipe.util.program import run_program
+from bagpipe.util.program import printed_warnings, run_program
 from bagpipe.util.programs import command_of
 from bagpipe.util.sizes import bytes_of
 from data.clock import Clocked, with_times
@@ -49,17 +49,18 @@ REPLAY = "replay"
 def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == [REPLAY]:  # replay parses the flags of the configuration itself
-        from data.replay.cli import main as replay
+    with printed_warnings():
+        if words[:1] == [REPLAY]:  # replay parses the flags of the configuration itself
+            from data.replay.cli import main as replay
 
-        return run_program(lambda argv: replay(argv, out), words[1:])
+            return run_program(lambda argv: replay(argv, out), words[1:])
+        return run_program(lambda argv: _run(argv, out), words)
 
-    def tell(argv: Sequence[str]) -> None:
-        options = _parser().parse_args(argv)
-        run: Callable[[argparse.Namespace], str] = options.run
-        (out or sys.stdout).write(run(options) + "\n")
 
-    return run_program(tell, words)
+def _run(argv: Sequence[str], out: TextIO | None) -> None:
+    options = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], str] = options.run
+    (out or sys.stdout).write(printable(run(options)) + "\n")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -170,10 +171,8 @@ def _convert(options: argparse.Namespace) -> str:
             raise InputError(f"{flag} must be at least 1, got {number}")
     if len(options.paths) > 1 and options.dictionaries:
         raise InputError("--dictionaries reads one file or folder: build them for all the data in one folder")
-    configs = [
-        DataConfig(path=path, format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows)
-        for path in options.paths
-    ]
+    asked = DataConfig(format=options.format or "synthetic", schema=options.schema, bad_rows=options.bad_rows)
+    configs = told_formats([dataclasses.replace(asked, path=path) for path in options.paths])
     order = _next_use_order(options)
     if options.dictionaries:
         _build_dictionaries(configs[0], options)
@@ -188,7 +187,7 @@ def _open_input(config: DataConfig, *, needs_times: bool) -> Source:
     """The source of an input, with the times that its schema names, or that its format has if they are needed."""
     source = open_source(config)
     is_named = isinstance(source, Clocked) and source.clock is not None and source.clock.is_named
-    return with_times(source, with_format(config).format, "--times") if needs_times or is_named else source
+    return with_times(source, config.format, "--times") if needs_times or is_named else source
 
 
 def _convert_file(

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
+from data.arrow_numbers import is_list
 from data.clock import Clock
 from data.schema_file import FeatureColumn, SchemaFile
 from data.string_hash import is_text
 from data.string_ids import StringIds
 
-__all__ = ["ColumnRules", "is_list", "target_columns"]
+__all__ = ["ColumnRules", "target_columns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class ColumnRules:
         columns: the column of each feature, in the order of the features.
         weights: (feature, weight column) pairs.
         strings: (table, how its strings become ids) pairs; other tables have integer ids.
-        multi_hot: features with several ids in a row.
+        multi_hot: features with several ids in a row, in the first file.
         unlabelled: labels and weights of examples may be missing.
         absent: label columns, and the weights', that the files do not have.
         clock: the column of the examples' times; None: they have none.
@@ -48,7 +49,14 @@ class ColumnRules:
     reads_times: bool = False
 
     @classmethod
-    def of(cls, path: str, found: SchemaFile, table: pa.Schema, *, unlabelled: bool = False) -> ColumnRules:
+    def of(
+        cls,
+        path: str,
+        found: SchemaFile,
+        table: pa.Schema,
+        *,
+        unlabelled: bool = False,
+    ) -> ColumnRules:
         """The rules of a schema file for tables like that of the file `path`; `unlabelled`: see above.
 
         Raises:
@@ -126,15 +134,17 @@ class ColumnRules:
                     f"{path}: column {column.name!r}: expected integer ids (or lists of them), got {kind}{advice}"
                 )
         for feature_name, name in self.weights:
-            self._check_weights(path, feature_name, name, _column_type(path, table, name))
+            self._check_weights(path, feature_name, name, table)
         if self.clock is not None and self.reads_times:
             _check_times(path, self.clock, _column_type(path, table, self.clock.name))
 
-    def _check_weights(self, path: str, feature: str, name: str, kind: pa.DataType) -> None:
+    def _check_weights(self, path: str, feature: str, name: str, table: pa.Schema) -> None:
+        kind = _column_type(path, table, name)
         column = next(
             column for item, column in zip(self.schema.features, self.columns, strict=True) if item.name == feature
         )
-        fits = pa.types.is_floating(_element(kind)) and is_list(kind) == (feature in self.multi_hot)
+        of_ids = _column_type(path, table, column.name)
+        fits = pa.types.is_floating(_element(kind)) and is_list(kind) == is_list(of_ids)
         if column.separator:
             fits = is_text(kind)
         if not fits:
@@ -149,18 +159,15 @@ def target_columns(schema: DataSchema) -> tuple[str, ...]:
     return (*schema.labels, *filter(None, [schema.example_weight]))
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column has several values in a row."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
 def _element(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 
 
 def _column_type(path: str, schema: pa.Schema, name: str) -> pa.DataType:
-    if schema.get_field_index(name) < 0:
-        raise InputError(f"{path}: column {name!r} is missing, the file has: {', '.join(schema.names)}")
+    count = len(schema.get_all_field_indices(name))
+    if count != 1:
+        fault = f"is there {count} times, expected it once" if count else "is missing"
+        raise InputError(f"{path}: column {name!r} {fault}, the file has: {', '.join(schema.names)}")
     return schema.field(name).type
 
 

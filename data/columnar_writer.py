@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bagpipe.errors import InputError
-from bagpipe.util.outputs import cannot_write
+from bagpipe.util.outputs import written_whole
 from bagpipe.util.process_pool import check_interrupt
 from data.arrow_files import embed_schema
+from data.arrow_numbers import is_list
 from data.bad_row_limit import BadRowLimit
 from data.checked_read import read_checked
 from data.clock import Clock, clock_of
@@ -58,7 +59,8 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     name when complete.
 
     Raises:
-        InputError: bad input rows under the stop policy, or a name that ends in neither .arrow nor .parquet.
+        InputError: bad input rows under the stop policy, a name that ends in neither .arrow nor .parquet, several ids
+            of a feature that the source says has one, or a column that has several uses.
     """
     names = {feature.name: f"{feature.name}.weight" for feature in source.schema.features if feature.weighted}
     tables = tuple(dataclasses.replace(table, hash=False) for table in source.schema.tables)
@@ -66,19 +68,12 @@ def write_columnar(source: Source, path: str, limit: int = 0, segments: Sequence
     stored = SchemaFile(schema=schema, weights=names, clock=_stored_clock(source, names))
     form = _arrow_schema(source, stored)
     rows = skipped = 0
-    partial = f"{path}.partial"
-    try:
-        with open_writer(path, partial, form) as write:
-            for group, bad in _groups(source, source.segments() if segments is None else segments, limit):
-                skipped += bad
-                if sum(map(len, group)):
-                    write(_record_batch(source, form, group))
-                    rows += sum(map(len, group))
-        os.replace(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    with written_whole(path) as partial, open_writer(path, partial, form) as write:
+        for group, bad in _groups(source, source.segments() if segments is None else segments, limit):
+            skipped += bad
+            if sum(map(len, group)):
+                write(_record_batch(source, form, group))
+                rows += sum(map(len, group))
     return WrittenFile(rows=rows, skipped=skipped, num_bytes=os.path.getsize(path))
 
 
@@ -139,16 +134,24 @@ def _stored_clock(source: Source, weights: Mapping[str, str]) -> Clock | None:
 
 
 def _arrow_schema(source: Source, stored: SchemaFile) -> pa.Schema:
+    multi_hot = source.multi_hot
     fields = [pa.field(name, pa.float32()) for name in target_columns(stored.schema)]
     fields += [pa.field(name, pa.float32()) for name in stored.schema.dense]
     for feature in stored.schema.features:
-        multi = feature.name in source.multi_hot
+        multi = feature.name in multi_hot
         fields.append(pa.field(feature.name, pa.list_(pa.int64()) if multi else pa.int64()))
         if feature.weighted:
             kind = pa.list_(pa.float32()) if multi else pa.float32()
             fields.append(pa.field(stored.weights[feature.name], kind))
     if stored.clock is not None:
         fields.append(pa.field(stored.clock.name, TIME_TYPE))
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"column {name!r} has {names.count(name)} uses in the schema, and a converted file has it for one: "
+                "name it once among label, example_weight, dense, sparse and weights"
+            )
     return pa.schema(fields, metadata=embed_schema(stored))
 
 
@@ -162,7 +165,12 @@ def _record_batch(source: Source, schema: pa.Schema, group: list[RowSlice]) -> p
     offsets = batch.feature_offsets()
     for number, feature in enumerate(source.schema.features):
         part = slice(int(offsets[number]), int(offsets[number + 1]))
-        shape = as_lists if feature.name in source.multi_hot else as_scalars
+        shape = as_lists if is_list(schema.field(feature.name).type) else as_scalars
+        if shape is as_scalars and int(batch.lengths[number].max(initial=0)) > 1:
+            raise InputError(
+                f"feature {feature.name!r}: expected at most one id a row, because the reader's multi_hot does not "
+                f"name it, got {batch.lengths[number].max()}"
+            )
         columns.append(shape(batch.values[part], batch.lengths[number]))
         if feature.weighted and batch.weights is not None:
             columns.append(shape(batch.weights[part], batch.lengths[number]))
@@ -179,7 +187,7 @@ def as_lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
 
 
 def as_scalars(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    """A column of single values: null where the length is 0."""
+    """A column of single values: null where the length is 0; no length is above 1."""
     if values.size == lengths.size:
         return pa.array(values)
     spread = np.zeros(lengths.size, values.dtype)
@@ -190,7 +198,7 @@ def as_scalars(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
 @contextlib.contextmanager
 def _ipc_writer(path: str, schema: pa.Schema, plain: Collection[str]) -> Iterator[Writer]:
     del plain  # no column has a dictionary
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with pa.OSFile(os.fsencode(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         yield writer.write_batch
 
 
@@ -198,7 +206,7 @@ def _ipc_writer(path: str, schema: pa.Schema, plain: Collection[str]) -> Iterato
 def _parquet_writer(path: str, schema: pa.Schema, plain: Collection[str]) -> Iterator[Writer]:
     coded: bool | list[str] = [name for name in schema.names if name not in plain] if plain else True
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": coded}
-    with pq.ParquetWriter(path, schema, **options) as writer:
+    with pa.OSFile(os.fsencode(path), "wb") as sink, pq.ParquetWriter(sink, schema, **options) as writer:
         yield lambda batch: writer.write_batch(batch, row_group_size=batch.num_rows)
 
 

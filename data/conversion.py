@@ -25,7 +25,7 @@ from bagpipe.util.process_pool import ProcessPool
 from data.clock import clock_of
 from data.columnar_writer import write_columnar
 from data.conversion_manifest import ConversionManifest, PartRecord, record_of
-from data.source import Segment, Source, file_version
+from data.source import Segment, Source, version_of
 
 __all__ = ["Conversion", "Watch", "checked_inputs", "convert_folder", "manifest_of", "parts_of"]
 
@@ -163,11 +163,7 @@ def _versions(sources: Sequence[Source]) -> dict[str, str]:
     found = {}
     for path in (path for source in sources for path in source.files):
         forget(path)
-        try:
-            version = file_version(path)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        found[path] = str(version)
+        found[path] = str(version_of(path))
     return found
 
 

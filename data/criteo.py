@@ -19,8 +19,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns
-from data.delimited import place_ids
-from data.hashing import first_out_of_range
+from data.hashing import place_ids, range_reason
 from data.number_parsing import Positions, digit_words, parse_hex, parse_integers, quote
 from data.schema_file import criteo_schema
 from data.source import Block, Segment
@@ -98,9 +97,9 @@ class CriteoSource(TextSource):
         bad = []
         for number, feature in enumerate(self.schema.features):
             table = self.schema.table(feature.table)
-            parsed.ids[number], problem = place_ids(table, parsed.ids[number], parsed.present[number])
-            if problem is not None:
-                bad.append(parsed.lines[problem.lines])
+            parsed.ids[number], outside = place_ids(parsed.ids[number], table, parsed.present[number])
+            if outside.size:
+                bad.append(parsed.lines[outside])
         return parsed.ids, distinct_ids(bad) if bad else np.zeros(0, np.int64)
 
     def _error(self, block: Block, text: bytes, line: int) -> InputError:
@@ -112,8 +111,8 @@ class CriteoSource(TextSource):
         for feature, text in zip(self.schema.features, content.split(b"\t")[1 + NUM_DENSE :], strict=True):
             table = self.schema.table(feature.table)
             ids = np.array([int(text or b"0", 16)], np.uint64).view(np.int64)
-            if text and first_out_of_range(ids, table) is not None:
-                return f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[0]} ({text.decode()})"
+            if text and place_ids(ids, table)[1].size:
+                return f"{range_reason(table, int(ids[0]))} ({text.decode()})"
         raise AssertionError("a bad line passes all checks")
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.util.outputs import cannot_write
+from bagpipe.util.outputs import written_whole
 from data.criteo import NUM_DENSE, NUM_SPARSE
 from data.synthetic import RawBlock, SyntheticSource
 
@@ -75,17 +74,10 @@ def write_criteo_text(source: SyntheticSource, path: str) -> int:
         )
     if len(source.schema.labels) > 1 or source.schema.example_weight or source.clock is not None:
         raise InputError("Criteo's text has one label, no weights of examples and no times: write .arrow or .parquet")
-    partial = Path(f"{path}.partial")
-    try:
-        with partial.open("wb") as raw, _compressed(raw, path) as stream:
-            for segment in source.segments():
-                for block in source.blocks(segment):
-                    stream.write(format_block(source.draw(block)))
-        partial.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(path) as partial, open(partial, "wb") as raw, _compressed(raw, path) as stream:
+        for segment in source.segments():
+            for block in source.blocks(segment):
+                stream.write(format_block(source.draw(block)))
     return os.path.getsize(path)
 
 

@@ -20,7 +20,7 @@ from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
 from data.column_rules import ColumnRules, target_columns
 from data.csv_layout import CsvLayout, split_line
-from data.csv_lines import parse_lines
+from data.csv_lines import ID, parse_lines
 from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
 from data.source import Block, Segment
 from data.text_files import (
@@ -109,7 +109,8 @@ class CsvSource(ArrowSource, TextSource):
             raise InputError(f"{schema_path}: messages have no header: csv.columns must name their columns")
         types = _types(schema_path, found)
         part = _open("", form, [column for column, _ in types])
-        return cls(parts=(part,), rules=ColumnRules.of("", found, pa.schema(types)), types=types, form=form, **options)
+        rules = ColumnRules.of("", found, pa.schema(types))
+        return cls(parts=(part,), rules=rules, types=types, form=form, **options)
 
     def with_times(self) -> CsvSource:
         """See `data.clock.Clocked`."""
@@ -145,7 +146,7 @@ def _types(path: str, found: SchemaFile) -> tuple[tuple[str, pa.DataType], ...]:
     for feature in found.schema.features:
         column = found.columns.get(feature.name, FeatureColumn(name=feature.name))
         has_text = bool(column.separator) or (feature.table in found.strings and column.buckets is None)
-        uses.append((column.name, pa.binary() if has_text else pa.float64() if column.buckets else pa.int64()))
+        uses.append((column.name, pa.binary() if has_text else pa.float64() if column.buckets else ID))
         if feature.weighted:
             uses.append((found.weights[feature.name], pa.binary() if column.separator else pa.float32()))
     return _merged(path, uses)
@@ -158,7 +159,8 @@ def _merged(path: str, uses: Iterable[tuple[str, pa.DataType]]) -> tuple[tuple[s
         before = types.setdefault(name, kind)
         if (before == pa.binary()) != (kind == pa.binary()):
             raise InputError(f"{path}: column {name!r} is named as text and as a number, expected one of them")
-        types[name] = pa.int64() if pa.int64() in (before, kind) else before
+        if before != kind:  # a number that is also an id, or two kinds of numbers
+            types[name] = pa.int64() if {ID, pa.int64()} & {before, kind} else before
     return tuple(types.items())
 
 

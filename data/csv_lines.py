@@ -26,13 +26,20 @@ from data.arrow_columns import ArrowBlock
 from data.csv_layout import CsvLayout, has_open_quote, split_line
 from data.number_parsing import quote
 
-__all__ = ["parse_lines"]
+__all__ = ["ID", "parse_lines"]
 
 #: Malformed lines of a block that only trials by halves find, such as those with a quoted value of more than 128 KiB.
 #: A trial takes up to a millisecond.
 _MAX_TRIED = 1_000
 
-_WORDS = {pa.int64(): "an integer", pa.float64(): "a number", pa.float32(): "a number"}
+#: Type of a column of ids, in the types to read: integers from -2^63 to 2^64 - 1. Those of 2^63 and more are read as
+#: signed integers with the same bits.
+ID = pa.uint64()
+
+#: Integers of at least 2^63, and beyond.
+_LONG = r"^[0-9]{19,}$"
+
+_WORDS = {ID: "an integer", pa.int64(): "an integer", pa.float64(): "a number", pa.float32(): "a number"}
 
 Lines = NDArray[np.int64]
 
@@ -45,7 +52,7 @@ def parse_lines(
     Args:
         text: the lines; the last one ends too.
         names: of all columns of a line.
-        types: of the columns to read: binary, int64, float32 or float64.
+        types: of the columns to read: binary, `ID`, int64, float32 or float64.
         form: delimiter, quotes and missing values.
         stops: explain the first malformed line, and read only the lines before it.
     """
@@ -108,6 +115,29 @@ class _Parser:
         With a `handler`, which skips lines with another number of values, the result has as many rows fewer.
         """
         types = self.types if types is None else types
+        found = self._parsed(text, num_lines, {name: _narrow(kind) for name, kind in types.items()}, handler)
+        if found is not None or handler is not None or ID not in types.values():
+            return found
+        # Ids of 2^63 and more: slower, as texts.
+        ids = [name for name, kind in types.items() if kind == ID]
+        found = self._parsed(text, num_lines, {**types, **dict.fromkeys(ids, pa.binary())})
+        if found is None:
+            return None
+        for name in ids:
+            column = _long_ids(found.column(name).combine_chunks())
+            if column is None:
+                return None
+            found = found.set_column(found.schema.get_field_index(name), name, column)
+        return found
+
+    def _parsed(
+        self,
+        text: bytes,
+        num_lines: int,
+        types: Mapping[str, pa.DataType],
+        handler: Callable[[Any], str] | None = None,
+    ) -> pa.Table | None:
+        """See `table`; the types are Arrow's."""
         names = [name if name in types else f"#{number}" for number, name in enumerate(self.names)]
         text += (self.form.delimiter * (len(names) - 1) + "\n").encode()
         skipped = 0
@@ -257,11 +287,29 @@ def _bad_numbers(column: pa.ChunkedArray, kind: pa.DataType) -> NDArray[np.bool_
 
 def _is_number(texts: pa.Array, kind: pa.DataType) -> bool:
     """Whether all texts are numbers."""
+    if kind == ID:
+        return _long_ids(texts) is not None
     try:
         texts.cast(kind)
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def _narrow(kind: pa.DataType) -> pa.DataType:
+    """The type as which most ids can be read."""
+    return pa.int64() if kind == ID else kind
+
+
+def _long_ids(texts: pa.Array) -> pa.Array | None:
+    """Texts as ids, int64, nulls included; None: one is no integer from -2^63 to 2^64 - 1."""
+    try:
+        texts = pc.ascii_trim(texts.cast(pa.string()), characters=" \t")
+        is_long = pc.match_substring_regex(texts, _LONG).fill_null(False)
+        long = pc.if_else(is_long, texts, "0").cast(pa.uint64()).view(pa.int64())
+        return pc.if_else(is_long, long, pc.if_else(is_long, "0", texts).cast(pa.int64()))
+    except pa.ArrowInvalid:
+        return None
 
 
 def _refused(count: int, accepts: Callable[[int, int], bool], most: int | None = None) -> Lines:

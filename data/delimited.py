@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.types.schema import DataSchema, Table
+from bagpipe.types.schema import DataSchema
 from data.columns import Columns, take_rows
-from data.hashing import first_out_of_range, hash_ids
+from data.hashing import place_ids, range_reason
 from data.number_parsing import Positions, Words, byte_words, digit_words, parse_hex, parse_integers, quote
 from data.source import Block
 from data.text_files import locate_line
@@ -34,7 +34,6 @@ __all__ = [
     "explain_line",
     "find_columns",
     "good_columns",
-    "place_ids",
     "split_fields",
 ]
 
@@ -197,19 +196,6 @@ class Problem:
     reason: str
 
 
-def place_ids(table: Table, ids: Positions, present: Flags) -> tuple[Positions, Problem | None]:
-    """Map the ids of one feature, int64 ``[n]``, to rows of its table: hashed if the table hashes, else checked for
-    range.
-    """
-    if table.hash and table.rows is not None:
-        return hash_ids(ids, table.rows), None
-    if table.rows is None or first_out_of_range(ids[present], table) is None:
-        return ids, None
-    outside = np.flatnonzero(present & ((ids < 0) | (ids >= table.rows)))
-    reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[outside[0]]}"
-    return ids, Problem(lines=outside, reason=reason)
-
-
 def good_columns(
     fields: Fields,
     *,
@@ -242,11 +228,11 @@ def good_columns(
     problems = []
     for number in range(ids.shape[0]):
         table = schema.table(schema.features[number].table)
-        ids[number], problem = place_ids(table, ids[number], present[number] & ~wrong)
-        if problem is not None:
-            problems.append(problem)
+        ids[number], outside = place_ids(ids[number], table, present[number] & ~wrong)
+        if outside.size:
+            problems.append(Problem(lines=outside, reason=range_reason(table, int(ids[number, outside[0]]))))
     several = [
-        place_ids(schema.table(feature.table), values, np.ones(values.shape, np.bool_))[0]
+        place_ids(values, schema.table(feature.table))[0]
         for feature, (values, _) in zip(schema.features[ids.shape[0] :], bags, strict=True)
     ]
     lengths = np.concatenate([present.astype(np.int32), *(counts[None] for _, counts in bags)])

@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 
 from bagpipe.errors import InputError
 from data.arrow_columns import ArrowBlock, ArrowSource
-from data.arrow_numbers import split_texts
+from data.arrow_numbers import flat_values
 from data.bad_row_limit import BadRowLimit
-from data.column_rules import ColumnRules, is_list
+from data.column_rules import ColumnRules
 from data.source import Source
 from data.string_dictionary import write_dictionary
-from data.string_hash import as_binary
 
 __all__ = ["ORDERS", "build_dictionaries"]
 
@@ -89,15 +88,10 @@ def _strings(rules: ColumnRules, rows: pa.Table, table: str) -> pa.Array:
     for feature, column in zip(rules.schema.features, rules.columns, strict=True):
         if feature.table != table or column.buckets is not None:
             continue
-        array = rows.column(column.name).combine_chunks()
-        if column.separator:
-            array = split_texts(array, column.separator)
-        numbers = np.arange(len(array))
-        if is_list(array.type):
-            lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-            numbers, array = np.repeat(numbers, lengths), array.flatten()
+        lengths, array = flat_values(rows.column(column.name), column.separator)
+        numbers = np.arange(rows.num_rows) if lengths is None else np.repeat(np.arange(rows.num_rows), lengths)
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        parts.append(as_binary(array.drop_null()))
+        parts.append(array.drop_null())
         row_of.append(numbers[valid])
     if len(parts) == 1:
         return parts[0]

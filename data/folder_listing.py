@@ -7,6 +7,8 @@
     _DONE.day_0                    marks day_0 as complete (marker)
     _END or _SUCCESS               everything there is complete, and nothing more comes
     .day_3.tmp  _day_3             not looked at
+    day_4/  day_5 -> nothing       left out: folders, links to nothing, and files of other names than the rule's
+    day_0.bak  day_0~              left out: copies (`bagpipe.files.data_folder.copies`)
 
 A file that is not complete holds back those after it, so files may become complete in any order. They must appear in
 the order of their names: a file that appears before one that was taken is refused. Pure: no clock, no file is opened.
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from bagpipe.errors import InputError
-from data.text_files import natural_key
+from bagpipe.files.data_folder import copies, natural_key
 
 __all__ = ["DONE", "ENDS", "Entry", "FollowRule", "Listing", "arrived", "listed", "order_key"]
 
@@ -31,13 +33,23 @@ ENDS = ("_END", "_SUCCESS")
 #: Seconds after the end of a stream's time until all markers of that time are seen: times of files are rounded.
 _CLOCK_S = 1.0
 
+#: Seconds after which an entry that nothing changes keeps its name.
+_SETTLED_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file of the folder: name, and time of its last modification in seconds since 1970."""
+    """An entry of the folder.
+
+    Attributes:
+        name: in the folder.
+        modified_s: last modification of a file, in seconds since 1970.
+        is_file: it is a file, or a link to one.
+    """
 
     name: str
     modified_s: float
+    is_file: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +61,7 @@ class FollowRule:
         age_s: without a marker: seconds since the last modification.
         until_s: seconds since 1970; None: all is read. Without markers the first file that is modified later ends the
             folder, or a resumed job would find other files before its place. Later markers do not count.
-        suffixes: ends of the names of data files; empty: any.
+        suffixes: ends of the names of data files, in small letters; empty: any.
     """
 
     by_marker: bool
@@ -66,11 +78,13 @@ class Listing:
         files: names of the data files, in reading order.
         num_complete: so many of them, from the first on, can be read.
         is_over: no file is to be added.
+        left_out: names of other visible entries, without those that change: writers rename files when they are whole.
     """
 
     files: tuple[str, ...]
     num_complete: int
     is_over: bool
+    left_out: tuple[str, ...] = ()
 
 
 def order_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
@@ -83,7 +97,11 @@ def listed(entries: Iterable[Entry], rule: FollowRule, now_s: float) -> Listing:
     until_s = float("inf") if rule.until_s is None else rule.until_s
     entries = list(entries)
     names = {entry.name for entry in entries if entry.modified_s <= until_s}
-    files = sorted((entry for entry in entries if _is_data(entry.name, rule)), key=lambda entry: order_key(entry.name))
+    visible = sorted((each for each in entries if _is_visible(each.name)), key=lambda entry: order_key(entry.name))
+    data = {entry.name for entry in visible if _is_data(entry, rule)}
+    data -= copies(data)
+    files = [entry for entry in visible if entry.name in data]
+    others = [entry for entry in visible if entry.name not in data]
     if not rule.by_marker:  # of marked files the time of the marker counts
         files = list(takewhile(lambda entry: entry.modified_s <= until_s, files))
     has_ended = not names.isdisjoint(ENDS)
@@ -97,11 +115,20 @@ def listed(entries: Iterable[Entry], rule: FollowRule, now_s: float) -> Listing:
             break
         num_complete += 1
     is_over = has_ended or is_late
-    return Listing(files=tuple(entry.name for entry in files), num_complete=num_complete, is_over=is_over)
+    return Listing(
+        files=tuple(entry.name for entry in files),
+        num_complete=num_complete,
+        is_over=is_over,
+        left_out=tuple(entry.name for entry in others if is_over or now_s - entry.modified_s >= _SETTLED_S),
+    )
 
 
-def _is_data(name: str, rule: FollowRule) -> bool:
-    return not name.startswith((".", "_")) and name.endswith(rule.suffixes or "")
+def _is_visible(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
+def _is_data(entry: Entry, rule: FollowRule) -> bool:
+    return entry.is_file and entry.name.lower().endswith(rule.suffixes or "")
 
 
 def arrived(first: Listing, second: Listing, taken: Collection[str], last: str, folder: str) -> tuple[list[str], bool]:

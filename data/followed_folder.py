@@ -25,6 +25,7 @@ from bagpipe.client.agreement import first_difference
 from bagpipe.config.ranges import seconds_of
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.files.data_folder import tell_left_out
 from data.clock import with_times
 from data.columns import Columns
 from data.folder_listing import DONE, Entry, FollowRule, Listing, arrived, listed, order_key
@@ -138,7 +139,7 @@ def _source_of(opener: Opener, config: DataConfig, seed: int, path: str, reads_t
 
 
 def entries_of(folder: str) -> list[Entry]:
-    """The files of a folder.
+    """The entries of a folder.
 
     Raises:
         InputError: it cannot be listed.
@@ -148,10 +149,11 @@ def entries_of(folder: str) -> list[Entry]:
         with os.scandir(folder) as found:
             for item in found:
                 try:
-                    if item.is_file():
-                        entries.append(Entry(name=item.name, modified_s=item.stat().st_mtime))
+                    is_file = item.is_file()
+                    time_s = item.stat(follow_symlinks=is_file).st_mtime
                 except FileNotFoundError:  # removed or renamed meanwhile
                     continue
+                entries.append(Entry(name=item.name, modified_s=time_s, is_file=is_file))
     except OSError as error:
         raise InputError(f"data.path {folder}: expected a folder that grows: {error.strerror or error}") from None
     return entries
@@ -189,6 +191,7 @@ class FolderArrivals:
         self._names = hashlib.sha256().hexdigest()[:16]  # of the names taken, one after the other
         self._files: deque[str] = deque()
         self._segments: deque[Arrived] = deque()
+        self._told: set[str] = set()  # entries that are left out
         if place is not None:
             self._begin_at(_checked(place, stream.name))
 
@@ -227,10 +230,18 @@ class FolderArrivals:
             return
         self._looked_s = now
         first = self._listing()
+        self._tell(first.left_out)
         files, self.is_over = arrived(first, self._listing(), self._taken, self._last, self._stream.name)
         self._files.extend(files)
         self._taken.update(files)
         self._last = files[-1] if files else self._last
+
+    def _tell(self, left_out: tuple[str, ...]) -> None:
+        """Say which entries are not read, each once."""
+        suffixes = ", ".join(self._stream.rule.suffixes)
+        reason = f"a stream is of files{f' ending in {suffixes}' if suffixes else ''}, without folders and copies"
+        tell_left_out(self._stream.name, [name for name in left_out if name not in self._told], reason)
+        self._told.update(left_out)
 
     def _open(self, name: str, first: int = 0) -> None:
         """The segments of a file, from number `first` on."""
@@ -245,11 +256,11 @@ class FolderArrivals:
 
     def _count(self, name: str) -> None:
         self._num_files += 1
-        self._names = hashlib.sha256(f"{self._names}/{name}".encode()).hexdigest()[:16]
+        self._names = hashlib.sha256(f"{self._names}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def _begin_at(self, place: Mapping[str, Any]) -> None:
         folder, name = self._stream.name, str(place["file"])
-        there = sorted((entry.name for entry in self._entries(folder)), key=order_key)
+        there = sorted((entry.name for entry in self._entries(folder) if entry.is_file), key=order_key)
         before = [other for other in listed_names(there, self._stream.rule) if order_key(other) < order_key(name)]
         path = os.path.join(folder, name)
         if name not in there:

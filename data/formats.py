@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from data.clock import with_times
 from data.source import Source, check_bad_rows
 
 __all__ = ["FORMATS", "check_test_source", "open_eval_source", "open_source"]
+
+_LOG = logging.getLogger("bagpipe.data")
 
 
 def _fixed_schema(config: DataConfig, schema: DataSchema, *sections: str) -> tuple[DataSchema, Mapping[str, Any]]:
@@ -224,4 +227,14 @@ def _open_beside(config: DataConfig, source: Source, key: str, seed: int) -> Sou
             f"{change.first}, got {change.second}"
         )
     found.segments()  # the columns of all files, before training begins
+    shared = [name for name in _data_files(found) if name in set(_data_files(source))]
+    if shared and path != config.path:
+        more = f" and {len(shared) - 1:,} more of its files" if len(shared) > 1 else ""
+        _LOG.warning("data.%s %s: %s%s are trained on too: data.path holds them", key, path, shared[0], more)
     return found
+
+
+def _data_files(source: Source) -> list[str]:
+    """The files of a source, without dictionaries of strings."""
+    rules = getattr(source, "rules", None)
+    return [name for name in source.files if rules is None or name not in rules.dictionaries]

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from bagpipe.types.schema import Table
 from bagpipe.types.splitmix64 import GOLDEN, hash_ids, mix
 
-__all__ = ["first_out_of_range", "hash_ids", "mix64", "scramble40"]
+__all__ = ["hash_ids", "mix64", "place_ids", "range_reason", "scramble40"]
+
+_NONE = np.zeros(0, np.int64)
 
 _MASK_40 = np.uint64((1 << 40) - 1)
 _ODD_1 = np.uint64(0x9E3779B97F | 1)
@@ -40,10 +42,28 @@ def scramble40(ranks: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
     return words.view(np.int64)
 
 
-def first_out_of_range(ids: NDArray[np.int64], table: Table) -> int | None:
-    """Position of the first id outside ``[0, rows)`` of a bounded table without hashing; None if there is none."""
-    if table.rows is None or table.hash or not ids.size:
-        return None
-    if int(ids.min()) >= 0 and int(ids.max()) < table.rows:
-        return None
-    return int(np.flatnonzero((ids < 0) | (ids >= table.rows))[0])
+def place_ids(
+    ids: NDArray[np.int64], table: Table, present: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The ids of a table's rows, folded if the table hashes, and the ascending positions of those outside its range.
+
+    Args:
+        ids: int64 ``[n]``.
+        table: their table.
+        present: bool ``[n]``, the ids that there are; None: all.
+    """
+    if table.rows is None:
+        return ids, _NONE
+    if table.hash:
+        return hash_ids(np.ascontiguousarray(ids), table.rows), _NONE
+    some = ids if present is None else ids[present]
+    if not some.size or (int(some.min()) >= 0 and int(some.max()) < table.rows):
+        return ids, _NONE
+    outside = (ids < 0) | (ids >= table.rows)
+    return ids, np.flatnonzero(outside if present is None else outside & present)
+
+
+def range_reason(table: Table, raw_id: int) -> str:
+    """The fault of an id outside the range of its table. Unsigned ids of 2^63 and more are negative ones here."""
+    unsigned = f" ({raw_id % 2**64} as an unsigned number)" if raw_id < 0 else ""
+    return f"expected ids of table {table.name!r} in [0, {table.rows}), got {raw_id}{unsigned}"

@@ -12,11 +12,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Self
 
 from bagpipe.errors import InputError, JobError
+from bagpipe.util.documents import file_text
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -50,11 +50,7 @@ def client_settings(brokers: str, path: str) -> tuple[tuple[str, str], ...]:
     """
     settings = {"bootstrap.servers": brokers}
     if path:
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read data.kafka_config {path}: {error}") from None
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(file_text(path, subject="data.kafka_config").splitlines(), start=1):
             name, equals, value = line.partition("=")
             if line.strip() and not line.lstrip().startswith("#"):
                 if not equals:

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
+from bagpipe.oracle.plan import RowList
 from bagpipe.types.batch import Batch
 from data.batch_queue import BatchQueue
 from data.batcher import Batcher, BlockOrder
@@ -313,6 +314,7 @@ def open_loader(
     phase: Phase = "train",
     state: Mapping[str, Any] | None = None,
     source: Source | None = None,
+    known: RowList | None = None,
 ) -> LookaheadLoader:
     """The loader of a phase as configured, not yet entered.
 
@@ -322,6 +324,7 @@ def open_loader(
         phase: train or eval.
         state: a position saved by `LookaheadLoader.state`. Ignored where uses of rows are counted, from batch 0.
         source: of the phase, if it is open already.
+        known: see `row_stage`.
 
     Raises:
         InputError: unknown format, missing file, or a setting out of range.
@@ -330,7 +333,7 @@ def open_loader(
     if source is None:
         source = open_source(config, seed)
         source = (open_eval_source(config, source, seed) if own_files else None) or source
-    stage = row_stage(config, source.schema, phase)
+    stage = row_stage(config, source.schema, phase, known)
     return LookaheadLoader(
         source,
         batch_size=config.batch_size,

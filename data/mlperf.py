@@ -22,15 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.files.access import is_file, is_folder, join, list_folder
+from bagpipe.files.access import is_file, is_folder, join
+from bagpipe.files.data_folder import natural_key, path_key, tell_left_out
 from bagpipe.types.schema import DataSchema, Feature, Table
 from bagpipe.util.distinct_ids import distinct_ids
 from data.columns import Columns, take_rows
-from data.hashing import first_out_of_range, hash_ids
+from data.hashing import place_ids, range_reason
 from data.narrowed import narrowed_schema
 from data.npy_files import Array, map_array, member_names
 from data.source import Block, Segment
-from data.text_files import natural_key
+from data.text_files import whole_folder
 
 __all__ = ["Day", "MlperfSource", "find_days", "mlperf_schema"]
 
@@ -38,6 +39,7 @@ __all__ = ["Day", "MlperfSource", "find_days", "mlperf_schema"]
 BLOCK_ROWS = 65_536
 
 _DENSE, _LABELS, _MULTI_HOT, _SPARSE = "_dense.npy", "_labels.npy", "_sparse_multi_hot.npz", "_sparse.npy"
+_ENDINGS = (_DENSE, _LABELS, _MULTI_HOT, _SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +60,25 @@ def find_days(path: str) -> tuple[Day, ...]:
     if not path:
         raise InputError("data.path is empty: name a folder, or a file such as day_0_dense.npy")
     if is_folder(path):
-        names = [name for name in list_folder(path) if name.endswith(_DENSE)]
-        stems = sorted((name.removesuffix(_DENSE) for name in names), key=natural_key)
-        if not stems:
-            raise InputError(f"{path}: the folder holds no file ending in {_DENSE}")
-        return tuple(_day(join(path, stem)) for stem in stems)
+        return _days_of(path)
     if not is_file(path):
         raise InputError(f"data.path {path}: no such file or folder")
-    for ending in (_DENSE, _LABELS, _MULTI_HOT, _SPARSE):
+    for ending in _ENDINGS:
         if path.endswith(ending):
             return (_day(path.removesuffix(ending)),)
     raise InputError(f"{path}: expected a name ending in {_DENSE}, {_LABELS}, {_MULTI_HOT} or {_SPARSE}")
+
+
+def _days_of(path: str) -> tuple[Day, ...]:
+    found = whole_folder(path)
+    stems = {name.removesuffix(end) for name in found.files for end in _ENDINGS if name.endswith(end)}
+    if not stems:
+        raise InputError(f"{path}: the folder holds no file ending in {_DENSE}")
+    days = tuple(_day(join(path, stem)) for stem in sorted(stems, key=path_key))
+    used = {name for day in days for name in (day.dense, day.labels, day.sparse)}
+    unused = [name for name in found.files if join(path, name) not in used]
+    tell_left_out(path, [*unused, *found.left_out], "only the three files of each day are read")
+    return days
 
 
 def _day(stem: str) -> Day:
@@ -178,7 +188,10 @@ class MlperfSource:
         arrays = _open(days[0])
         schema = mlperf_schema(arrays.dense.shape[1], len(arrays.widths))
         multi_hot = frozenset(
-            feature.name for feature, width in zip(schema.features, arrays.widths, strict=True) if width != 1
+            feature.name
+            for day in days
+            for feature, width in zip(schema.features, _open(day).widths, strict=False)  # `segments` compares them
+            if width != 1
         )
         return cls(**{"days": days, "schema": schema, "multi_hot": multi_hot, **options})
 
@@ -244,8 +257,9 @@ class MlperfSource:
                 f"the file changed while it was read"
             )
         part = slice(block.start, block.stop)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # a number beyond float32 is infinite, which is refused
             dense = np.ascontiguousarray(arrays.dense[part][:, : len(self.schema.dense)], np.float32)
+            labels = arrays.labels[part].reshape(-1).astype(np.float32)
         problems = []
         finite = np.isfinite(dense)
         if not finite.all():
@@ -257,12 +271,9 @@ class MlperfSource:
         for number, (feature, some) in enumerate(zip(self.schema.features, arrays.ids(part, columns), strict=True)):
             lengths[number] = some.shape[1]
             table = self.schema.table(feature.table)
-            ids = some.astype(np.int64).reshape(-1)
-            if table.hash and table.rows is not None:
-                ids = hash_ids(ids, table.rows)
-            elif (first := first_out_of_range(ids, table)) is not None and table.rows is not None:
-                outside = np.flatnonzero((ids < 0) | (ids >= table.rows))
-                reason = f"expected ids of table {table.name!r} in [0, {table.rows}), got {ids[first]}"
+            ids, outside = place_ids(some.astype(np.int64).reshape(-1), table)
+            if outside.size:
+                reason = range_reason(table, int(ids[outside[0]]))
                 problems.append((distinct_ids([outside // some.shape[1]]), reason))
             values.append(ids)
         bad = distinct_ids([some for some, _ in problems]) if problems else np.zeros(0, np.int64)
@@ -270,7 +281,7 @@ class MlperfSource:
             reason = next(reason for some, reason in problems if some[0] == bad[0])
             raise InputError(f"{self.locate(block, int(bad[0]))}: {reason}")
         found = Columns(
-            labels=arrays.labels[part].reshape(-1).astype(np.float32),
+            labels=labels,
             dense=dense,
             values=np.concatenate(values),
             lengths=lengths,

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bagpipe.errors import InputError
-from bagpipe.files.access import is_folder, is_remote, join, list_folder
+from bagpipe.files.access import is_folder, is_remote, join
+from bagpipe.files.data_folder import tell_left_out
 from bagpipe.types.schema import DataSchema, Feature, Table
 from data.clock import Clock
 from data.columns import Columns
@@ -31,7 +32,15 @@ from data.delimited import Column, DelimitedFile, Kind, explain_line, find_colum
 from data.movielens_genres import SIDE_FILES, FilmGenres, read_genres
 from data.number_parsing import quote
 from data.source import Block, Segment
-from data.text_files import BLOCK_BYTES, TextSource, first_line, list_files, read_text, text_segments
+from data.text_files import (
+    BLOCK_BYTES,
+    TextSource,
+    first_line,
+    list_files,
+    read_text,
+    text_segments,
+    whole_folder,
+)
 
 __all__ = ["MovieLensSource", "find_genres", "movielens_schema"]
 
@@ -91,10 +100,8 @@ def find_genres(path: str) -> FilmGenres | None:
     if is_remote(path):
         return None
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    for name in SIDE_FILES:
-        if os.path.isfile(side := os.path.join(folder, name)):
-            return read_genres(side)
-    return None
+    names = _genre_files(folder)
+    return read_genres(os.path.join(folder, names[0])) if names else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +230,16 @@ def _rating_file(path: str) -> str:
     if not is_folder(path):
         return list_files(path)[0]
     names = [name + ending for name in RATING_FILES for ending in ("", ".gz")]
-    there = set(list_folder(path))
-    found = [name for name in names if name in there]
+    content = whole_folder(path)
+    found = [name for name in content.files if name.rpartition("/")[2] in names]
     if len(found) != 1:
         known, got = ", ".join(RATING_FILES), " and ".join(found) or "none"
         raise InputError(f"{path}: expected one of {known} (or .gz) in the folder, got {got}")
+    genres = () if is_remote(path) else _genre_files(path)[:1]
+    unused = [name for name in content.files if name not in (*found, *genres)]
+    tell_left_out(path, [*unused, *content.left_out], "only ratings and genres are read")
     return join(path, found[0])
+
+
+def _genre_files(folder: str) -> list[str]:
+    return [name for name in SIDE_FILES if os.path.isfile(os.path.join(folder, name))]

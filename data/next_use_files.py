@@ -8,6 +8,7 @@ reader of the file that it read last.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,11 +70,11 @@ class PlainFiles:
         if key != (path, only_ids):
             options = None
             if only_ids:
-                names = pa.ipc.open_file(pa.OSFile(path)).schema.names
+                names = pa.ipc.open_file(pa.OSFile(os.fsencode(path))).schema.names
                 ids = {*self.names}
                 places = [place for place, name in enumerate(names) if name in ids]
                 options = pa.ipc.IpcReadOptions(included_fields=places)
-            reader = pa.ipc.open_file(pa.OSFile(path), options=options)
+            reader = pa.ipc.open_file(pa.OSFile(os.fsencode(path)), options=options)
             self._of_thread.opened = (path, only_ids), reader
         return reader
 
@@ -85,7 +86,7 @@ class PlainFiles:
         """By table: its ids in all files. Reads the files' descriptions of their batches alone."""
         counts = dict.fromkeys((table.name for table in self.schema.tables), 0)
         for path in self.source.paths:
-            reader = pa.ipc.open_file(pa.memory_map(path))
+            reader = pa.ipc.open_file(pa.memory_map(os.fsencode(path)))
             for group in range(reader.num_record_batches):
                 rows = reader.get_batch(group)
                 for feature, name in zip(self.schema.features, self.names, strict=True):

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.util.map_ahead import map_ahead
-from bagpipe.util.outputs import cannot_write
+from bagpipe.util.outputs import cannot_write, written_whole
 from bagpipe.util.temporary_folder import temporary_folder
+from data.arrow_numbers import is_list
 from data.batcher import BlockOrder
 from data.columnar_writer import WrittenFile, as_lists, as_scalars, open_writer, write_columnar
 from data.conversion_manifest import PartRecord, record_of
@@ -216,25 +217,19 @@ class _Told:
             ahead: threads that make groups of rows while others are written, and how many at a time; None: none.
         """
         source = self._files.source.paths[number]
-        own = pa.ipc.open_file(pa.OSFile(source)).schema
+        own = pa.ipc.open_file(pa.OSFile(os.fsencode(source))).schema
         mark = dataclasses.replace(self._mark, file=number, rows=sum(segment.num_rows or 0 for segment in segments))
         added = []
         for epoch in range(mark.epochs):
             for column in self._files.names:
-                is_list = isinstance(own.field(column).type, pa.ListType)
-                added.append(pa.field(mark.column(column, epoch), pa.list_(pa.uint32()) if is_list else pa.uint32()))
+                kind = pa.list_(pa.uint32()) if is_list(own.field(column).type) else pa.uint32()
+                added.append(pa.field(mark.column(column, epoch), kind))
         schema = pa.schema([*own, *added], metadata={**(own.metadata or {}), **mark.metadata()})
         make = partial(self._group, schema)
-        partial_path = f"{path}.partial"
-        try:
-            with open_writer(path, partial_path, schema, [field.name for field in added]) as write_group:
-                for group in map(make, segments) if ahead is None else map_ahead(ahead[0], make, segments, ahead[1]):
-                    write_group(group)
-            os.replace(partial_path, path)
-        except OSError as error:
-            raise cannot_write(path, error) from None
-        finally:
-            Path(partial_path).unlink(missing_ok=True)
+        names = [field.name for field in added]
+        with written_whole(path) as partial_path, open_writer(path, partial_path, schema, names) as write_group:
+            for group in map(make, segments) if ahead is None else map_ahead(ahead[0], make, segments, ahead[1]):
+                write_group(group)
 
     def _all_tasks(self) -> Iterator[ReadTask]:
         for epoch in range(self._blocks.epochs):
@@ -266,8 +261,8 @@ class _Told:
                 uses = self._files.uses(rows.slice(block.start, block.num_rows), positions)
                 pieces.append(self._files.distances(uses, number, self._sort))
                 lengths.append(uses.lengths)
-            for place, feature in enumerate(self._files.schema.features):
-                shape = as_lists if feature.name in self._files.source.multi_hot else as_scalars
+            for place, column in enumerate(self._files.names):
+                shape = as_lists if is_list(rows.schema.field(column).type) else as_scalars
                 distances = [piece[place] for piece in pieces]
                 yield shape(np.concatenate(distances), np.concatenate([one[place] for one in lengths]))
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
 from bagpipe.files.access import is_remote, open_file
-from data.source import FileVersion, file_version
+from data.source import FileVersion, version_of
 
 __all__ = ["Array", "RemoteArray", "map_array", "member_names"]
 
@@ -77,7 +77,7 @@ def map_array(path: str, member: str = "") -> Array:
     Raises:
         InputError: the file is missing, damaged, compressed, or holds objects.
     """
-    return _map_cached(path, member, _version(path))
+    return _map_cached(path, member, version_of(path))
 
 
 def member_names(path: str) -> tuple[str, ...]:
@@ -86,14 +86,7 @@ def member_names(path: str) -> tuple[str, ...]:
     Raises:
         InputError: the file is missing or no zip archive.
     """
-    return tuple(name.removesuffix(".npy") for name in _members(path, _version(path)))
-
-
-def _version(path: str) -> FileVersion:
-    try:
-        return file_version(path)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    return tuple(name.removesuffix(".npy") for name in _members(path, version_of(path)))
 
 
 @lru_cache(maxsize=64)

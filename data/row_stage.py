@@ -13,6 +13,7 @@ from bagpipe.config.optim_section import pairs
 from bagpipe.config.sections import DataConfig
 from bagpipe.oracle.admission import AdmissionRules, RowAdmission
 from bagpipe.oracle.expiry import ExpiryRules, RowExpiry
+from bagpipe.oracle.plan import RowList
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema
 
@@ -90,6 +91,12 @@ class RowStage:
         self._admission = admission
         self._expiry = expiry
 
+    def know(self, rows: RowList) -> None:
+        """Rows, by number of the data's table, that are there before the first batch: admitted, as old as the job."""
+        for part in (self._admission, self._expiry):
+            if part is not None:
+                part.know(rows)
+
     def __call__(self, batch: Batch) -> Batch:
         """The batch as the planner gets it.
 
@@ -104,11 +111,19 @@ class RowStage:
         return batch if self._expiry is None else self._expiry.follow(batch, expired)
 
 
-def row_stage(config: DataConfig, schema: DataSchema, phase: Literal["train", "eval"]) -> BatchStage | None:
+def row_stage(
+    config: DataConfig, schema: DataSchema, phase: Literal["train", "eval"], known: RowList | None = None
+) -> BatchStage | None:
     """Stage of a loader that follows rows, or checks ids; None: rows are admitted at once, and do not expire.
 
     The uses of training batches are counted, and their ids of rows that are not admitted are replaced. Batches to score
     keep their ids: a row that the store does not have was not admitted, or has expired.
+
+    Args:
+        config: `data` section.
+        schema: columns of the source.
+        phase: train or eval.
+        known: rows, by number of the data's table, that are there before the first batch; None: there are none.
     """
     rules, expiry = admission_rules(config, schema), expiry_rules(config, schema)
     admission = None if rules is None else RowAdmission(schema, rules)
@@ -116,5 +131,8 @@ def row_stage(config: DataConfig, schema: DataSchema, phase: Literal["train", "e
         if admission is None and expiry is None:
             return None
         admitted = admitted_schema(config, schema)
-        return RowStage(admission, None if expiry is None else RowExpiry(admitted, expiry))
+        stage = RowStage(admission, None if expiry is None else RowExpiry(admitted, expiry))
+        if known is not None:
+            stage.know(known)
+        return stage
     return None if admission is None else admission.check

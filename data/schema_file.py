@@ -43,7 +43,7 @@ from typing import Any
 
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
-from bagpipe.util.documents import parse_toml
+from bagpipe.util.documents import file_text, toml_tables
 from data.clock import Clock
 from data.log_buckets import LogBuckets
 from data.string_ids import StringIds
@@ -165,12 +165,7 @@ def read_schema_file(path: str) -> Mapping[str, Any]:
     Raises:
         InputError: no such file, invalid TOML, or an unknown key.
     """
-    try:
-        value = parse_toml(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read schema {path}: {error.strerror or error}") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a TOML file: {error}") from None
+    value = toml_tables(file_text(path, subject="schema"), source=path)
     check_keys(path, value, _FILE_KEYS)
     for name, table in value.get("tables", {}).items():
         if not isinstance(table, dict):

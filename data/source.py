@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "check_bad_rows",
     "file_version",
+    "version_of",
 ]
 
 #: Treatment of a malformed row: stop the job with its file and line, or skip and count it.
@@ -39,8 +40,8 @@ class Segment:
 
     Attributes:
         file: path, or the name of generated data.
-        start, stop: bytes of a plain text file, row group numbers, or synthetic row numbers; of a .gz file the lines of
-            its header (0 or 1), and 0.
+        start, stop: bytes of a plain text file, row group numbers, or synthetic row numbers; of a gzip file the lines
+            of its header (0 or 1), and 0.
         num_rows: raw rows; None if only a scan can count them.
     """
 
@@ -139,6 +140,18 @@ class Source(Protocol):
     def count_rows(self, segment: Segment, at_most: int | None = None) -> int:
         """Raw rows of a segment. Can scan the segment, and can stop counting at `at_most`."""
         ...
+
+
+def version_of(path: str) -> FileVersion:
+    """The version of a data file.
+
+    Raises:
+        InputError: it does not exist or cannot be reached.
+    """
+    try:
+        return file_version(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def check_bad_rows(policy: str) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from bagpipe.errors import InputError
-from bagpipe.util.outputs import cannot_write
+from bagpipe.util.outputs import written_whole
 from bagpipe.util.programs import command_of
 from data.source import FileVersion, file_version
 from data.string_hash import hash_strings
@@ -108,7 +107,7 @@ def _read(path: str, version: FileVersion) -> StringDictionary:
     del version  # part of the cache key only
     try:
         table = pyarrow.csv.read_csv(
-            path,
+            pa.OSFile(os.fsencode(path)),
             read_options=pyarrow.csv.ReadOptions(use_threads=False),
             parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
@@ -155,11 +154,5 @@ def write_dictionary(path: str, texts: pa.Array, counts: NDArray[np.int64], left
             "text": pa.concat_arrays([pa.array([""]), texts]),
         }
     )
-    partial = f"{path}.partial"
-    try:
-        pyarrow.csv.write_csv(table, partial)
-        os.replace(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    with written_whole(path) as partial, pa.OSFile(os.fsencode(partial), "wb") as sink:
+        pyarrow.csv.write_csv(table, sink)

@@ -31,9 +31,9 @@ def hash_strings(strings: pa.Array, seed: int = 0) -> NDArray[np.int64]:
 
 
 def as_binary(strings: pa.Array) -> pa.Array:
-    """Strings of any Arrow layout as plain binary."""
+    """Strings of any Arrow layout as plain binary, nulls included; functions on nulls do not take all layouts."""
     if pa.types.is_dictionary(strings.type):
-        strings = strings.dictionary_decode()
+        return as_binary(strings.dictionary).take(strings.indices)  # a null can be in either
     return strings if pa.types.is_binary(strings.type) else strings.cast(pa.binary())
 
 

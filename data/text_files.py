@@ -1,21 +1,25 @@
 """Text files as segments and blocks of whole lines.
 
     plain file ──byte ranges cut at line ends──> one segment each, one block each
-    .gz file   ──one stream──> one segment, blocks that carry their text
+    gzip file  ──one stream──> one segment, blocks that carry their text
 
-Header lines are neither rows nor part of a segment. Folders are read in natural order: day_0, day_1, …, day_10.
+The first bytes tell whether a file is compressed, whatever its name.
+
+Header lines are neither rows nor part of a segment. Folders are read in natural order: day_0, day_1, …, day_10
+(`bagpipe.files.data_folder`).
 """
 
 from __future__ import annotations
 
-import re
-import zlib
+import codecs
+import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 
 from bagpipe.errors import InputError
-from bagpipe.files.access import is_file, is_folder, is_remote, join, list_folder, open_file
+from bagpipe.files.access import is_file, is_folder, is_remote, join, open_file
+from bagpipe.files.compression import START_BYTES, compression_of, inflated
+from bagpipe.files.data_folder import DataFolder, data_folder, look_at, tell_left_out
 from data.conversion_state import MANIFEST, check_finished
 from data.source import Block, FileVersion, Segment, file_version
 
@@ -31,6 +35,7 @@ __all__ = [
     "segments_of_files",
     "text_blocks",
     "text_segments",
+    "whole_folder",
 ]
 
 #: Text in a block. 4 MiB is 14,000 to 20,000 lines of Criteo: 25 ms of parsing keep workers busy on small files,
@@ -42,9 +47,15 @@ MAX_LINE_BYTES = 16 << 20
 
 _ONLY_A_HEADER = "the file holds nothing but its header, expected lines of data"
 
+_NO_PARTITIONS = "of a folder, its files are read and those of its partitions, folders named KEY=VALUE"
+
+#: Folders in which a table's format says which of its files count.
+_TABLE_LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
+
+_LOG = logging.getLogger("bagpipe.data")
+
 _HEADER_BYTES = 4096  # more if the first line is longer
 _SCAN_BYTES = 1 << 20
-_INFLATE_BYTES = 1 << 20  # compressed; three to four times as much text
 
 
 class TextSource:
@@ -72,40 +83,73 @@ class TextSource:
         return count_segment(segment, at_most)
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sort key that orders day_2 before day_10."""
-    parts = re.split(r"(\d+)", name)
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts if part]
-
-
-def list_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The file at `path`, or the visible files of that folder in natural order (only those with one of `suffixes`).
+def list_files(path: str) -> tuple[str, ...]:
+    """The file at `path`, or the data files of that folder and its partitions, in reading order (`data_folder`).
 
     Raises:
-        InputError: the path does not exist, or the folder has no such file, or its conversion has not ended.
+        InputError: the path does not exist, or the folder has no data file or a link to nothing, or its conversion has
+            not ended.
     """
     if not path:
         raise InputError("data.path is empty: name a file or a folder")
-    if is_folder(path):
-        names = list_folder(path)
-        if MANIFEST in names:
-            check_finished(path)
-        names = [name for name in names if not name.startswith((".", "_"))]
-        if suffixes:
-            names = [name for name in names if name.endswith(suffixes)]
-        if not names:
-            raise InputError(
-                f"{path}: the folder holds no data file{' ending in ' + ', '.join(suffixes) if suffixes else ''}"
+    if not is_folder(path):
+        if not is_file(path):
+            raise InputError(f"data.path {path}: no such file or folder")
+        return (path,)
+    found = whole_folder(path)
+    tell_left_out(path, found.left_out, _NO_PARTITIONS)
+    if not found.files:
+        folders = ", ".join(found.left_out[:5])
+        raise InputError(
+            f"{path}: the folder holds no data file{f', only {folders}: name one of them' if folders else ''}"
+        )
+    return tuple(join(path, name) for name in found.files)
+
+
+def whole_folder(path: str) -> DataFolder:
+    """The content of a folder of data.
+
+    Raises:
+        InputError: as `data_folder`, or a conversion into it or a partition has not ended.
+    """
+    found = data_folder(path)
+    tell_left_out(path, found.copies, "copies, by their names, of files that are read")
+    for name in found.hidden:
+        folder, _, last = name.rpartition("/")
+        where = join(path, folder) if folder else path
+        if last == MANIFEST:
+            check_finished(where)
+        elif last in _TABLE_LOGS:
+            _LOG.warning(
+                "%s: a table of %s: its files are read as they are, also those that %s says are removed",
+                where,
+                _TABLE_LOGS[last],
+                last,
             )
-        return tuple(join(path, name) for name in sorted(names, key=natural_key))
-    if not is_file(path):
-        raise InputError(f"data.path {path}: no such file or folder")
-    return (path,)
+    return found
 
 
 def is_gzip(file: str) -> bool:
-    """Whether `file` is a gzip stream, by its name."""
-    return file.endswith(".gz")
+    """Whether a text is a gzip stream, by its first bytes.
+
+    Raises:
+        InputError: it is compressed in another way, or UTF-16.
+        OSError: it cannot be read.
+    """
+    return _is_gzip(file, file_version(file))
+
+
+@lru_cache(maxsize=4096)
+def _is_gzip(file: str, version: FileVersion) -> bool:
+    del version  # part of the cache key only
+    with open_file(file) as stream:
+        start = stream.read(START_BYTES)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{file}: expected UTF-8 text, got UTF-16")
+    kind = compression_of(start)
+    if kind not in ("", "gzip"):
+        raise InputError(f"{file}: expected text, plain or compressed by gzip, got a file compressed by {kind}")
+    return kind == "gzip"
 
 
 def first_line(file: str) -> bytes:
@@ -129,10 +173,6 @@ def first_line(file: str) -> bytes:
     return line
 
 
-#: Remote files whose line ends are looked for at the same time: each look waits for an answer.
-_NUM_LOOKS = 16
-
-
 def segments_of_files(files: Sequence[str], block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
     """`text_segments` of several files, in order.
 
@@ -140,15 +180,12 @@ def segments_of_files(files: Sequence[str], block_bytes: int, *, header: bool = 
         InputError: as `text_segments`.
     """
     find = partial(text_segments, block_bytes=block_bytes, header=header)
-    if len(files) < 2 or not is_remote(files[0]):
-        return tuple(segment for file in files for segment in find(file))
-    with ThreadPoolExecutor(min(_NUM_LOOKS, len(files)), thread_name_prefix="line-ends") as pool:
-        return tuple(segment for found in pool.map(find, files) for segment in found)
+    found = look_at(find, files, at_once=is_remote(files[0]))
+    return tuple(segment for segments in found for segment in segments)
 
 
 def text_segments(file: str, block_bytes: int, *, header: bool = False) -> tuple[Segment, ...]:
-    """Segments of one file: byte ranges that end at line ends, or the whole stream of a .gz; `header`: starting at line
-    2.
+    """Segments of one file: byte ranges that end at line ends, or a whole gzip stream; `header`: starting at line 2.
 
     Raises:
         InputError: the file is empty or unreadable, a line is longer than `MAX_LINE_BYTES`, or a plain file has only a
@@ -185,13 +222,20 @@ def _byte_ranges(file: str, start: int, size: int, block_bytes: int) -> Iterator
 
 def text_blocks(segment: Segment, block_bytes: int) -> Iterator[Block]:
     """The blocks of a segment, in order."""
-    if is_gzip(segment.file):
+    if not segment.stop:
         return _gzip_blocks(segment.file, block_bytes, segment.start)
     return iter((Block(file=segment.file, start=segment.start, stop=segment.stop, num_rows=segment.num_rows),))
 
 
 def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator[Block]:
-    pieces = _inflate(file, block_bytes)
+    try:
+        with open_file(file) as stream:
+            yield from _blocks_of(file, inflated(stream, block_bytes), block_bytes, header_lines)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+def _blocks_of(file: str, pieces: Iterator[bytes], block_bytes: int, header_lines: int) -> Iterator[Block]:
     rest, line, ended, wanted = b"", 1, False, block_bytes
     while not ended:
         parts, held = [rest], len(rest)
@@ -200,8 +244,6 @@ def _gzip_blocks(file: str, block_bytes: int, header_lines: int = 0) -> Iterator
                 piece = next(pieces, b"")
             except InputError as error:
                 raise InputError(f"{file}:{line}: {error} (somewhere after this line)") from None
-            except OSError as error:
-                raise InputError(f"cannot read {file}: {error.strerror or error}") from None
             parts.append(piece)
             held, ended = held + len(piece), not piece
         text = b"".join(parts)
@@ -227,37 +269,12 @@ def _long_line(file: str, line: int) -> InputError:
     return InputError(f"{file}:{line}: expected a line of at most {MAX_LINE_BYTES} bytes, got a longer one")
 
 
-def _inflate(file: str, step_bytes: int) -> Iterator[bytes]:
-    """The text of a .gz file in chunks of 1 to `step_bytes` bytes.
-
-    `gzip.GzipFile` inflates 8 KiB at a time, and between two steps another thread can hold the interpreter lock for its
-    5 ms. Large steps keep this thread at zlib's speed however busy the other threads are.
-    """
-    with open_file(file) as stream:
-        packed = stream.read(_INFLATE_BYTES)
-        while packed:
-            member = zlib.decompressobj(wbits=31)  # 31: a gzip header and checksum
-            while not member.eof:
-                try:
-                    piece = member.decompress(packed, step_bytes)
-                except zlib.error as error:
-                    raise InputError(f"expected gzip data, got a corrupt stream ({error})") from None
-                if piece:
-                    yield piece
-                elif not packed and not member.eof:
-                    raise InputError("expected the end of the gzip stream, got a file cut short")
-                packed = member.unconsumed_tail or member.unused_data or stream.read(_INFLATE_BYTES)
-            # Another member can follow, or zeros that pad the file.
-            while packed and not packed.lstrip(b"\0"):
-                packed = stream.read(_INFLATE_BYTES)
-            packed = packed.lstrip(b"\0")
-
-
 def read_text(block: Block) -> bytes:
-    """The lines of a block; adds a missing line end at the end of the file."""
+    """The lines of a block, without a byte order mark at the start of the file; adds a missing line end at its end."""
     if block.payload is not None:
-        text = block.payload
+        text, is_first = block.payload, block.line == 1
     else:
+        is_first = block.start == 0
         try:
             with open_file(block.file) as stream:
                 stream.seek(block.start)
@@ -269,6 +286,8 @@ def read_text(block: Block) -> bytes:
                 f"{block.file}: expected {block.stop} bytes, got {block.start + len(text)}: "
                 f"the file shrank while it was read"
             )
+    if is_first:
+        text = text.removeprefix(codecs.BOM_UTF8)
     return text if text.endswith(b"\n") else text + b"\n"
 
 
@@ -282,14 +301,13 @@ def count_segment(segment: Segment, at_most: int | None) -> int:
     """Lines of a segment; can stop counting at `at_most`. Cached until the file changes."""
     if segment.num_rows is not None:
         return segment.num_rows
-    stop = segment.stop if not is_gzip(segment.file) else 0
-    return _count_cached(segment.file, segment.start, stop, at_most, file_version(segment.file))
+    return _count_cached(segment.file, segment.start, segment.stop, at_most, file_version(segment.file))
 
 
 @lru_cache(maxsize=4096)
 def _count_cached(file: str, start: int, stop: int, at_most: int | None, version: FileVersion) -> int:
     del version  # part of the cache key only
-    if not is_gzip(file):
+    if stop:
         return _count_lines(file, start, stop, at_most)
     lines = 0
     for block in _gzip_blocks(file, _SCAN_BYTES, start):

@@ -1,4 +1,4 @@
-"""Reader of TFRecord files of `tf.train.Example` messages, plain or .gz; the schema TOML names the features.
+"""Reader of TFRecord files of `tf.train.Example` messages, plain, gzip or zlib; the schema TOML names the features.
 
     file: length, crc of it, record, crc of it, …       numbers little-endian; crc: masked CRC-32C
     file ──one segment; walked from its start──> blocks of whole records ──data.tf_example──> Arrow table ──> Columns
@@ -10,11 +10,8 @@ Records are numbered from 0 within their file.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -23,11 +20,12 @@ import pyarrow as pa
 
 from bagpipe.errors import InputError
 from bagpipe.files.access import open_file
+from bagpipe.files.compression import START_BYTES, compression_of, is_zlib, open_inflated
 from data.arrow_columns import ArrowBlock, ArrowSource
 from data.column_rules import ColumnRules, target_columns
 from data.schema_file import FeatureColumn, SchemaFile, parse_schema, read_schema_file
-from data.source import Block, FileVersion, Segment, file_version
-from data.text_files import BLOCK_BYTES, is_gzip, list_files
+from data.source import Block, FileVersion, Segment, file_version, version_of
+from data.text_files import BLOCK_BYTES, list_files
 from data.tf_example import decode_examples
 
 __all__ = ["TfRecordSource", "masked_crc"]
@@ -99,11 +97,7 @@ class TfRecordSource(ArrowSource):
 
     def segments(self) -> tuple[Segment, ...]:
         for path in self.paths:
-            try:
-                is_empty = file_version(path).num_bytes == 0
-            except OSError as error:
-                raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-            if is_empty:
+            if version_of(path).num_bytes == 0:
                 raise InputError(f"{path}: the file is empty, expected records")
         return tuple(Segment(file=path, start=0, stop=0) for path in self.paths)
 
@@ -179,31 +173,51 @@ def _records(path: str) -> Iterator[bytes]:
     """The records of a file with the checksum that follows each. Lengths are verified, contents are not yet."""
     number = 0
     try:
-        with open_file(path) as file, gzip.open(file) if is_gzip(path) else nullcontext(file) as stream:
+        with open_file(path) as file:
+            stream = _content(path, file)
             while (record := _next_record(stream, f"{path}: record {number} (from 0)")) is not None:
                 yield record
                 number += 1
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: record {number} (from 0): expected gzip data: {error}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     if not number:
         raise InputError(f"{path}: the file is empty, expected records")
 
 
-def _next_record(stream: BinaryIO | gzip.GzipFile, where: str) -> bytes | None:
+def _content(path: str, file: BinaryIO) -> BinaryIO:
+    """The records of a file; of one that is compressed as TensorFlow's writers do, GZIP or ZLIB, whatever its name."""
+    start = file.read(START_BYTES)
+    file.seek(0)
+    if len(start) < _HEADER.size or masked_crc(start[:8]) == _HEADER.unpack(start)[1]:
+        return file
+    kind = compression_of(start) or ("zlib" if is_zlib(start) else "")
+    if kind not in ("", "gzip", "zlib"):
+        raise InputError(
+            f"{path}: expected records, plain or compressed by gzip or zlib, got a file compressed by {kind}"
+        )
+    return open_inflated(file, kind) if kind else file
+
+
+def _next_record(stream: BinaryIO, where: str) -> bytes | None:
     """The next record and its checksum; None at the end of the file."""
+    try:
+        return _whole_record(stream)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _whole_record(stream: BinaryIO) -> bytes | None:
     header = stream.read(_HEADER.size)
     if not header:
         return None
     if len(header) < _HEADER.size:
-        raise InputError(f"{where}: expected {_HEADER.size} bytes of length and checksum, got {len(header)}")
+        raise InputError(f"expected {_HEADER.size} bytes of length and checksum, got {len(header)}")
     length, crc = _HEADER.unpack(header)
     if masked_crc(header[:8]) != crc or length > _MAX_RECORD_BYTES:
-        raise InputError(f"{where}: the checksum of its length is wrong: no TFRecord file, or a damaged one")
+        raise InputError("the checksum of its length is wrong: no TFRecord file, or a damaged one")
     record = stream.read(length + _CRC.size)
     if len(record) != length + _CRC.size:
-        raise InputError(f"{where}: expected {length + _CRC.size} bytes, got {len(record)}: the file is cut short")
+        raise InputError(f"expected {length + _CRC.size} bytes, got {len(record)}: the file is cut short")
     return record
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 from bagpipe.files.version import FileVersion
 
 __all__ = [
+    "EntryKind",
     "file_version",
     "forget",
     "is_file",
@@ -26,6 +27,10 @@ __all__ = [
     "pin",
     "pins",
 ]
+
+
+#: An entry of a folder, links followed: a file, a folder, a link to nothing, or another thing such as a socket.
+EntryKind = Literal["file", "folder", "dangling", "other"]
 
 
 def is_remote(path: str) -> bool:
@@ -110,13 +115,26 @@ def is_folder(path: str) -> bool:
     return kind_of(path) == "directory"
 
 
-def list_folder(path: str) -> list[str]:
-    """Names of the files of a folder, without those of its folders, in no order."""
-    if "://" not in path:
-        return [entry.name for entry in Path(path).iterdir() if entry.is_file()]
-    from bagpipe.files.remote import names_in
+def list_folder(path: str) -> dict[str, EntryKind]:
+    """The entries of a folder by their names, in no order.
 
-    return names_in(path)
+    Raises:
+        InputError, OSError: it does not exist or cannot be listed.
+    """
+    if "://" not in path:
+        with os.scandir(path) as entries:
+            return {entry.name: _kind_of(entry) for entry in entries}
+    from bagpipe.files.remote import entries_in
+
+    return {name: "folder" if kind == "directory" else "file" for name, kind in entries_in(path).items()}
+
+
+def _kind_of(entry: os.DirEntry[str]) -> EntryKind:
+    if entry.is_file():
+        return "file"
+    if entry.is_dir():
+        return "folder"
+    return "other" if os.path.exists(entry.path) else "dangling"
 
 
 def join(folder: str, name: str) -> str:

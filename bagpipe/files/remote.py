@@ -22,10 +22,10 @@ from bagpipe.files.version import FileVersion
 
 __all__ = [
     "RemoteObject",
+    "entries_in",
     "file_system",
     "forget",
     "kind_of",
-    "names_in",
     "object_at",
     "pin",
     "pins",
@@ -183,16 +183,16 @@ def kind_of(url: str) -> str:
         return ""
 
 
-def names_in(url: str) -> list[str]:
-    """Names of the files directly in a folder."""
+def entries_in(url: str) -> dict[str, str]:
+    """Names of what is directly in a folder, each with ``file`` or ``directory``."""
     system, path = file_system(url)
     entries: list[Mapping[str, Any]] = retried(url, lambda: system.ls(path, detail=True))
     own = path.rstrip("/")
-    return [
-        str(entry["name"]).rstrip("/").rpartition("/")[2]
+    return {
+        str(entry["name"]).rstrip("/").rpartition("/")[2]: str(entry["type"])
         for entry in entries
-        if entry["type"] == "file" and str(entry["name"]).rstrip("/") != own
-    ]
+        if str(entry["name"]).rstrip("/") != own
+    }
 
 
 class RemoteObject:

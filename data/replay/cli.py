@@ -26,6 +26,7 @@ from bagpipe.errors import EXIT_INTERRUPTED, InputError, JobError
 from bagpipe.types.batch import Batch
 from bagpipe.util.outputs import write_json, write_whole
 from bagpipe.util.packages import needed_by
+from bagpipe.util.printing import printable
 from data.replay.baselines import BASELINES
 from data.replay.options import NO_POLICY, Sweep, parse_sweep
 from data.replay.passes import Found
@@ -66,7 +67,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> None:
                 found = dataclasses.replace(found, trials=trials, records=with_trials(found.records, trials))
                 _write(found, sweep, write_report)
         finally:  # a full disk or an interrupted training must not lose the table
-            (out or sys.stdout).write("\n".join(_lines(found)) + "\n")
+            (out or sys.stdout).write(printable("\n".join(_lines(found))) + "\n")
     failed = [record.error for record in found.records if record.error is not None]
     if failed:
         raise InputError(f"{len(failed)} of {len(found.records)} settings could not be replayed: {failed[0]}")

@@ -4,8 +4,8 @@ argv ──--data.batch_size A,B: once with A, once with B──> parse_config �
      ├─--lookahead, --cache_rows, --policy: lists ──────────────────────> Sweep
      └─--thresholds, --limits: lists ─────────────────────────────> Tried ──^
 
-Accepts all flags of the configuration except those that the sweep varies. A file can hold these too; they then apply to
-the trainer.
+Accepts all flags of the configuration except those that the sweep varies. A file can hold these too, and whatever a job
+needs besides; they then apply to the trainer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ KNOWN_POLICIES = (*POLICIES, LOG_POLICY, *BASELINES)
 
 #: Replay uses the whole log; the trainer holds a part of it out.
 DEFAULTS: Mapping[str, object] = MappingProxyType({"data.eval_fraction": 0.0})
+
+#: Sections of a job's file that only its trainer uses.
+UNUSED = ("checkpoint", "dense", "eval", "pipeline")
 
 #: The default policy, the common one without an oracle, and the lower bound.
 DEFAULT_POLICIES = "belady-window,lru,offline-belady"
@@ -167,7 +170,9 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     prog = f"{command_of('data')} replay"
     # The unit of the limits is a key that needs one.
     defaults = {**DEFAULTS, "data.expire_after": 1.0} if "--limits" in _names(argv) else DEFAULTS
-    lines = [parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=defaults) for size in sizes]
+    lines = [
+        parse_config(_with_batch_size(argv, size), prog, OPTIONS, defaults=defaults, unused=UNUSED) for size in sizes
+    ]
     options, configs = lines[0].options, tuple(line.config for line in lines)
     tried = _tried(options, argv, configs[0].data)
     if tried is not None:

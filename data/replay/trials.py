@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagpipe.config.sections import CheckpointConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, EvalConfig, OptimConfig
 from bagpipe.util.documents import parse_json
 from bagpipe.util.programs import module_environment, module_of
 from bagpipe.util.temporary_folder import temporary_folder
@@ -142,7 +142,7 @@ def spans_of_step(trace: Path) -> tuple[Span, ...]:
 def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -> list[str]:
     """The trainer's command line: the given configuration, then the trial's settings, since later flags win.
 
-    The run does not resume and leaves no checkpoint.
+    The run does not resume and leaves no checkpoint, so keys that need one have no effect.
     """
     program = [sys.executable]
     if setting.world_size > 1:
@@ -157,15 +157,26 @@ def trainer_command(setting: Setting, sweep: Sweep, result: Path, trace: Path) -
         "cache.rows": setting.cache_rows,
         "cache.max_rows": 0,
         "store.namespace": f"{config.store.namespace}.trial-{os.urandom(4).hex()}",
-        "checkpoint.dir": "",
-        "checkpoint.every": CheckpointConfig.every,
-        "checkpoint.resume": CheckpointConfig.resume,
+        **_without_checkpoints(config),
         "run.dir": "" if config.store.durability == "memory" else result.parent / "run",
         "run.tensorboard": "",
         "run.trace": trace,
     }
-    flags = [f"--{key}={value}" for key, value in values.items()]
+    flags = [f"--{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in values.items()]
     return [*program, "-m", module_of("trainer"), *sweep.trainer_flags, *flags, f"--result={result}"]
+
+
+def _without_checkpoints(config: Config) -> dict[str, object]:
+    """Values of the keys that need a checkpoint, or without held-out examples an evaluation: their defaults."""
+    values: dict[str, object] = {"data.test_path": DataConfig.test_path, "eval.keep_best": EvalConfig.keep_best}
+    sections: dict[str, type] = {"checkpoint": CheckpointConfig}
+    if not config.data.has_evaluation:
+        sections["eval"] = EvalConfig
+        if config.optim.schedule == "plateau":
+            values["optim.schedule"] = OptimConfig.schedule
+    for name, kind in sections.items():
+        values |= {f"{name}.{field.name}": field.default for field in dataclasses.fields(kind)}
+    return values
 
 
 def _last_error(text: str, code: int) -> str:

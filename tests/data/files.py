@@ -113,7 +113,7 @@ def save_to_disk(table: pa.Table, folder: Path, num_shards: int = 1, batch_rows:
     names = [f"data-{shard:05}-of-{num_shards:05}.arrow" for shard in range(num_shards)]
     cuts = [table.num_rows * shard // num_shards for shard in range(num_shards + 1)]
     for name, low, high in zip(names, cuts, cuts[1:], strict=False):
-        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        with (folder / name).open("wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table.slice(low, high - low), max_chunksize=batch_rows)
     state: dict[str, object] = {
         "_data_files": [{"filename": name} for name in names],

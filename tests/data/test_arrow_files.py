@@ -43,6 +43,9 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     with pytest.raises(InputError, match="expected a parquet or Arrow IPC file, got one that begins with b'hell'"):
         open_arrow(str(tmp_path / "text"))
+    (tmp_path / "packed").write_bytes(pa.compress(b"PAR1", "zstd", asbytes=True))
+    with pytest.raises(InputError, match=r"expected a parquet or Arrow IPC file, got a file compressed by zstd$"):
+        open_arrow(str(tmp_path / "packed"))
     with pytest.raises(InputError, match="the file is empty"):
         open_arrow(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="No such file"):

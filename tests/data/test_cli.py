@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 
 from data.arrow_files import open_arrow
@@ -13,7 +17,7 @@ from data.loader import LookaheadLoader
 from data.next_use_mark import NextUseMark
 from data.parquet import ParquetSource
 from data.testing import assert_same_batches, read_all
-from tests.data.files import avazu_csv, avazu_row
+from tests.data.files import avazu_csv, avazu_row, save_to_disk, write_examples
 
 
 def run(*arguments: str) -> str:
@@ -73,7 +77,7 @@ def test_a_folder_with_times_is_another_conversion(tmp_path: Path, capsys: pytes
     run("synth", "--out", str(tmp_path / "a.tsv"), "--rows", "5")
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "a.tsv"), str(tmp_path / "a.arrow"), "--times"]) == 2
-    said = capsys.readouterr().err
+    said = capsys.readouterr().err.partition("\n")[2]  # after the format
     assert said.startswith("error: --times needs a clock: expected a column of times in the schema (key time), or ")
     assert said.endswith("got none for format criteo-tsv\n")
 
@@ -148,7 +152,7 @@ def test_outputs_that_do_not_fit(
     monkeypatch.chdir(tmp_path)
     run("synth", "--out", "a.tsv", "--rows", "5")
     assert main(["convert", *words]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {message}")
 
 
 def test_a_folder_is_annotated(tmp_path: Path) -> None:
@@ -173,3 +177,37 @@ def test_runs_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     assert "10 rows" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "huggingface", "csv", "tfrecord"])
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every file that is read or written, and every folder."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    schema, path = str(folder / os.fsdecode(b"\xe9.toml")), folder / os.fsdecode(b"in\xe9")
+    Path(schema).write_text('label = "y"\nsparse = ["user", "city"]\n[tables.city]\nstrings = "dictionary"\n')
+    table = pa.table({"y": [1, 0, 1, 1], "user": [7, 8, 7, 9], "city": ["Rome", "Oslo", "Rome", "Rome"]})
+    if form == "huggingface":
+        save_to_disk(table, path)
+    elif form == "csv":
+        lines = zip(*table.to_pydict().values(), strict=True)
+        path.write_text("y,user,city\n" + "".join(f"{y},{user},{city}\n" for y, user, city in lines))
+    elif form == "tfrecord":
+        write_examples(path, table.to_pylist())
+    else:
+        write = pq.write_table if form == "parquet" else pyarrow.feather.write_feather
+        with path.open("wb") as file:
+            write(table, file)
+    flags = ["--format", "parquet" if form == "arrow" else form, "--schema", schema]
+    dictionaries, next_use = ["--dictionaries", "first"], ["--next-use"]
+    for name, more in (("a.arrow", dictionaries), ("a.parquet", next_use), ("parts", next_use)):
+        out = run("convert", str(path), str(folder / name), *flags, *more)
+        assert out.startswith(f"{tmp_path}/caf\\udce9/{name}: 4 rows, ")
+    assert_same_batches(batches(folder / "parts"), batches(folder / "a.arrow"))  # type: ignore[arg-type]
+    assert_same_batches(batches(folder / "a.parquet"), batches(folder / "a.arrow"))  # type: ignore[arg-type]
+    other = str(tmp_path / os.fsdecode(b"\xe9"))
+    outputs = [f"--{kind}={other}.{kind}" for kind in ("json", "csv", "report")]
+    told = run("replay", "--data.path", str(folder / "a.parquet"), "--data.batch_size", "2", *outputs)
+    assert told.startswith(f"{tmp_path}/caf\\udce9/a.parquet: 4 examples")
+    assert main(["convert", str(folder / os.fsdecode(b"no\xe9")), "out.arrow"]) == 2
+    assert capsys.readouterr().err.endswith("no\\udce9: no such file or folder\n")

@@ -63,3 +63,16 @@ BAD = [
 def test_other_types_are_refused(tmp_path: Path, changes: dict[str, pa.DataType], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         rules(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", ["y", "age", "user", "tags", "share", "words"])
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, name: str) -> None:
+    """Whatever it is used as; one that is not read can be there any number of times."""
+    path = tmp_path / "s.toml"
+    path.write_text(SCHEMA)
+    parsed = parse_schema(str(path), read_schema_file(str(path)))
+    columns = [*TYPES.items(), ("more", pa.int8())]
+    ColumnRules.of("a.file", parsed, pa.schema(columns))
+    message = f"a.file: column {name!r} is there 2 times, expected it once, the file has: y, age, user, tags, share"
+    with pytest.raises(InputError, match=re.escape(message)):
+        ColumnRules.of("a.file", parsed, pa.schema([*columns, (name, TYPES[name])]))

@@ -2,15 +2,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.types.schema import DataSchema, Feature, Table
+from data.cli import main
 from data.columnar_writer import write_columnar
 from data.criteo import CriteoSource
+from data.formats import open_source
 from data.loader import LookaheadLoader
+from data.mlperf import MlperfSource
+from data.narrowed import NarrowedSource
 from data.parquet import ParquetSource
 from data.source import Source
 from data.synthetic import SyntheticSource
@@ -96,3 +104,62 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write /nowhere/x.arrow"):
         write_columnar(BAGS, "/nowhere/x.arrow")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tsv"]
+
+
+SINGLE = {"y": [0, 1, 0], "a": [5, None, 7], "w": pa.array([0.5, None, 2.0]), "x": [1, 2, 3]}
+SEVERAL = {"y": [1, 1, 0], "a": [[1, 2], [], [3]], "w": [[0.5, 1.0], [], [2.0]], "x": [[1, 2], [], [3]]}
+
+
+@pytest.mark.parametrize("order", [(SINGLE, SEVERAL), (SEVERAL, SINGLE), (SINGLE, SINGLE, SEVERAL)])
+def test_files_with_single_ids_and_files_with_lists_are_one_column(
+    tmp_path: Path, order: tuple[dict[str, Any], ...]
+) -> None:
+    """A part of a folder has lists if another part has them."""
+    (tmp_path / "s.toml").write_text('label = "y"\nsparse = [{ name = "a", weight = "w" }, "x"]\n')
+    (tmp_path / "in").mkdir()
+    for number, columns in enumerate(order):
+        pq.write_table(pa.table(columns), tmp_path / "in" / f"{number}.parquet")
+    source = ParquetSource.at(str(tmp_path / "in"), schema_path=str(tmp_path / "s.toml"))
+    assert source.multi_hot == {"a", "x"}
+    batches = read_all(LookaheadLoader(source, batch_size=4))
+    for out in ("out.arrow", "out.parquet", "out"):
+        flags = ["--format", "parquet", "--schema", str(tmp_path / "s.toml")]
+        assert main(["convert", str(tmp_path / "in"), str(tmp_path / out), *flags, "--next-use"]) == 0
+        back = ParquetSource.at(str(tmp_path / out))
+        assert_same_batches(read_all(LookaheadLoader(back, batch_size=4)), batches)
+
+
+def test_a_reader_that_promises_single_ids_and_gives_several_is_refused(tmp_path: Path) -> None:
+    one, two = dataclasses.replace(BAGS, rows=50), tmp_path / "a.arrow"
+    write_columnar(one, str(two))
+    source = ParquetSource.at(str(two))
+
+    class Promise(NarrowedSource):
+        multi_hot = frozenset()
+
+    with pytest.raises(InputError, match=r"feature 'b': expected at most one id a row, because the reader's multi_hot"):
+        write_columnar(Promise(source=source, features=(0, 1), dense=True), str(tmp_path / "b.arrow"))
+
+
+@pytest.mark.parametrize("uses", ['dense = ["u"]', 'example_weight = "y"', 'example_weight = "u"', 'dense = ["y"]'])
+def test_a_column_with_several_uses_is_refused(tmp_path: Path, uses: str) -> None:
+    """A file with two columns of one name is none that can be read."""
+    (tmp_path / "a.csv").write_text("y,u\n1,1\n")
+    (tmp_path / "a.toml").write_text(f'label = "y"\nsparse = ["u"]\n{uses}\n')
+    data = DataConfig(format="csv", path=str(tmp_path / "a.csv"), schema=str(tmp_path / "a.toml"))
+    with pytest.raises(
+        InputError, match=r"column '[uy]' has 2 uses in the schema, and a converted file has it for one"
+    ):
+        write_columnar(open_source(data), str(tmp_path / "a.arrow"))
+    assert not (tmp_path / "a.arrow").exists()
+
+
+def test_days_of_arrays_can_have_other_widths(tmp_path: Path) -> None:
+    for day, width in (("day_0", 1), ("day_1", 3)):
+        np.save(tmp_path / f"{day}_dense.npy", np.zeros((2, 1)))
+        np.save(tmp_path / f"{day}_labels.npy", np.array([0, 1]))
+        np.savez(tmp_path / f"{day}_sparse_multi_hot.npz", **{"0": np.arange(2 * width).reshape(2, width)})  # type: ignore[arg-type]
+    source = MlperfSource.at(str(tmp_path))
+    write_columnar(source, str(tmp_path / "out.arrow"))
+    back = ParquetSource.at(str(tmp_path / "out.arrow"))
+    assert_same_batches(read_all(LookaheadLoader(back, batch_size=4)), read_all(LookaheadLoader(source, batch_size=4)))

@@ -191,7 +191,7 @@ def test_a_conversion_goes_on_after_a_signal(
 ) -> None:
     def run(code: list[str], out: Path, jobs: int) -> subprocess.CompletedProcess[str]:
         words = ["convert", str(days / "day_0.tsv"), str(days / "day_1.tsv.gz"), str(days / "day_10.tsv"), str(out)]
-        command = [sys.executable, *code, *words, "--jobs", str(jobs)]
+        command = [sys.executable, *code, *words, "--jobs", str(jobs), "--format", "criteo-tsv"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
 
     out, script = tmp_path / "out", tmp_path / "dying.py"

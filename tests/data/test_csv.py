@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import random
 import re
@@ -115,6 +116,28 @@ def test_tabs_no_header_and_named_missing_values(tmp_path: Path) -> None:
     assert columns.lengths.tolist() == [[1, 0]]
 
 
+def test_a_named_missing_value_is_a_whole_value(tmp_path: Path) -> None:
+    """In a list its text is one like any other: a name among strings, and no number."""
+    schema = """
+label = "y"
+sparse = [{ name = "tags", separator = "|" }, { name = "seen", separator = "|", weight = "share" }]
+[tables.tags]
+strings = "hash"
+[csv]
+null = ["NA", "nan"]
+"""
+    lines = ("1,Oslo|NA,,", "1,NA,3|4,1|2", "1,nan,NA,nan", "1,,3|NA,1|2", "1,,3|4,1|nan")
+    source = write(tmp_path, *lines, schema=schema, header="y,tags,seen,share")
+    with pytest.raises(InputError, match=r"a.csv:5: expected integer ids in column 'seen', got 'NA'"):
+        read(source)
+    (columns,) = read(dataclasses.replace(source, bad_rows="skip"))
+    assert columns.bad_rows.tolist() == [3, 4]
+    assert columns.lengths.tolist() == [[2, 0, 0], [0, 2, 0]]
+    assert columns.values.tolist() == [*hash_strings(pa.array([b"Oslo", b"NA"]), 0).tolist(), 3, 4]
+    with pytest.raises(InputError, match=r"a.csv:2: expected numbers in column 'share', got 'nan'"):
+        read(write(tmp_path, lines[4], schema=schema, header="y,tags,seen,share"))
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_keeps_a_readers_promises(tmp_path: Path, name: str) -> None:
     lines = lines_of(60)
@@ -140,7 +163,7 @@ BAD_ROWS = [
     ("x,1,1,1,,3|x,1|1", "expected integer ids in column 'tags', got 'x'"),
     ("x,1,1,1,,3|,1|1", "expected ids in column 'tags', got nothing beside a '|'"),
     ("x,1,1,1,,3|4,1", "expected as many weights in 'share' as ids in 'tags', got another number"),
-    ("x,1,1,1,,3|4,1|x", "expected numbers in column 'share', got a text"),
+    ("x,1,1,1,,3|4,1|x", "expected numbers in column 'share', got 'x'"),
     ("x,1,1,1,,50,1", "expected ids of table 'tags' in [0, 50), got 50"),
     ('x,1,1,1,"Rome,,', "expected 7 columns separated by ',', got 5"),
 ]

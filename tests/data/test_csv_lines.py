@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from data import csv_lines
 from data.arrow_columns import ArrowBlock
 from data.csv_layout import CsvLayout
-from data.csv_lines import parse_lines
+from data.csv_lines import ID, parse_lines
 from tests.effort import at_most
 
 NAMES = ("y", "junk", "id", "text")
-TYPES = {"y": pa.float64(), "id": pa.int64(), "text": pa.binary()}
+TYPES = {"y": pa.float64(), "id": ID, "text": pa.binary()}
 
 
 COMMAS = CsvLayout()
@@ -34,6 +34,14 @@ def test_values_have_the_types_of_their_columns() -> None:
     assert (found.num_raw_rows, found.malformed.size, found.problem) == (4, 0, "")
 
 
+def test_ids_of_2_to_63_and_more_have_the_bits_of_signed_ones() -> None:
+    found = parse(f"1,,{2**63},a\n1,,7,b\n1,,,c\n1,,{2**64 - 1},d\n1,,-{2**63},e\n".encode())
+    assert found.table.column("id").to_pylist() == [-(2**63), 7, None, -1, -(2**63)]
+    assert found.malformed.size == 0
+    number = parse_lines(f"{2**63}\n".encode(), ("y",), {"y": pa.int64()}, COMMAS, stops=True)
+    assert number.problem == f"expected an integer in column 'y', got '{2**63}'", "a number has no other value"
+
+
 def test_texts_of_missing_values_can_be_named() -> None:
     found = parse(b"NA,,NA,NA\n", form=CsvLayout(null=("NA",)))
     assert found.table.to_pydict() == {"y": [None], "id": [None], "text": [None]}
@@ -48,7 +56,8 @@ BAD = [
     (b"1,,2,a,b", "expected 4 columns separated by ',', got 5"),
     (b"x,,2,a", "expected a number in column 'y', got 'x'"),
     (b"1,,2.5,a", "expected an integer in column 'id', got '2.5'"),
-    (b"1,,9223372036854775808,a", "expected an integer in column 'id', got '9223372036854775808'"),
+    (b"1,,18446744073709551616,a", "expected an integer in column 'id', got '18446744073709551616'"),
+    (b"1,,-9223372036854775809,a", "expected an integer in column 'id', got '-9223372036854775809'"),
     (b"1,,\xff,a", "expected an integer in column 'id', got '\\\\xff'"),
     (b'1,,2,"a', "expected quotes that end in the same line, got an open one"),
     (b'"1,,2,a', "expected 4 columns separated by ',', got 1"),
@@ -85,6 +94,12 @@ LINES = [line for line, _ in BAD] + [
     b"0x1F,,0x1F,",
     b"nan,,inf,",
     b"+1,,+1,",
+    b"1,,9223372036854775807,",
+    b"1,, 9223372036854775808,",
+    b"1,,18446744073709551615 ,a",
+    b"1,,-9223372036854775808,a",
+    b"1,,  ,a",
+    b'1,,"-0000000000000000000000009",a',
 ]
 
 

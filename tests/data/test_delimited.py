@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
-from bagpipe.types.schema import Table
-from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, place_ids, split_fields
+from data.delimited import Column, DelimitedFile, Kind, explain_line, find_columns, split_fields
 
 NUMBER = Kind(words="a number", pattern=re.compile(rb"-?[0-9]{1,16}"))
 COLUMNS = (Column(name="a", kind=NUMBER, required=True), Column(name="b", kind=NUMBER))
@@ -73,15 +71,3 @@ def test_distinct_texts_are_parsed_once() -> None:
     assert sorted(seen) == [b"", b"3.5", b"4", b"nd wrong", b"x"]
     assert wrong.tolist() == [False, False, False, True, True, True]
     assert values[:3].tolist() == [3.5, 4.0, 3.5]
-
-
-def test_ids_are_hashed_or_checked() -> None:
-    ids, there = np.array([3, -1, 7, 99], np.int64), np.array([True, True, True, False])
-    assert place_ids(Table(name="t"), ids, there) == (ids, None)
-    hashed, problem = place_ids(Table(name="t", rows=5, hash=True), ids, there)
-    assert problem is None
-    assert set(hashed) <= set(range(5))
-    _, problem = place_ids(Table(name="t", rows=5), ids, there)
-    assert problem is not None
-    assert problem.lines.tolist() == [1, 2]
-    assert problem.reason == "expected ids of table 't' in [0, 5), got -1"

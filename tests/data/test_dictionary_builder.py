@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -53,6 +54,20 @@ def test_ids_by_first_occurrence(
     assert built == {str(tmp_path / "city.dictionary.csv"): 5, str(tmp_path / "brands.csv"): 3}
     assert texts(tmp_path / "city.dictionary.csv") == ["0,", "1,Rome", "3,Oslo", "3,Bern", "1,Paris", "1,Kiev"]
     assert texts(tmp_path / "brands.csv") == ["0,", "1,b", "2,a", "1,c"]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_binary(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_texts_of_every_type_are_collected(tmp_path: Path, kind: pa.DataType) -> None:
+    source_at(tmp_path)
+    plain = pa.string() if pa.types.is_dictionary(kind) else kind
+    columns = {name: pa.array(ROWS[name], plain) for name in ("city", "brand", "user")}
+    if pa.types.is_dictionary(kind):
+        columns = {name: column.dictionary_encode() for name, column in columns.items()}
+    table = pa.table(ROWS | columns | {"seen": pa.array(ROWS["seen"], pa.list_(plain))})
+    pyarrow.feather.write_feather(table, tmp_path / "a.arrow", compression="uncompressed")
+    source = ParquetSource.at(str(tmp_path / "a.arrow"), schema_path=str(tmp_path / "s.toml"))
+    build_dictionaries(source, "first")
+    assert texts(tmp_path / "city.dictionary.csv") == ["0,", "1,Rome", "3,Oslo", "3,Bern", "1,Paris", "1,Kiev"]
 
 
 def test_ids_by_frequency_without_the_rare_ones(tmp_path: Path) -> None:

@@ -108,3 +108,18 @@ def test_files_may_become_complete_in_any_order(order: list[int], looks: list[bo
     now = listed(there, MARKER, 0.0)
     taken += arrived(now, now, taken, taken[-1] if taken else "", "days")[0]
     assert taken == [f"d{number}" for number in range(6)]
+
+
+def test_what_is_no_data_file_is_left_out_once_it_is_settled() -> None:
+    rule = FollowRule(by_marker=True, age_s=0.0, suffixes=(".parquet", ".pq"))
+    folder = [
+        *entries("a.PARQUET@0 b.pq@0 c.csv@100 d.parquet.tmp@150 b.pq~.pq@0 _DONE.a.PARQUET@1 .e@0"),
+        Entry(name="dt=1", modified_s=0.0, is_file=False),
+    ]
+    found = listed(folder, rule, 170.0)
+    assert (found.files, found.num_complete, found.left_out) == (
+        ("a.PARQUET", "b.pq"),
+        1,
+        ("b.pq~.pq", "c.csv", "dt=1"),
+    )
+    assert listed([*folder, *entries("_END@0")], rule, 170.0).left_out == ("b.pq~.pq", "c.csv", "d.parquet.tmp", "dt=1")

@@ -306,3 +306,19 @@ def test_a_source_of_what_is_there(days: Path) -> None:
     assert source.locate(blocks[1], 2) == f"{days}/day_1:3"
     assert [source.count_rows(segment) for segment in source.segments()] == [20, 5, 16, 1, 30]
     assert (source.files, source.in_processes, source.multi_hot) == ((), True, frozenset())
+
+
+def test_entries_that_are_not_read_are_told_once(days: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (days / "dt=1").mkdir()
+    (days / "gone").symlink_to(days / "nothing")
+    (days / "_END").touch()
+    batches = read_all(open_loader(config(days), seed=0))
+    assert sum(batch.num_examples for batch in batches) == 72
+    assert caplog.messages == [f"{days}: left out: dt=1, gone (a stream is of files, without folders and copies)"]
+
+
+def test_names_need_not_be_utf_8(days: Path) -> None:
+    put(days, os.fsdecode(b"day_2\xe9"), criteo_lines(5))
+    (days / "_END").touch()
+    batches = check_resume(lambda state: open_loader(config(days), seed=0, state=state))
+    assert sum(batch.num_examples for batch in batches) == 77

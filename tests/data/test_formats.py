@@ -1,26 +1,29 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
 from data.cli import main
-from data.formats import FORMATS, open_eval_source, open_source
+from data.formats import FORMATS, check_test_source, open_eval_source, open_source
 from data.loader import LookaheadLoader
 from data.source import Source
 from data.testing import assert_same_batches, check_source, read_all
-from tests.data.files import criteo_lines, save_to_disk, write_examples
+from tests.data.files import avazu_csv, avazu_rows, criteo_lines, save_to_disk, write_examples
 
 TARGETS = 'label = ["click", "buy"]\nexample_weight = "w"\ndense = ["age"]\nsparse = ["user"]\n'
 
@@ -233,3 +236,143 @@ def test_a_missing_value_is_no_label_either(tmp_path: Path) -> None:
     source = _open_rows(tmp_path, "parquet", table)
     with pytest.raises(InputError, match=r"row 4 \(from 0\): expected a number in column 'buy', got null"):
         read_all(LookaheadLoader(source, batch_size=40))
+
+
+def _write_two(form: str, folder: Path, place: str) -> str:
+    """Three examples of a format in `folder`, and three more in its folder `place`."""
+    schema = folder.parent / "s.toml"
+    schema.write_text('label = "click"\nsparse = ["user"]\n')
+    table = pa.table({"click": [1, 0, 1], "user": [7, 8, 9]})
+    for number, where in enumerate((folder, folder / place)):
+        where.mkdir(parents=True, exist_ok=True)
+        if form == "criteo-tsv":
+            (where / f"day_{number}").write_bytes(criteo_lines(3))
+        elif form == "avazu-csv":
+            (where / f"{number}.csv").write_bytes(avazu_csv(avazu_rows(3)))
+        elif form == "csv":
+            pyarrow.csv.write_csv(table, where / f"{number}.csv")
+        elif form == "parquet":
+            pq.write_table(table, where / f"part-{number}.parquet")
+        elif form == "tfrecord":
+            write_examples(where / f"{number}.tfrecord", table.to_pylist())
+        elif form == "mlperf-npz":
+            for name, array in (
+                ("dense", np.zeros((3, 1))),
+                ("labels", np.zeros(3)),
+                ("sparse", np.zeros((3, 1), int)),
+            ):
+                np.save(where / f"day_{number}_{name}.npy", array)
+        elif number == 0:  # movielens reads one file of ratings
+            (where / "u.data").write_text("1\t2\t3\t978300760\n" * 3)
+    return str(schema) if form in ("csv", "parquet", "tfrecord") else ""
+
+
+FOLDERS: list[DataFormat] = ["avazu-csv", "criteo-tsv", "csv", "mlperf-npz", "movielens", "parquet", "tfrecord"]
+
+
+@pytest.mark.parametrize("form", FOLDERS)
+def test_no_file_of_a_folder_is_left_out_without_a_word(
+    tmp_path: Path, form: DataFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Partitions are read, links to nothing refused, other folders named; so for evaluation and for tests."""
+    folder = tmp_path / "days"
+    schema = _write_two(form, folder, "dt=1")
+    config = DataConfig(format=form, path=str(folder), schema=schema, eval_fraction=0.0)
+    one = form == "movielens"
+    assert len(_labels(open_source(config))) == (3 if one else 6)
+    assert not caplog.messages
+    (folder / "old").mkdir()
+    (folder / "old" / "more").write_text("x")
+    expected = len(_labels(open_source(config)))
+    assert [text.partition(" (")[0] for text in caplog.messages] == [f"{folder}: left out: old/"]
+    assert expected == (3 if one else 6)
+    for key, messages in _told_of_held_out(config, caplog):
+        assert messages[0].startswith(f"{folder}: left out: old/ (")
+        assert messages[-1].startswith(f"data.{key} {folder}: "), "a file that is trained on too"
+    (folder / "new").symlink_to(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"days/new: expected a file, got a link to nothing"):
+        open_source(config)
+
+
+@pytest.mark.parametrize("form", FOLDERS)
+def test_copies_beside_their_files_are_left_out_with_a_word(
+    tmp_path: Path, form: DataFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of training, evaluation and test folders: their examples would count twice."""
+    folder = tmp_path / "days"
+    schema = _write_two(form, folder, "dt=1")
+    config = DataConfig(format=form, path=str(folder), schema=schema, eval_fraction=0.0)
+    expected = _labels(open_source(config))
+    assert not caplog.messages
+    first, *_ = sorted(path.name for path in folder.iterdir() if path.is_file())
+    for ending in (".bak", ".tmp", "~", ".~1~", ".gz"):
+        content = (folder / first).read_bytes()
+        (folder / f"{first}{ending}").write_bytes(gzip.compress(content) if ending == ".gz" else content)
+    assert _labels(open_source(config)) == expected
+    told = f"{folder}: left out: {first}.bak, {first}.gz, {first}.tmp, {first}.~1~, {first}~ (copies"
+    assert [text[: len(told)] for text in caplog.messages] == [told]
+    for _, messages in _told_of_held_out(config, caplog):
+        assert messages[0].startswith(told)
+
+
+def _told_of_held_out(config: DataConfig, caplog: pytest.LogCaptureFixture) -> Iterator[tuple[str, list[str]]]:
+    """By key, what is told of the folder as evaluation and as test data, where a part of it is trained on."""
+    part = "u.data" if config.format == "movielens" else "dt=1"
+    training = dataclasses.replace(config, path=str(Path(config.path) / part))
+    source = open_source(training)
+    caplog.clear()
+    open_eval_source(dataclasses.replace(training, eval_path=config.path), source)
+    yield "eval_path", [*caplog.messages]
+    caplog.clear()
+    check_test_source(dataclasses.replace(training, test_path=config.path), source)
+    yield "test_path", [*caplog.messages]
+
+
+def _labels(source: Source) -> list[float]:
+    batches = read_all(LookaheadLoader(source, batch_size=100))
+    return [label for batch in batches for label in batch.labels.tolist()]
+
+
+def test_columnar_files_are_known_by_their_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "days"
+    schema = _write_two("parquet", folder, "dt=1")
+    (folder / "s.toml").write_text(Path(schema).read_text())
+    content = (folder / "part-0.parquet").read_bytes()
+    for name in ("part-1.pq", "000000_0", "part-2.PARQUET", "part-3"):
+        (folder / name).write_bytes(content)
+    pyarrow.feather.write_feather(pq.read_table(folder / "part-0.parquet"), folder / "more.ipc", compression="lz4")
+    config = DataConfig(path=str(folder), schema=str(folder / "s.toml"))
+    assert len(_labels(open_source(config))) == 7 * 3
+    (told,) = caplog.messages  # not the schema file, which is no data
+    assert told == f"{folder}: read too, as they begin like Parquet or Arrow files: more.ipc, part-3, 000000_0"
+    caplog.clear()
+    (folder / "README").write_text("about")
+    (folder / "old.parquet.gz").write_bytes(gzip.compress(content))
+    assert len(_labels(open_source(config))) == 7 * 3
+    told = caplog.messages[-1]
+    assert told.startswith(f"{folder}: left out: README, old.parquet.gz (")
+    (folder / "part-4.Parquet").write_bytes(b"about")
+    with pytest.raises(InputError, match=r"part-4.Parquet: expected a parquet or Arrow IPC file"):
+        open_source(config).segments()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "README").write_text("about")
+    with pytest.raises(InputError, match="the folder holds no parquet or Arrow file, got README"):
+        open_source(dataclasses.replace(config, path=str(tmp_path / "texts"), format="parquet"))
+
+
+def test_a_table_whose_log_says_which_files_count_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    schema = _write_two("parquet", tmp_path / "days", "dt=1")
+    (tmp_path / "days" / "_delta_log").mkdir()
+    assert len(_labels(open_source(DataConfig(path=str(tmp_path / "days"), schema=schema)))) == 6
+    assert "a table of Delta Lake: its files are read as they are" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "form"), [("ratings.csv", "movielens"), ("day_7_labels.npy", "mlperf-npz")])
+def test_files_that_belong_to_no_data_are_refused(tmp_path: Path, name: str, form: str) -> None:
+    """A second file of ratings, and an array without those of its day."""
+    _write_two(form, tmp_path / "days", "dt=1")
+    (tmp_path / "days" / "dt=1" / name).write_text("x")
+    with pytest.raises(
+        InputError, match=r"got dt=1/ratings.csv and u.data|day_7_dense.npy: no such file, which belong"
+    ):
+        open_source(DataConfig(format=form, path=str(tmp_path / "days")))  # type: ignore[arg-type]

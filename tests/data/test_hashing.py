@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagpipe.types.schema import Table
-from data.hashing import first_out_of_range, hash_ids, mix64, scramble40
+from data.hashing import hash_ids, mix64, place_ids, range_reason, scramble40
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50)
 
@@ -56,15 +56,26 @@ def test_scramble_is_a_bijection(salt: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "position"),
+    ("table", "outside"),
     [
-        (Table(name="t"), None),
-        (Table(name="t", rows=8, hash=True), None),
-        (Table(name="t", rows=10), None),
-        (Table(name="t", rows=9), 3),
-        (Table(name="t", rows=4), 2),
+        (Table(name="t"), []),
+        (Table(name="t", rows=8, hash=True), []),
+        (Table(name="t", rows=10), []),
+        (Table(name="t", rows=9), [3]),
+        (Table(name="t", rows=4), [2, 3]),
     ],
 )
-def test_the_first_id_outside_its_table(table: Table, position: int | None) -> None:
-    assert first_out_of_range(np.array([0, 3, 8, 9], np.int64), table) == position
-    assert first_out_of_range(np.zeros(0, np.int64), table) is None
+def test_ids_outside_their_table(table: Table, outside: list[int]) -> None:
+    ids = np.array([0, 3, 8, 9], np.int64)
+    placed, found = place_ids(ids, table)
+    assert found.tolist() == outside
+    assert placed.tolist() == (hash_ids(ids, 8).tolist() if table.hash else [0, 3, 8, 9])
+    assert place_ids(ids[:0], table)[1].size == 0
+    present = np.array([True, True, True, False])
+    assert place_ids(ids, table, present)[1].tolist() == [place for place in outside if place < 3]
+
+
+def test_an_id_outside_is_shown_as_it_was_written() -> None:
+    reason = range_reason(Table(name="t", rows=4), -1)
+    assert reason == "expected ids of table 't' in [0, 4), got -1 (18446744073709551615 as an unsigned number)"
+    assert range_reason(Table(name="t", rows=4), 2**63 - 1).endswith(f"got {2**63 - 1}")

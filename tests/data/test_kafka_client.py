@@ -15,7 +15,7 @@ from tests.data.brokers import broker
 
 def test_a_file_of_settings(tmp_path: Path) -> None:
     path = tmp_path / "client.properties"
-    path.write_text("# of the team\nsecurity.protocol = SASL_SSL\n\nsasl.password=a=b\n")
+    path.write_text("\ufeffsecurity.protocol = SASL_SSL\n\nsasl.password=a=b\n")
     assert client_settings("a:1", str(path)) == (
         ("bootstrap.servers", "a:1"),
         ("security.protocol", "SASL_SSL"),
@@ -24,7 +24,7 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     path.write_text("security.protocol SSL\n")
     with pytest.raises(InputError, match=r"client.properties:1: expected NAME=VALUE, got a line without ="):
         client_settings("a:1", str(path))
-    with pytest.raises(InputError, match=r"cannot read data.kafka_config .*gone: "):
+    with pytest.raises(InputError, match=r"data.kafka_config: cannot read .*gone: "):
         client_settings("a:1", str(tmp_path / "gone"))
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bagpipe.errors import InputError
+from data.columnar_writer import write_columnar
 from data.columns import Columns
 from data.hashing import hash_ids
 from data.parquet import ParquetSource
@@ -163,3 +164,38 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     path, schema = write(tmp_path, {name: pa.array(column)[:0] for name, column in table().items()})
     with pytest.raises(InputError, match="holds no rows"):
         ParquetSource.at(path, schema_path=schema).segments()
+
+
+HASHED = """
+label = "y"
+dense = ["age"]
+sparse = ["unused", { name = "items", weight = "items_w" }]
+[tables.unused]
+strings = "hash"
+[tables.items]
+rows = 5
+hash = true
+"""
+
+
+def test_a_converted_file_carries_its_own_schema(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Beside data.schema, which is that of its input, or another one for its columns."""
+    path, schema = write(tmp_path, table(), HASHED)
+    out = str(tmp_path / "out.arrow")
+    write_columnar(ParquetSource.at(path, schema_path=schema), out)
+    own = ParquetSource.at(out)
+    said = rf"out\.arrow carries its own schema, .*; data\.schema {schema} is read in its place: leave it out"
+    with pytest.raises(InputError, match=rf"column 'unused': expected strings, as table .*, got int64 \(.*{said}"):
+        ParquetSource.at(out, schema_path=schema)
+    assert not caplog.messages
+    Path(schema).write_text('label = "y"\ndense = ["age"]\nsparse = ["unused", "items"]\n[tables.items]\nrows = 5\n')
+    found = ParquetSource.at(out, schema_path=schema)
+    assert re.search(said, caplog.text)
+    assert found.rules.schema != own.rules.schema
+    caplog.clear()
+    weighted = '{ name = "items", weight = "items.weight" }'
+    Path(schema).write_text(
+        f'label = "y"\ndense = ["age"]\nsparse = ["unused", {weighted}]\n[tables.items]\nrows = 5\n'
+    )
+    assert ParquetSource.at(out, schema_path=schema).rules.schema == own.rules.schema
+    assert not caplog.messages

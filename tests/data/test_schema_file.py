@@ -79,7 +79,7 @@ BAD = [
     ("label = 'y'\nsparse = ['a']\ntime = ''", "time must be the name of a column, got an empty one"),
     ("label = 'y'\nsparse = ['a']\ntime = 't'\ntime_unit = 'h'", "time_unit must be one of s, ms, us, got 'h'"),
     ("label = 'y'\nsparse = ['a']\ntime_unit = 's'", "time_unit is of the column that time names, got no time"),
-    ("= 3", "not a TOML file"),
+    ("= 3", "not valid TOML: "),
     ("sparse = ['a']", "label is missing: name the label column"),
     ("label = 'y'", "sparse is missing: name the sparse columns"),
     ("label = 'y'\nsparse = ['a', 'a']", "feature names must be unique, 'a' appears more than once"),
@@ -112,8 +112,14 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str)
     assert "\n" not in str(raised.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_it(tmp_path: Path) -> None:
+    text = "label = 'y'\nsparse = ['a']"
+    path = write(tmp_path, f"\ufeff{text}")
+    assert read_schema_file(path) == read_schema_file(write(tmp_path, text))
+
+
 def test_a_missing_file() -> None:
-    with pytest.raises(InputError, match=r"cannot read schema /nowhere/x.toml: No such file"):
+    with pytest.raises(InputError, match=r"schema: cannot read /nowhere/x.toml: No such file"):
         read_schema_file("/nowhere/x.toml")
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
 
 from bagpipe.errors import InputError
+from bagpipe.files.data_folder import natural_key
 from data.source import Block, Segment
 from data.text_files import (
     BLOCK_BYTES,
@@ -14,7 +18,6 @@ from data.text_files import (
     first_line,
     list_files,
     locate_line,
-    natural_key,
     read_text,
     text_blocks,
     text_segments,
@@ -43,8 +46,11 @@ def test_a_folder_is_its_visible_files(tmp_path: Path) -> None:
 def test_missing_paths_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         list_files(str(tmp_path / "missing"))
-    with pytest.raises(InputError, match=r"holds no data file ending in .parquet"):
-        list_files(str(tmp_path), (".parquet",))
+    with pytest.raises(InputError, match=r"holds no data file$"):
+        list_files(str(tmp_path))
+    (tmp_path / "days").mkdir()
+    with pytest.raises(InputError, match=r"holds no data file, only days/: name one of them$"):
+        list_files(str(tmp_path))
     with pytest.raises(InputError, match=r"data.path is empty"):
         list_files("")
 
@@ -113,11 +119,57 @@ def test_a_cut_gzip_is_refused_after_its_whole_blocks(tmp_path: Path) -> None:
     assert lines.startswith(text)
 
 
+@pytest.mark.parametrize("name", ["a.gz", "a.tsv", "a"])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_first_bytes_tell_gzip_and_not_the_name(tmp_path: Path, name: str, is_packed: bool) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(TEXT) if is_packed else TEXT)
+    assert first_line(str(path)) == b"one\n"
+    assert b"".join(texts(path, 9)) == TEXT
+    segments = text_segments(str(path), 9)
+    assert [segment.stop for segment in segments] == [0] if is_packed else len(segments) > 1
+    assert sum(count_segment(segment, None) for segment in segments) == 5
+    path.write_bytes(TEXT if is_packed else gzip.compress(TEXT))
+    assert b"".join(texts(path, 9)) == TEXT, "a file that was replaced"
+
+
+def test_another_compression_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    for content, name in ((bz2.compress(TEXT), "bzip2"), (lzma.compress(TEXT), "xz")):
+        path.write_bytes(content)
+        for read in (first_line, lambda file: text_segments(file, 9)):
+            with pytest.raises(
+                InputError, match=rf"a.tsv: expected text, plain or compressed by gzip, got .* by {name}$"
+            ):
+                read(str(path))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 5, 1000])
+@pytest.mark.parametrize("name", ["a.tsv", "a.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, name: str, block_bytes: int) -> None:
+    """One inside the text stays."""
+    path, text = tmp_path / name, TEXT + codecs.BOM_UTF8 + b"six\n"
+    marked = codecs.BOM_UTF8 + text
+    path.write_bytes(gzip.compress(marked) if name.endswith("gz") else marked)
+    assert b"".join(texts(path, block_bytes)) == text
+    segments = text_segments(str(path), block_bytes, header=True)
+    blocks = [block for segment in segments for block in text_blocks(segment, block_bytes)]
+    assert b"".join(map(read_text, blocks)) == text.partition(b"\n")[2]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf_16_is_named(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes("\N{ZERO WIDTH NO-BREAK SPACE}0\t1\n".encode(encoding))
+    with pytest.raises(InputError, match=r"a\.tsv: expected UTF-8 text, got UTF-16$"):
+        text_segments(str(path), 9)
+
+
 def test_a_corrupt_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.gz"
     packed = bytearray(gzip.compress(TEXT * 100))
     packed[-6] ^= 0xFF  # the checksum
-    for content in (bytes(packed), b"not gzip at all", gzip.compress(TEXT)[:10] + b"\xff" * 20):
+    for content in (bytes(packed), gzip.compress(TEXT)[:10] + b"\xff" * 20):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"bad\.gz:\d+: expected gzip data, got a corrupt stream"):
             drain(path)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import builtins
+import bz2
+import gzip
 import re
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +114,37 @@ def test_damage_ends_the_job_whatever_the_policy(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match=re.escape(f"{path}: {message}")):
             read(TfRecordSource.at(**data, bad_rows="skip"))
-    (tmp_path / "a.gz").write_bytes(b"no gzip data")
-    with pytest.raises(InputError, match=r"a\.gz: record 0 \(from 0\): expected gzip data"):
-        read(TfRecordSource.at(str(tmp_path / "a.gz"), schema_path=data["schema_path"]))
+
+
+@pytest.mark.parametrize("name", ["clicks.tfrecord", "clicks.gz", "clicks"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress, bz2.compress])
+def test_the_first_bytes_tell_compression_and_not_the_name(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """TensorFlow's writers compress by gzip or zlib, and give no suffix."""
+    data = write(tmp_path, [*ROWS])
+    (plain,) = read(TfRecordSource.at(**data))
+    whole = Path(data["path"]).read_bytes()
+    path = tmp_path / name
+    path.write_bytes(pack(whole))
+    source = TfRecordSource.at(str(path), schema_path=data["schema_path"])
+    if pack is bz2.compress:
+        with pytest.raises(
+            InputError, match=r"clicks.*: expected records, plain or compressed by gzip or zlib, got .* by"
+        ):
+            read(source)
+        return
+    (columns,) = read(source)
+    assert columns.values.tolist() == plain.values.tolist()
+    if pack is not bytes:
+        kind = pack.__module__.rpartition(".")[2]
+        for content, message in (
+            (pack(whole)[:-5], f"expected the end of the {kind} stream, got a file cut short"),
+            (pack(whole)[:-2] + b"\xaa\xaa", f"expected {kind} data, got a corrupt stream"),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(InputError, match=rf"{path}: record \d \(from 0\): {message}"):
+                read(source)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

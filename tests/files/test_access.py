@@ -37,7 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_files_and_folders(folder: str) -> None:
     assert [is_file(join(folder, name)) for name in ("a", "deep", "none")] == [True, False, False]
     assert [is_folder(name) for name in (folder, join(folder, "deep"), join(folder, "a"))] == [True, True, False]
-    assert sorted(list_folder(folder)) == ["a", "b"]
+    assert list_folder(folder) == {"a": "file", "b": "file", "deep": "folder"}
     with open_file(join(folder, "deep/c")) as stream:
         assert stream.read() == b"deep/c"
     with pytest.raises(FileNotFoundError):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bagpipe.config.load import parse_config
 from bagpipe.errors import InputError
 from data.replay.options import KNOWN_POLICIES, parse_sweep
 from data.replay.savings import Tried
@@ -124,3 +125,40 @@ def test_an_output_never_replaces_the_log(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             parse_sweep(["--data.path", str(path), "--data.format", "criteo-tsv", *flags])
     parse_sweep(["--data.path", str(log), "--data.format", "criteo-tsv", "--json", str(log.parent / "out.json")])
+
+
+JOB = """
+[checkpoint]
+every = 50
+mirror = "s3://bucket/jobs/a"
+change = ["optim.dense_lr"]
+start_from = "yesterday"
+[eval]
+every = 10
+patience = 3
+keep_best = true
+metric = "gauc"
+[dense]
+shard = "optimizer"
+[pipeline]
+schedule = "1f1b"
+plan = "missing.json"
+[data]
+limit = 50
+"""
+
+
+def test_what_only_the_trainer_uses_does_not_stop_a_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder of checkpoints can be a flag of the trainer, and its files on another machine."""
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    (config,) = parse_sweep(["--config", str(file)]).configs
+    assert (config.data.limit, config.checkpoint.every) == (50, 50)
+    with pytest.raises(InputError, match="needs"):
+        parse_config(["--config", str(file), "--pipeline.plan="], "train")
+    file.write_text(JOB.replace("patience = 3", "patience = -3"))
+    with pytest.raises(InputError, match=r"eval.patience must be at least 0, got -3"):
+        parse_sweep(["--config", str(file)])
+    file.write_text(JOB.replace("patience", "patients"))
+    with pytest.raises(InputError, match=r"unknown key eval.patients; did you mean eval.patience"):
+        parse_sweep(["--config", str(file)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.config.load import parse_config
+from bagpipe.config.sections import CheckpointConfig
 from bagpipe.pipeline.trace import Trace
 from data.replay.options import parse_sweep
 from data.replay.records import ReplayRecord, Setting, Span, Trial
@@ -37,6 +38,24 @@ def test_the_trainer_trains_what_was_replayed(tmp_path: Path) -> None:
     assert (config.oracle.policy, config.oracle.lookahead, config.cache.rows) == ("drop-unused", 8, 20)
     assert (config.checkpoint.dir, config.run.trace) == ("", str(tmp_path / "t.json"))
     assert config.store.namespace.startswith("bagpipe.trial-")
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_trial_needs_no_checkpoint(tmp_path: Path, held_out: bool) -> None:
+    """Whatever keys of the job need one, or evaluations, which the replayed log has only if a part is held out."""
+    file = tmp_path / "job.toml"
+    file.write_text(
+        "[checkpoint]\ndir = 'a'\nevery = 5\nmirror = 's3://b/c'\nstart_from = 'd'\nstart_without = ['*']\n"
+        "change = ['optim.dense_lr']\nresume = 'best'\n[eval]\nevery = 3\npatience = 2\nkeep_best = true\n"
+        "[optim]\nschedule = 'plateau'\n[data]\ntest_path = 'e'\npath = 'f'\nformat = 'csv'\n"
+        + ("eval_fraction = 0.1\n" if held_out else "eval_fraction = 0\n")
+    )
+    sweep = parse_sweep(["--config", str(file), "--train"])
+    command = trainer_command(SETTING, sweep, tmp_path / "r.json", tmp_path / "t.json")
+    flags = command[command.index("trainer") + 1 :]
+    config = parse_config([flag for flag in flags if not flag.startswith("--result")], "trainer").config
+    assert config.checkpoint == CheckpointConfig()
+    assert (config.eval.every, config.optim.schedule) == ((3, "plateau") if held_out else (0, "constant"))
 
 
 def test_several_ranks_go_through_torchruns_launcher(tmp_path: Path) -> None:
