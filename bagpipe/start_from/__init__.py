@@ -3,7 +3,7 @@
     FOLDER[@step|@best]          ──checkpoint_source──┐
     model.safetensors, a folder  ──tensor_source──────┼──> Source: tables, dense state, counts of steps
     a DCP folder                 ──dcp, tensor_source─┘        │
-    the new job: schema, dense state, settings ──tables, dense, counts──> Takings: what is taken, new, dropped
+    the new job: schema, dense state, settings ──tables, dense, job_state──> Takings: what is taken, new, dropped
                                                                │
     checkpoint 0 of the new job  <──first_checkpoint: rows streamed into full row files, a dense file for each rank
 
@@ -12,7 +12,8 @@ resumes what it has made itself. Nothing is changed before everything is compare
 
     takings   records of what is taken, as text and JSON      source             interfaces of what is taken from
     tables    tables and rows                                 dense              the dense part
-    counts    schedules, loss scale, random states            checkpoint_source  another job's checkpoint
+    job_state schedules, K-FAC, random states, …              checkpoint_source  another job's checkpoint
     tensor_source   tensors by a model's names                safetensor_files, dcp_files   where they are
     open_source   the kind of what a text names               first_checkpoint   the new job's checkpoint 0
+    job_settings  what a job's settings say about its state   job_plan           what of it is taken
 """

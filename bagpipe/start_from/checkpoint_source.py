@@ -16,14 +16,14 @@ from bagpipe.checkpoint.dense_state import DenseState, load_of_rank
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import split_record
+from bagpipe.start_from.job_settings import is_staged
 from bagpipe.start_from.source import Counts, Extent, RowChunk, SourceTable
 from bagpipe.start_from.tables import hashed_tables
 from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["CheckpointSource"]
-
-#: Counters of `Part.progress` that are equal on all ranks and go on in the next job.
-_CARRIED = ("loss_scale", "finite_steps", "plateau")
+#: Counts of batches that go on from job to job: ``<name>_step`` in `Manifest.origin`.
+_COUNTED = ("rows", "schedule", "dense", "masks")
 
 
 class CheckpointSource:
@@ -55,12 +55,8 @@ class CheckpointSource:
             table.name: _CheckpointTable(rows, schema, number, hashed.get(table.name), history)
             for number, table in enumerate(schema.tables)
         }
-        before, progress = manifest.origin, manifest.parts[0].progress
-        self.counts = Counts(
-            rows=int(before.get("rows_step", 0)) + manifest.step,
-            schedule=int(before.get("schedule_step", 0)) + manifest.step,
-            progress={name: progress[name] for name in _CARRIED if name in progress},
-        )
+        steps = {name: int(manifest.origin.get(f"{name}_step", 0)) + manifest.step for name in _COUNTED}
+        self.counts = Counts(**steps, progress=manifest.parts[0].progress)
 
     def outline(self, names: frozenset[str]) -> DenseState:
         """See `Source`."""
@@ -69,7 +65,7 @@ class CheckpointSource:
     def dense(self, rank: int, names: frozenset[str]) -> DenseState:
         """See `Source`. Stages and shares of other ranks are added."""
         entries = [part.dense for part in self._checkpoint.manifest.parts]
-        return load_of_rank(self._checkpoint.folder, entries, rank, is_staged=_is_staged(self.settings))
+        return load_of_rank(self._checkpoint.folder, entries, rank, is_staged=is_staged(self.settings))
 
 
 class _CheckpointTable:
@@ -95,13 +91,7 @@ class _CheckpointTable:
         for request in self._rows.rows(self._number):
             records = torch.from_numpy(request.rows).view(dtype)
             if self._decays:
-                records = records.clone()  # files are mapped
                 self._history.catch_up(self._number, records)
                 records = records[:, :-1].contiguous()
             weights, state = split_record(records, self._schema, self.dim, self.optimizer)
             yield RowChunk(ids=request.ids, weights=weights, state=state)
-
-
-def _is_staged(settings: Mapping[str, Any]) -> bool:
-    """As `PipelineConfig.is_staged`."""
-    return bool(settings.get("pipeline.schedule", "none") != "none" or settings.get("pipeline.microbatches", 1) > 1)

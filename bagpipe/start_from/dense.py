@@ -8,7 +8,7 @@ Names are those of `bagpipe.checkpoint.dense_state`. An average that is new begi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,10 @@ from torch import Tensor
 from bagpipe.checkpoint.dense_state import MODEL, OPTIM, PART, RNG, DenseState, type_name
 from bagpipe.start_from.takings import Fate, Taking, matches
 
-__all__ = ["DensePlan", "JobDense", "first_state", "match_dense"]
+__all__ = ["AVERAGE", "DensePlan", "JobDense", "first_state", "match_dense"]
 
 #: Beginning of the full names of averages.
-_AVERAGE = f"{PART}average."
+AVERAGE = f"{PART}average."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +93,7 @@ def match_dense(
             continue
         weights.add(name)
         if name in states:
-            if is_same and not matches(f"state.{label}", without):
+            if state and is_same and not matches(f"state.{label}", without):
                 taken_states.add(name)
                 state = "taken"
             else:
@@ -116,7 +116,7 @@ def _match_averages(
     theirs: DenseState, ours: JobDense, weights: Collection[str], without: Sequence[str]
 ) -> tuple[set[str], list[Taking]]:
     """Averages of weights that are taken; one line for all."""
-    found = theirs.below(_AVERAGE)
+    found = theirs.below(AVERAGE)
     if not ours.has_averages:
         text = f"{len(found)} averages of weights; this job keeps none"
         return set(), [Taking(kind="job", name="average", fate=Fate.DROPPED, detail=text)] if found else []
@@ -128,7 +128,9 @@ def _match_averages(
     return averages, [Taking(kind="job", name="average", fate=Fate.TAKEN, detail=text)]
 
 
-def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_random: bool) -> DenseState:
+def first_state(
+    plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_random: bool, parts: Iterable[tuple[str, Tensor]] = ()
+) -> DenseState:
     """The dense state with which the new job begins.
 
     Args:
@@ -136,8 +138,9 @@ def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_ra
         theirs: the source's, of one rank.
         ours: the new job's.
         takes_random: with the state of the source's random number generators.
+        parts: tensors of other parts, by full name.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = dict(parts)
     values: dict[str, Any] = {}
     for name, target in ours.initial.below(MODEL).items():
         source = theirs.tensors[MODEL + name] if name in plan.weights else target
@@ -153,8 +156,8 @@ def first_state(plan: DensePlan, theirs: DenseState, ours: JobDense, *, takes_ra
             else:  # a count of steps keeps its dtype
                 tensors[full_name] = value.to(weight.dtype) if value.shape == weight.shape and value.dim() else value
         if ours.has_averages:
-            average = theirs.tensors[_AVERAGE + name] if name in plan.averages else weight
-            tensors[_AVERAGE + name] = average.to(weight.dtype).clone()
+            average = theirs.tensors[AVERAGE + name] if name in plan.averages else weight
+            tensors[AVERAGE + name] = average.to(weight.dtype).clone()
     if takes_random:
         tensors.update({name: value for name, value in theirs.tensors.items() if name.startswith(RNG)})
     return DenseState(tensors=tensors, values=values)

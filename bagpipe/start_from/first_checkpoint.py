@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bagpipe.checkpoint.manifest import Manifest, Part
+from torch import Tensor
+
+from bagpipe.checkpoint.dense_state import MODEL
+from bagpipe.checkpoint.manifest import KNOWN_ROWS, Manifest, Part
+from bagpipe.checkpoint.row_file import NAME_DTYPE, RecordFile
 from bagpipe.errors import InputError
-from bagpipe.start_from.counts import JobPlan, match_job, optimizer_name
 from bagpipe.start_from.dense import DensePlan, JobDense, first_state, match_dense
+from bagpipe.start_from.job_plan import JobPlan, part_tensors
+from bagpipe.start_from.job_settings import follows_rows, optimizer_name
+from bagpipe.start_from.job_state import StateOfJob, match_job
 from bagpipe.start_from.open_source import open_source
 from bagpipe.start_from.source import Source
 from bagpipe.start_from.tables import TablePlan, hashed_tables, match_tables, write_rows
@@ -37,12 +43,26 @@ class NewJob:
         dense: its dense part.
         settings: that affect its results, by name.
         world_size: number of its ranks.
+        parts: names of its parts that keep state -> the tensors that this rank has of it at first, by name.
     """
 
     rows: RowSchema
     dense: JobDense
     settings: Mapping[str, Any]
     world_size: int
+    parts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> StateOfJob:
+        """What its state besides rows and dense weights depends on."""
+        weights = self.dense.initial.below(MODEL)
+        return StateOfJob(
+            settings=self.settings,
+            seed=self.rows.seed,
+            world_size=self.world_size,
+            parts=self.parts,
+            trainable={name: weights[name] for name in self.dense.trainable},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +97,9 @@ class FirstCheckpoint:
         """
         job, source = self._job, open_source(self._where)
         tables, table_items = match_tables(source.tables, job.rows, hashed_tables(job.settings), self._without)
-        name = optimizer_name(source.settings)
-        dense, dense_items = match_dense(source.outline(job.dense.names), job.dense, name, self._without)
-        counts, job_items = match_job(source, job.settings, job.rows.seed, job.world_size, self._without)
+        name, outline = optimizer_name(source.settings), source.outline(job.dense.names)
+        dense, dense_items = match_dense(outline, job.dense, name, self._without)
+        counts, job_items = match_job(source, outline, job.state, dense, tables, self._without)
         takings = Takings(source=source.label, items=(*table_items, *dense_items, *job_items))
         note("\n  ".join([f"this job starts from {takings.source} and takes:", *takings.lines()]))
         if takings.clashes:
@@ -112,17 +132,31 @@ class FirstCheckpoint:
         """
         plan, job = self._plan, self._job
         assert plan is not None, "compared before"
-        base = write_rows(folder, job.rows, plan.tables)
+        known: dict[str, Any] = {}
+        if follows_rows(job.settings):
+            with RecordFile(folder / KNOWN_ROWS, NAME_DTYPE) as names:
+                base = write_rows(folder, job.rows, plan.tables, names)
+            known = {"known_rows": dataclasses.asdict(names.entry)}
+        else:
+            base = write_rows(folder, job.rows, plan.tables)
         parts = []
         for rank in range(job.world_size):
+            theirs = plan.source.dense(rank, plan.dense.weights)
             state = first_state(
-                plan.dense, plan.source.dense(rank, plan.dense.weights), job.dense, takes_random=plan.job.takes_random
+                plan.dense,
+                theirs,
+                job.dense,
+                takes_random=plan.job.takes_random,
+                parts=part_tensors(plan.job, theirs),
             )
             parts.append(Part(rank=rank, dense=state.save(folder, rank), progress=plan.job.progress))
         origin = {
             "rows_step": plan.source.counts.rows if any(table.takes_state for table in plan.tables) else 0,
             "schedule_step": plan.job.schedule_step,
+            "dense_step": plan.job.dense_step,
+            "masks_step": plan.job.masks_step,
             "checkpoint_id": plan.source.checkpoint_id,
             "takings": plan.takings.to_json(),
+            **known,
         }
         return dataclasses.replace(manifest, world_size=job.world_size, parts=tuple(parts), base=base, origin=origin)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bagpipe.errors import InputError
+from bagpipe.util.utf8_path import utf8_path
 
 __all__ = ["SafetensorFiles"]
 
@@ -88,6 +89,7 @@ class _Rows:
 
 def _opened(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt")
+        with utf8_path(path) as readable:
+            return safe_open(readable, framework="pt")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read as safetensors: {error}") from None

@@ -78,11 +78,14 @@ class Counts:
     Attributes:
         rows: batches that the rows' optimizers have stepped over, in all jobs before.
         schedule: batches after which the schedules of learning rates stand.
-        progress: loss scale and its count, state of a plateau schedule, as `Part.progress` has them.
+        dense, masks: batches that its dense part and its stages' random numbers count, as in `EarlierSteps`.
+        progress: of its first rank, as `Part.progress` has it.
     """
 
     rows: int = 0
     schedule: int = 0
+    dense: int = 0
+    masks: int = 0
     progress: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bagpipe.checkpoint.manifest import DATA_COLUMNS, RowFile
-from bagpipe.checkpoint.row_file import RecordFile, file_dtype, words_as
+from bagpipe.checkpoint.row_file import NAME_DTYPE, RecordFile, file_dtype, words_as
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import host_words, split_record
@@ -85,20 +85,25 @@ def match_tables(
         state = _state_text(source.optimizer, optimizer, takes_state=is_same)
         items.append(Taking(kind="rows", name=table.name, fate=Fate.TAKEN, detail=detail, state=state))
     ours = {table.name for table in schema.tables}
+    named = {id(source) for name, source in tables.items() if name in ours}  # one table can have several names
     for name, source in tables.items():
-        if name not in ours:
+        if id(source) not in named:
+            named.add(id(source))
             detail = f"{source.extent().num_rows} rows; this job has no such table"
             items.append(Taking(kind="rows", name=name, fate=Fate.DROPPED, detail=detail))
     return plans, items
 
 
-def write_rows(folder: Path, schema: RowSchema, plans: Sequence[TablePlan]) -> tuple[RowFile, ...]:
+def write_rows(
+    folder: Path, schema: RowSchema, plans: Sequence[TablePlan], names: RecordFile | None = None
+) -> tuple[RowFile, ...]:
     """Write all rows as full row files of step 0.
 
     Args:
         folder: of the checkpoint; exists.
         schema: of the new job's rows.
         plans: of its tables, in the order of the schema.
+        names: gets the names of the rows, too; entered by the caller.
 
     Raises:
         InputError: a weight is finite in the source and not in the new job's dtype, or the source cannot be read.
@@ -114,11 +119,19 @@ def write_rows(folder: Path, schema: RowSchema, plans: Sequence[TablePlan]) -> t
                     records["id"], records["table"] = ids, plan.number
                     records["row"] = words_as(rows, dtype["row"].base)
                     file.write(records)
+                    if names is not None:
+                        names.write(_names(records))
         if file.num_records:
             files.append(RowFile(file=file.entry, row_bytes=row_bytes, num_rows=file.num_records, full=True, step=0))
         else:
             file.path.unlink()
     return tuple(files)
+
+
+def _names(records: NDArray[Any]) -> NDArray[Any]:
+    named = np.empty(len(records), NAME_DTYPE)
+    named["table"], named["id"] = records["table"], records["id"]
+    return named
 
 
 def _converted(plan: TablePlan, schema: RowSchema) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:

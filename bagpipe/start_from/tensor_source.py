@@ -12,7 +12,7 @@ FSDP and torch.compile anywhere in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.start_from.source import CHUNK_BYTES, Counts, Extent, RowChunk, SourceTable
 
-__all__ = ["TensorFiles", "TensorRows", "TensorSource", "ids_of", "table_of"]
+__all__ = ["TensorFiles", "TensorRows", "TensorSource", "ids_of", "table_of", "weights_by_table"]
 
 #: Where torchrec's collections keep their tables.
 _FOLDERS = ("embedding_bags", "embeddings")
@@ -81,10 +81,10 @@ class TensorSource:
         self._files = files
         weights = [name for name in files.outline if not name.startswith(_OTHERS)]
         tables = {name: table for name in weights if _has_rows(files.outline[name]) and (table := table_of(name))}
-        found: dict[str, SourceTable] = {}
-        for name, table in tables.items():
-            found.setdefault(table, _TensorTable(files, name))
-        self.tables: Mapping[str, SourceTable] = found
+        found = {name: _TensorTable(files, name) for name in tables}
+        self.tables: Mapping[str, SourceTable] = {
+            table: found[name] for table, name in weights_by_table(tables).items()
+        }
         taken = {*tables, *map(ids_of, tables)}
         self._dense: dict[str, str] = {}
         for name in weights:
@@ -157,6 +157,28 @@ def table_of(name: str) -> str:
     """The table whose weights have a name; empty: it is no name of a table's weights."""
     parts = name.split(".")
     return parts[-2] if len(parts) >= 3 and parts[-1] == "weight" and parts[-3] in _FOLDERS else ""
+
+
+def weights_by_table(names: Iterable[str]) -> dict[str, str]:
+    """Names of weights by the tables of a model, among any names.
+
+    Where several collections have a table of one name, each of these is there after the path of its collection too
+    (`bagpipe.embedding.table_configs.table_names_of`), and the first under the name alone.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        if not (table := table_of(name)):
+            continue
+        first = found.setdefault(table, name)
+        if first != name:
+            for each in (first, name):
+                found.setdefault(_qualified(each), each)
+    return found
+
+
+def _qualified(name: str) -> str:
+    parts = _unwrapped(name).split(".")
+    return ".".join((*parts[:-3], parts[-2]))
 
 
 def ids_of(weight: str) -> str:

@@ -25,7 +25,8 @@ def test_its_rows_dense_part_and_counts(tmp_path: Path, chosen: str, number: int
     assert source.label == f"the checkpoint of step {step} in {tmp_path / 'a'}"
     assert (source.seed, source.world_size) == (0, 2)
     assert source.checkpoint_id == checkpoints[number].manifest.checkpoint_id
-    assert source.counts == Counts(rows=step, schedule=step)
+    progress = checkpoints[number].manifest.parts[0].progress
+    assert source.counts == Counts(rows=step, schedule=step, dense=step, masks=step, progress=progress)
     for place, table in enumerate(SCHEMA.tables):
         found = source.tables[table.name]
         ids = sorted(row_id for at, row_id in models[number] if at == place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +47,9 @@ def save_dcp(model: nn.Module, folder: Path) -> Path:
 def save_wrapped(model: nn.Module, folder: Path) -> Path:
     """As of a model inside DMP and torch.compile."""
     named = {f"module._dmp_wrapped_module._orig_mod.{name}": value for name, value in model.state_dict().items()}
-    save_file({**named, "optimizer.x": torch.zeros(3)}, folder / "model.safetensors")
-    return folder / "model.safetensors"
+    path = folder / os.fsdecode(b"mod\xe8le.safetensors")  # names of files need not be UTF-8
+    save_file({**named, "optimizer.x": torch.zeros(3)}, path)
+    return path
 
 
 @pytest.mark.parametrize("write", [save_dcp, save_wrapped])
