@@ -9,7 +9,8 @@
 update; `reached_rows` leaves out those without a gradient; `cache_statistics` counts; `auto_rows` sizes a cache that
 grows; `slots` and `row_transfer` are its bookkeeping and its copies, `snapshot` its copy-on-write snapshots,
 `resident_rows` an index of it at rest.
-`lookup_layout` groups tables; `batch_context` and `row_exchange_plan` turn a plan into index tensors; `lookup` is
-forward and backward, `gradient_squares` the norm of its result; `row_exchange` talks to other ranks; `upload` and
-`staging` copy between host and device.
+`lookup_layout` groups tables; `batch_context`, `pooling` and `row_exchange_plan` turn a plan into index tensors,
+`derived_lookup` other bags of the same ids; `lookup` is forward and backward, `gradient_squares` the norm of its
+result; `row_exchange` talks to other ranks; `upload` and `staging` copy between host and device, and `verdicts` are
+what a device has found.
 """

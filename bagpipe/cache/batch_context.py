@@ -29,18 +29,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bagpipe.cache.lookup_layout import LookupLayout, TableGroup
+from bagpipe.cache.pooling import pooling_arrays
 from bagpipe.cache.row_exchange_plan import GroupExchange, prepare_exchange
 from bagpipe.cache.slots import rows_of_tables, table_rows
 from bagpipe.cache.upload import SlotRows, Uploader
 from bagpipe.errors import JobError
 from bagpipe.kernels.segment_sum import HostSegmentSum, Int32, SegmentSum
-from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan
+from bagpipe.oracle.plan import ConsumerPlan, ExchangePlan, RowList
 from bagpipe.types.batch import Batch
 
-__all__ = ["BatchContext", "GroupContext", "PartContext", "Span", "prepare_batch"]
+__all__ = ["BatchContext", "GroupContext", "PartContext", "PlannedRows", "Span", "prepare_batch"]
 
 #: Start and end of consecutive entries.
 Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedRows:
+    """The unique rows of one table group, on the host, for lookups of other ids than the planned ones.
+
+    Attributes:
+        rows: the rows, in plan order.
+        arrival: int32 ``[U]``, position of each row among those that are looked up; None: the same order.
+        pushed: by part of the backward, the rows whose gradients it sums, in its order; None: all, in plan order.
+    """
+
+    rows: RowList
+    arrival: Int32 | None
+    pushed: tuple[NDArray[np.int64] | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,6 +78,7 @@ class GroupContext:
         bag_order: int32 ``[n]``, plan position of each entry of `inverse`; weighted groups only.
         bags: int32 ``[n]``, bag of each entry of `inverse`; weighted groups only.
         segment_sizes: number of occurrences of each segment.
+        planned: the unique rows.
     """
 
     tables: TableGroup
@@ -74,6 +91,7 @@ class GroupContext:
     bag_order: Tensor | None
     bags: Tensor | None
     segment_sizes: tuple[int, ...]
+    planned: PlannedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,9 +101,11 @@ class BatchContext:
     Attributes:
         batch_index: position of the batch in its phase.
         num_examples: number of examples.
-        values: int64 ``[num_occurrences]``, the ids, to check that the model passes them on unchanged.
-        lengths: int32 ``[num_features, num_examples]``, ids per bag.
-        feature_sizes: number of ids of each feature.
+        values: int64 ``[num_occurrences]``, the ids. On a CPU the model's own input can share their memory.
+        lengths: int32 ``[num_features, num_examples]``, ids per bag; as `values`.
+        ids: int64 ``[num_occurrences]``, the ids on the device, to compare with those that the model passes on.
+        bags: int32 ``[num_features * num_examples]``, the same of `lengths`.
+        feature_starts: start of each feature's ids; and the end of all.
         groups: one context per table group of the layout.
         parts: of the micro-batches; empty: the batch is not divided.
     """
@@ -94,9 +114,16 @@ class BatchContext:
     num_examples: int
     values: NDArray[np.int64]
     lengths: NDArray[np.int32]
-    feature_sizes: tuple[int, ...]
+    ids: Tensor
+    bags: Tensor
+    feature_starts: tuple[int, ...]
     groups: tuple[GroupContext, ...]
     parts: tuple[PartContext, ...] = ()
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Of `ids` and `bags`: a write to one of them changes its own, also by a model whose input they are."""
+        return self.ids._version, self.bags._version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +176,9 @@ def prepare_batch(
         num_examples=batch.num_examples,
         values=batch.values,
         lengths=batch.lengths,
-        feature_sizes=tuple(sizes.tolist()),
+        ids=upload.kept(batch.values),
+        bags=upload.kept(batch.lengths.reshape(-1)),
+        feature_starts=tuple(batch.feature_offsets().tolist()),
         groups=groups,
         parts=tuple(_part_contexts(layout, batch, groups, [rows for _, rows in made], upload)),
     )
@@ -174,7 +203,7 @@ def _group_context(
     first, end = int(ends[group.first_segment]), int(ends[group.end_segment])
     inverse = inverse_of_all[first:end] - np.int32(first_row)
     order = consumer.order[first:end] - np.int32(first)
-    pooling = _pooling(group, layout, batch, inverse, order)
+    pooling = pooling_arrays(group, _lengths(group, layout, batch), inverse, order)
     segment_sum = HostSegmentSum(
         row_starts=consumer.offsets[first_row : end_row + 1] - consumer.offsets[first_row],
         sources=pooling.sources,
@@ -184,13 +213,16 @@ def _group_context(
     local: SlotRows | None = None
     group_exchange: GroupExchange | None = None
     forward = pooling.inverse
+    unique = table_rows(consumer.unique, group.first_table, group.end_table)
     if exchange is None:
-        local = upload.slot_rows(table_rows(consumer.unique, group.first_table, group.end_table), consumer.slots[rows])
+        local = upload.slot_rows(unique, consumer.slots[rows])
         backward: tuple[SegmentSum, ...] = () if group.is_frozen else (upload.segment_sum(segment_sum),)
+        planned = PlannedRows(rows=unique, arrival=None, pushed=(None,) * len(backward))
     else:
         prepared = prepare_exchange(group, consumer, exchange, segment_sum, upload)
         group_exchange, backward = prepared.exchange, prepared.backward
         forward, inverse = prepared.arrival[forward], prepared.arrival[inverse]
+        planned = PlannedRows(rows=unique, arrival=prepared.arrival, pushed=prepared.pushed)
     context = GroupContext(
         tables=group,
         num_rows=end_row - first_row,
@@ -202,8 +234,15 @@ def _group_context(
         bag_order=upload.optional(pooling.bag_order),
         bags=upload.optional(pooling.bags),
         segment_sizes=tuple(np.diff(ends[group.first_segment : group.end_segment + 1]).tolist()),
+        planned=planned,
     )
     return context, inverse
+
+
+def _lengths(group: TableGroup, layout: LookupLayout, batch: Batch) -> Int32:
+    """int32 ``[segments of the group, examples]``: ids per bag."""
+    features = [ref.feature for ref in layout.features[group.first_segment : group.end_segment]]
+    return batch.lengths if features == list(range(batch.num_features)) else batch.lengths[features]
 
 
 def _part_contexts(
@@ -223,7 +262,9 @@ def _part_contexts(
                 num_examples=part.num_examples,
                 values=part.values,
                 lengths=part.lengths,
-                feature_sizes=tuple(part.lengths.sum(axis=1, dtype=np.int64).tolist()),
+                ids=upload.kept(part.values),
+                bags=upload.kept(part.lengths.reshape(-1)),
+                feature_starts=tuple(part.feature_offsets().tolist()),
                 groups=contexts,
             ),
             gradient_rows=tuple(
@@ -238,7 +279,7 @@ def _part_contexts(
 
 def _spans(group: TableGroup, layout: LookupLayout, batch: Batch, first: int, end: int) -> tuple[Span, ...]:
     """Occurrences of some examples in a group, segment by segment, relative to the group's first one."""
-    lengths = batch.lengths[[ref.feature for ref in layout.features[group.first_segment : group.end_segment]]]
+    lengths = _lengths(group, layout, batch)
     sizes = lengths.sum(axis=1, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes + lengths[:, :first].sum(axis=1, dtype=np.int64)
     ends = starts + lengths[:, first:end].sum(axis=1, dtype=np.int64)
@@ -250,7 +291,7 @@ def _part_of(
 ) -> GroupContext:
     """A group's context for the lookups of one micro-batch."""
     mine = np.concatenate([inverse[:0], *(inverse[start:end] for start, end in spans)])
-    pooling = _pooling(group.tables, layout, part, mine, mine[:0])
+    pooling = pooling_arrays(group.tables, _lengths(group.tables, layout, part), mine, mine[:0])
     return dataclasses.replace(
         group,
         inverse=upload.tensor(pooling.inverse),
@@ -259,68 +300,4 @@ def _part_of(
         bag_order=upload.optional(pooling.bag_order),
         bags=upload.optional(pooling.bags),
         segment_sizes=tuple(end - start for start, end in spans),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pooling:
-    """Host arrays of `GroupContext` that depend on the pooling."""
-
-    inverse: Int32
-    sources: Int32
-    bag_offsets: Int32 | None = None
-    coefficients: NDArray[np.float64] | None = None
-    bag_order: Int32 | None = None
-    bags: Int32 | None = None
-
-
-def _pooling(group: TableGroup, layout: LookupLayout, batch: Batch, inverse: Int32, order: Int32) -> _Pooling:
-    if group.lookup.pooling == "none":
-        return _Pooling(inverse=inverse, sources=order)
-    num_segments, num_examples = group.num_segments, batch.num_examples
-    features = [ref.feature for ref in layout.features[group.first_segment : group.end_segment]]
-    lengths = batch.lengths if features == list(range(batch.num_features)) else batch.lengths[features]
-    num_bags = num_segments * num_examples
-    bag_numbers = np.arange(num_bags, dtype=np.int32).reshape(num_examples, num_segments).T  # [segment, example]
-    one_hot = len(inverse) == num_bags and bool((lengths == 1).all())
-    if one_hot:
-        # Occurrence p belongs to segment p // num_examples and example p % num_examples: a plain transposition.
-        bag_of = np.ascontiguousarray(bag_numbers).reshape(-1)
-        permuted = np.ascontiguousarray(inverse.reshape(num_segments, num_examples).T).reshape(-1)
-        bag_offsets = bag_order = bags = None
-        if group.lookup.weighted:
-            bags = np.arange(num_bags, dtype=np.int32)
-            bag_offsets = np.arange(num_bags + 1, dtype=np.int32)
-            bag_order = np.arange(num_bags, dtype=np.int32).reshape(num_segments, num_examples).T.reshape(-1)
-        return _Pooling(
-            inverse=permuted, sources=bag_of[order], bag_offsets=bag_offsets, bag_order=bag_order, bags=bags
-        )
-    return _multi_hot(group, lengths, bag_numbers, inverse, order)
-
-
-def _multi_hot(group: TableGroup, lengths: Int32, bag_numbers: Int32, inverse: Int32, order: Int32) -> _Pooling:
-    """Permute bags of any length from segment-major to example-major order."""
-    segment_lengths = lengths.reshape(-1)
-    bag_of = np.repeat(bag_numbers.reshape(-1), segment_lengths)
-    starts = np.zeros(len(segment_lengths) + 1, dtype=np.int32)
-    np.cumsum(segment_lengths, out=starts[1:])
-    bag_lengths = np.ascontiguousarray(lengths.T).reshape(-1)
-    bag_offsets = np.zeros(len(bag_lengths) + 1, dtype=np.int32)
-    np.cumsum(bag_lengths, out=bag_offsets[1:])
-    # Entry i of the permuted order is occurrence i - bag_offsets[bag] of its bag.
-    shifts = starts[:-1].reshape(lengths.shape).T.reshape(-1) - bag_offsets[:-1]
-    bag_order = np.repeat(shifts, bag_lengths)
-    bag_order += np.arange(len(inverse), dtype=np.int32)
-    coefficients = None
-    if group.lookup.pooling == "mean":
-        with np.errstate(divide="ignore"):  # no occurrence uses the coefficient of an empty bag
-            coefficients = np.repeat(1.0 / segment_lengths, segment_lengths)[order]
-    weighted = group.lookup.weighted
-    return _Pooling(
-        inverse=inverse[bag_order],
-        sources=bag_of[order],
-        bag_offsets=bag_offsets,
-        coefficients=coefficients,
-        bag_order=bag_order if weighted else None,
-        bags=np.repeat(np.arange(len(bag_lengths), dtype=np.int32), bag_lengths) if weighted else None,
     )

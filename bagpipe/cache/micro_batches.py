@@ -4,7 +4,7 @@
                 <──join_gradients── as if one backward had reached all examples
 
 Rule of this file: *a row's gradient is one segment sum over the whole batch*, so how a batch is divided changes no
-order of terms.
+order of terms. Derived lookups have sums of their own, which come after it, micro-batch by micro-batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bagpipe.cache.batch_context import Span
-from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup
+from bagpipe.cache.batch_context import GroupContext, Span
+from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, LookupGradient
 
 __all__ = ["active_parts", "join_gradients"]
 
@@ -29,6 +29,7 @@ def active_parts(batch: ActiveBatch) -> tuple[ActiveBatch, ...]:
                 ActiveTableGroup(context=context, rows=group.rows, dtype=group.dtype, kernels=group.kernels)
                 for context, group in zip(part.context.groups, batch.groups, strict=True)
             ),
+            versions=part.context.versions,
         )
         for part in batch.context.parts
     )
@@ -39,23 +40,35 @@ def join_gradients(batch: ActiveBatch, parts: Sequence[ActiveBatch]) -> None:
 
     Args:
         batch: the batch.
-        parts: what `active_parts` made of it, after their backwards. A part without gradients counts with zeros.
+        parts: what `active_parts` made of it, after their backwards. A part without gradients counts with zeros and
+            touches no rows.
     """
     contexts = batch.context.parts
     for number, whole in enumerate(batch.groups):
         groups = [part.groups[number] for part in parts]
         rows = [context.gradient_rows[number] for context in contexts]
         occurrences = [context.occurrences[number] for context in contexts]
-        for lookup in range(max((len(group.gradients) for group in groups), default=0)):
-            given = [group.gradients[lookup] if lookup < len(group.gradients) else None for group in groups]
-            vectors = _joined(rows, [None if gradient is None else gradient[0] for gradient in given])
+        planned = [[gradient for gradient in group.gradients if not gradient.sums] for group in groups]
+        for lookup in range(max(map(len, planned), default=0)):
+            given = [of_part[lookup] if lookup < len(of_part) else None for of_part in planned]
+            vectors = _joined(rows, [None if gradient is None else gradient.vectors for gradient in given])
             weights = None
             if whole.context.tables.lookup.weighted:
-                weights = _joined(occurrences, [None if gradient is None else gradient[1] for gradient in given])
-            whole.gradients.append((vectors, weights))
+                weights = _joined(occurrences, [None if gradient is None else gradient.weights for gradient in given])
+            looked_up = _rows_of([context.context.groups[number] for context in contexts], given)
+            whole.gradients.append(LookupGradient(vectors, weights, whole.context.backward, looked_up))
         for group in groups:
+            whole.gradients.extend(gradient for gradient in group.gradients if gradient.sums)
             group.closed = True
             group.gradients.clear()
+
+
+def _rows_of(contexts: Sequence[GroupContext], given: Sequence[LookupGradient | None]) -> Tensor | None:
+    """int32 ``[m]``, rows of the micro-batches that have a gradient, at least one; None: all others have no ids."""
+    pairs = list(zip(contexts, given, strict=True))
+    if all(gradient is not None or not any(context.segment_sizes) for context, gradient in pairs):
+        return None
+    return torch.cat([context.inverse for context, gradient in pairs if gradient is not None])
 
 
 def _joined(spans: Sequence[Sequence[Span]], parts: Sequence[Tensor | None]) -> Tensor:

@@ -1,6 +1,8 @@
 """`ResidentRows`: finds and copies the rows that a cache at rest holds, by table and id.
 
 (table, ids) ──search in the sorted names of the slots──> slots ──RowCache.copy_rows──> records on the host
+
+A slot with a row that does not exist yet is passed over: it was filled ahead of the batch that creates the row.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.cache.slots import FREE
 from bagpipe.oracle.plan import RowList
 from bagpipe.store.interface import Rows
 
@@ -19,7 +20,7 @@ __all__ = ["ResidentRows"]
 
 
 class ResidentRows:
-    """An index of the rows in a cache. Valid until a lane changes the cache. 12 B a row.
+    """An index of the rows in a cache that exist. Valid until a lane changes the cache. 12 B a row.
 
     Args:
         cache: at rest.
@@ -28,15 +29,15 @@ class ResidentRows:
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
         table, ids = cache.slots.slot_table, cache.slots.slot_id
-        occupied = np.flatnonzero(table != FREE)
+        slots = cache.slots.existing_slots()
         # Two sorts of one key each: numpy sorts small integers by radix.
-        occupied = occupied[np.argsort(ids[occupied])]
-        self._slots = occupied[np.argsort(table[occupied].astype(np.int16), kind="stable")]
+        slots = slots[np.argsort(ids[slots])]
+        self._slots = slots[np.argsort(table[slots].astype(np.int16), kind="stable")]
         self._ids = ids[self._slots]
         self._offsets = np.searchsorted(table[self._slots], np.arange(len(cache.schema.tables) + 1))
 
     def find(self, table: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 ``[n]``, the slot of each row of a table; -1 for one that is not in the cache."""
+        """int64 ``[n]``, the slot of each row of a table; -1 for one that the cache does not have."""
         first, end = int(self._offsets[table]), int(self._offsets[table + 1])
         if first == end:
             return np.full(len(ids), -1, dtype=np.int64)

@@ -22,15 +22,16 @@ from torch import Tensor
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.cache_statistics import CacheStatistics
 from bagpipe.cache.earlier_rows import EarlierRows
-from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup, gradients_of
+from bagpipe.cache.lookup import ActiveBatch, ActiveTableGroup
 from bagpipe.cache.lookup_layout import TableGroup
-from bagpipe.cache.reached_rows import reached_rows
+from bagpipe.cache.reached_rows import reached_rows, with_touched_rows
 from bagpipe.cache.row_history import RowHistory
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests, RowTransfer
 from bagpipe.cache.slots import Slab, Slots, SlotTable, row_tables
 from bagpipe.cache.snapshot import RowSnapshot
 from bagpipe.cache.staging import Scratch
 from bagpipe.cache.upload import SlotRows, Uploads, open_uploads
+from bagpipe.cache.verdicts import Verdicts
 from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Gradients, Kernels, RowSteps, RowView, step_of
@@ -64,16 +65,15 @@ class RowCache:
         is_partial: backwards are partial: rows that no gradient reached are not updated (`reached_rows`).
 
     Attributes:
-        streams: streams of the device.
+        kernels, is_partial, streams: as given, or the default.
         slots: slot bookkeeping.
         history: decay that is applied to rows when they are read; shared with the cache of an evaluation.
         earlier: weights that the first batch of a run reads instead of those in the slots, if it is behind them.
         dtype: of vectors and gradients; that of the records of a table can be narrower (`row_dtype`).
-        kernels: kernels that compute on the rows.
         num_slots_used: most slots that the plans have used so far.
         current: the batch being computed, which embedding modules read.
-        is_partial: as given.
         snapshot: copy-on-write snapshots for checkpoints.
+        verdicts: of the batches under way, such as whether the model has looked up their own ids.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class RowCache:
         grows: bool = False,
         is_partial: bool = False,
     ) -> None:
-        self.schema = schema
-        self.is_partial = is_partial
+        self.schema, self.is_partial = schema, is_partial
         self.device = torch.device(device)
         self.streams: Streams = open_streams(str(device)) if streams is None else streams
         self.dtype = TORCH_DTYPE[schema.row_type.compute]
         self.slots = SlotTable(0 if grows else num_slots, num_slots)
+        self.verdicts = Verdicts()
         self.history = RowHistory(schema, self.device)
         self.earlier = EarlierRows(schema, self.slots)
         self.num_slots_used = 0
@@ -138,13 +138,9 @@ class RowCache:
         Args:
             num_areas: maximal number of batches with pending copies.
         """
+        names, max_terms = self.kernels.needs_names, self.kernels.max_terms
         return open_uploads(
-            self.streams,
-            self.device,
-            self.dtype,
-            num_areas=num_areas,
-            names=self.kernels.needs_names,
-            max_terms=self.kernels.max_terms,
+            self.streams, self.device, self.dtype, num_areas=num_areas, names=names, max_terms=max_terms
         )
 
     def row_dtype(self, group: TableGroup) -> torch.dtype:
@@ -256,7 +252,7 @@ class RowCache:
     def copy_rows(self, rows: RowList, slots: Slots) -> list[WriteRequest]:
         """Copies on the host of the rows in slots, ordered by table. Nothing changes. Requires idle lanes."""
         with self.snapshot.lock:
-            return self._transfer.copy_out(rows, slots)()
+            return self._transfer.copy_out(rows, slots, checks=False)()
 
     def clear(self) -> None:
         """Drop all rows.
@@ -294,9 +290,7 @@ class RowCache:
             self.earlier.apply(slot_index, out)
 
     def check(self, context: BatchContext) -> None:
-        """Check that the batch's rows are in their planned slots, with one rank. Called by the lane that inserts.
-
-        Not part of `begin`: checking every row takes a millisecond, which the lane that feeds the device cannot spare.
+        """Check that the batch's rows are in their slots, with one rank. The lane that inserts has the millisecond.
 
         Raises:
             JobError: a row is not in its slot.
@@ -332,7 +326,7 @@ class RowCache:
             ActiveTableGroup(context=group, rows=rows, dtype=self.dtype, kernels=self.kernels)
             for group, rows in zip(context.groups, views, strict=True)
         )
-        self.current = ActiveBatch(context=context, groups=groups)
+        self.current = ActiveBatch(context=context, groups=groups, versions=context.versions)
         self._begun.append(self.current)
         return groups
 
@@ -364,7 +358,7 @@ class RowCache:
         return ended.close()
 
     def update(self, context: BatchContext, settings: RowSteps) -> None:
-        """Update each row that backward reached once, and end the batch. All rows are in this cache.
+        """Update each row that a lookup has once, and end the batch. All rows are in this cache.
 
         Args:
             context: the batch.
@@ -376,7 +370,11 @@ class RowCache:
         for group in self.end(context):
             local = group.context.local
             if group.gradients and local is not None:
-                self.apply(group.context.tables, local, gradients_of(group, 0), settings)
+                rows, gradients = with_touched_rows(self.kernels, local, group)
+                self.apply(group.context.tables, rows, gradients, settings)
+                if rows is not local:  # plans expect the others in the store, too
+                    self.snapshot.before_change(local.slots)
+                    self.slots.mark_dirty(local.slots)
             group.gradients.clear()
 
     def apply(self, group: TableGroup, rows: SlotRows, gradients: Sequence[Gradients], settings: RowSteps) -> None:

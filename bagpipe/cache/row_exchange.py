@@ -16,20 +16,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bagpipe.cache.batch_context import BatchContext, GroupContext
 from bagpipe.cache.gradient_squares import limbs_of_gradients
-from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
+from bagpipe.cache.lookup import ActiveTableGroup, gradients_of, touched_rows
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_exchange_plan import GroupExchange, PullPart, PushPart
 from bagpipe.cache.staging import Scratch
 from bagpipe.distributed.interface import Peers
-from bagpipe.errors import JobError
+from bagpipe.errors import InputError, JobError
 from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import Gradients, RowSteps
 from bagpipe.pipeline.stream import keep_for_current_stream
+from bagpipe.types.row_record import base_optimizer, moves_without_gradient
 
 __all__ = ["Givers", "RowExchange"]
 
@@ -123,6 +125,7 @@ class RowExchange:
 
         Raises:
             JobError: backward did not reach a group that has rows.
+            InputError: lookups leave rows out, which their optimizer would move (`moves_without_gradient`).
             PeerError: a rank is gone or silent.
         """
         groups = self._cache.end(context)
@@ -136,8 +139,25 @@ class RowExchange:
                     f"{tables.first_table} to {tables.end_table - 1}, so it is unknown whether other ranks "
                     "update them: leave such tables out of the model"
                 )
+            self._check_touched(context, group)
         self._push(groups, _NOW, givers)
         return groups
+
+    def _check_touched(self, context: BatchContext, group: ActiveTableGroup) -> None:
+        """Refuse a lookup that leaves rows out where it matters: their owners do not know which rows others touch."""
+        tables = group.context.tables
+        optimizer = tables.optimizer or self._cache.schema.optimizer
+        if not group.gradients or self._cache.is_partial or not moves_without_gradient(optimizer):
+            return
+        touched = touched_rows(group)
+        if touched is not None:
+            names = [table.name for table in self._cache.schema.tables[tables.first_table : tables.end_table]]
+            raise InputError(
+                f"batch {context.batch_index}: with several ranks, lookups of tables {names} must have all of the "
+                f"batch's rows, got {np.count_nonzero(touched)} of {len(touched)}: {base_optimizer(optimizer)[0]} "
+                "would move the others with a gradient of zero; use one rank, Adagrad, RowWiseAdagrad or SGD, or "
+                "leave such ids out of the batch"
+            )
 
     def push_late(self, groups: Sequence[ActiveTableGroup], givers: Givers = None) -> None:
         """Send the remaining gradients; `givers` as in `push`.
@@ -185,7 +205,7 @@ class RowExchange:
                 self._arrived[which].append(torch.empty(0, dim, dtype=self._cache.dtype, device=self._cache.device))
                 continue
             part = _part(group.context, which)
-            for vectors, weights in group.gradients:
+            for vectors, weights, *_ in group.gradients:
                 keep_for_current_stream(vectors)
                 if weights is not None:
                     keep_for_current_stream(weights)

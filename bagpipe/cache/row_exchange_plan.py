@@ -91,11 +91,13 @@ class _PreparedExchange:
     Attributes:
         exchange: the exchange.
         arrival: int32 ``[U]``, position of each unique row of the plan in order of arrival.
+        pushed: rows of these gradients, owner by owner: now, later.
         backward: segment sums of the gradients to push: now, later.
     """
 
     exchange: GroupExchange
     arrival: Int32
+    pushed: tuple[NDArray[np.int64], NDArray[np.int64]]
     backward: tuple[SegmentSum, SegmentSum]
 
 
@@ -140,6 +142,7 @@ def prepare_exchange(
             owned=_slot_rows(exchange, in_group, upload),
         ),
         arrival=arrival,
+        pushed=(push_rows, late_rows),
         backward=(upload.segment_sum(segment_sum.select(push_rows)), upload.segment_sum(segment_sum.select(late_rows))),
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from bagpipe.cache.upload import Uploader, open_uploads
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.interface import Kernels
-from bagpipe.kernels.row_format import host_words
+from bagpipe.kernels.row_format import first_not_finite, host_words
 from bagpipe.kernels.torch_kernels import gather, scatter
 from bagpipe.oracle.plan import OwnerPlan, RowList
 from bagpipe.pipeline.stream import Streams
@@ -210,13 +210,16 @@ class RowTransfer:
         rows = upload.rows(parts, self._dtypes[span.first_table])
         return _Stored(upload.tensor(slots, torch.int64), rows)
 
-    def copy_out(self, rows: RowList, slots: Slots, replaced: NDArray[np.uint64] | None = None) -> CopiedRows:
+    def copy_out(
+        self, rows: RowList, slots: Slots, replaced: NDArray[np.uint64] | None = None, *, checks: bool = True
+    ) -> CopiedRows:
         """Start copying rows, ordered by table, to the host; the returned function waits for them. Under one lock.
 
         Args:
             rows: k rows.
             slots: ``[k]``, their slots.
             replaced: ``[k]``, see `WriteRequest`.
+            checks: the returned function raises JobError if a row is not finite: whoever waits for rows stores them.
         """
         ranges = list(self._table_ranges(rows))
         blocks: list[PendingTensor] = []
@@ -231,6 +234,8 @@ class RowTransfer:
             found = []
             for span, block in zip(ranges, blocks, strict=True):
                 host = host_words(block.get())
+                if checks:
+                    self._check_finite(rows, span, host)
                 for table in range(span.first_table, span.end_table):
                     start, stop = int(rows.table_offsets[table]), int(rows.table_offsets[table + 1])
                     if start < stop:
@@ -240,6 +245,19 @@ class RowTransfer:
             return found
 
         return requests
+
+    def _check_finite(self, rows: RowList, span: _TableRange, host: NDArray[Any]) -> None:
+        """On the host: no lane waits for the device, and rows that are not stored cost nothing."""
+        schema, first = self._schema, span.first_table
+        dtype = schema.dtype_of(first)
+        position = first_not_finite(host, dtype, schema.tables[first].dim, schema.optimizer_of(first))
+        if position is not None:
+            place = span.first + position
+            table = int(np.searchsorted(rows.table_offsets, place, side="right")) - 1
+            raise JobError(
+                f"table {schema.tables[table].name} id {int(rows.ids[place])}: an update made weights or state "
+                f"of the row that are not finite in {dtype}; it is not stored. Lower the learning rate of rows"
+            )
 
     def _table_ranges(self, rows: RowList) -> Iterator[_TableRange]:
         for first, end in self._ranges:

@@ -173,6 +173,13 @@ class SlotTable:
         slots = np.flatnonzero(self.dirty)
         return slots[np.lexsort((self.slot_id[slots], self.slot_table[slots]))]
 
+    def existing_slots(self) -> NDArray[np.int64]:
+        """int64, the slots of rows that were trained or that the store has; the other rows have initial values still.
+
+        Those were inserted ahead of the batch that creates them, or no gradient has reached them.
+        """
+        return np.flatnonzero((self.slot_table != FREE) & (self.dirty | (self.stored_checks != 0)))
+
     def rows_at(self, slots: Slots, num_tables: int) -> RowList:
         """The rows in `slots`, which must be ordered by table."""
         bounds = np.searchsorted(self.slot_table[slots], np.arange(num_tables + 1))

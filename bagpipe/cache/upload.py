@@ -78,6 +78,14 @@ class Uploader:
         """The array as a tensor, in `dtype` if given. On a CPU it can share the memory of the array."""
         return torch.from_numpy(array).to(self._device, dtype, non_blocking=True)
 
+    def shared(self, array: NDArray[np.integer]) -> Tensor:
+        """The array as a tensor, which is the same one for every call with it. Not to be written."""
+        return self.tensor(array)
+
+    def kept(self, array: NDArray[np.integer]) -> Tensor:
+        """The array as a tensor, which writes to the array do not change. On a device it is that of `shared`."""
+        return torch.from_numpy(array).to(self._device, copy=True)
+
     def numbers(self, array: NDArray[np.floating]) -> Tensor:
         """A copy of the array in the dtype of vectors, aligned like torch's own allocations."""
         return torch.from_numpy(array).to(self._device, self._dtype, non_blocking=True, copy=True)
@@ -185,12 +193,23 @@ class StagedUploader(Uploader):
         self.num_bytes = 0
         self._streams = streams
         self._chunks = [_Chunk(area.memory, device)]
+        # By address, bytes and dtype of the array, which is held so that no other one gets its address.
+        self._shared: dict[tuple[int, int, np.dtype[Any]], tuple[NDArray[np.integer], Tensor]] = {}
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
         wanted = dtype if dtype is not None else torch.from_numpy(np.empty(0, array.dtype)).dtype
         host, there = self._take(array.shape, wanted)
         np.copyto(host.numpy(), array, casting="unsafe")
         return there
+
+    def shared(self, array: NDArray[np.integer]) -> Tensor:
+        key = (array.ctypes.data, array.nbytes, array.dtype)
+        if key not in self._shared:
+            self._shared[key] = array, self.tensor(array).data  # writes to other parts of the area do not count as its
+        return self._shared[key][1]
+
+    def kept(self, array: NDArray[np.integer]) -> Tensor:
+        return self.shared(array)
 
     def numbers(self, array: NDArray[np.floating]) -> Tensor:
         return self.tensor(array, self._dtype)

@@ -3,13 +3,13 @@
     torchrec model ──torchrec_collections.convert──> model with cached collections   ┐  row_tables, features, layout
     DataSchema ────────────plain_bags.CachedBags──> bags for a plain torch model     ┘  for oracle, cache and store
 
-    forward(ids, weights) ──cached_lookup.CachedLookup: are these the ids of the batch?──> lookup ──> vectors
+    forward(ids, weights) ──cached_lookup.CachedLookup: are these ids of the batch?──> lookup ──> vectors
                                                      ↑
                               RowCache.begin(batch) ─┘
 
-`model_tables` and `table_configs` read the tables of a torchrec model, and `torchrec_collections` replaces its
-collections; `plain_bags`
-needs torch alone; `cached_lookup` is common to both. `materialise` initialises the dense parameters of a model that was
-built on the meta device. `table_optimizers` and `table_dtypes` keep the row optimizers and dtypes of tables while
-these are numbered.
+`model_tables` and `table_configs` read the tables of a torchrec model, and `torchrec_collections` makes its collections
+cached ones; `plain_bags` needs torch alone; `cached_lookup` is common to both, and `input_bags` reads what a collection
+gets, with ids of any type (`integer_ids`). `stored_tables` stands where others expect the tables' modules.
+`materialise` initialises the dense parameters of a model that was built on the meta device.
+`numbered_tables`, `table_optimizers` and `table_dtypes` order the tables of a model, with their optimizers and dtypes.
 """

@@ -8,24 +8,51 @@ model ──schema_of──> DataSchema: the features of its collections, in ord
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from bagpipe.embedding.table_configs import collections_of, configs_of, table_names_of
 from bagpipe.errors import InputError
+from bagpipe.kernels.row_optimizer import ADAM_BETAS
 from bagpipe.optim import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
 from bagpipe.types.schema import DataSchema, Feature, Table
 
 with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-__all__ = ["embedding_parameters", "held_weights", "optimizers_in_backward", "schema_of", "table_rows"]
+__all__ = [
+    "ModelTable",
+    "embedding_parameters",
+    "held_weights",
+    "optimizers_in_backward",
+    "schema_of",
+    "table_rows",
+    "tables_of",
+]
 
 #: Stands for all tables in `schema_of`'s `unbounded`.
 ALL_TABLES = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTable:
+    """One table of a torchrec model.
+
+    Attributes:
+        name: in the model; see `bagpipe.embedding.table_configs.table_names_of`.
+        config: torchrec's.
+        module: an `nn.EmbeddingBag` or `nn.Embedding`, unless somebody has replaced it.
+    """
+
+    name: str
+    config: Any
+    module: Any
 
 
 def schema_of(model: nn.Module) -> DataSchema:
@@ -37,7 +64,7 @@ def schema_of(model: nn.Module) -> DataSchema:
     Raises:
         InputError: the model has no collection.
     """
-    configs = _all_configs(model)
+    configs = [config for collection in collections_of(model) for config in configs_of(collection)]
     if not configs:
         raise InputError(
             f"expected a model with a torchrec EmbeddingBagCollection or EmbeddingCollection, {type(model).__name__} "
@@ -62,21 +89,31 @@ def table_rows(model: nn.Module, unbounded: Collection[str] = ()) -> dict[str, i
     Raises:
         InputError: `unbounded` names no table of the model.
     """
-    sizes = {config.name: config.num_embeddings for config in _all_configs(model)}
+    sizes = {table.name: table.config.num_embeddings for table in tables_of(model)}
     unknown = sorted(set(unbounded) - sizes.keys() - {ALL_TABLES})
     if unknown:
         raise InputError(f"unbounded names table {unknown[0]!r}, the model has {list(sizes)}")
     return {name: None if name in unbounded or ALL_TABLES in unbounded else size for name, size in sizes.items()}
 
 
+def tables_of(model: nn.Module) -> list[ModelTable]:
+    """The tables of a model's collections, in order."""
+    return [
+        ModelTable(name=name, config=config, module=module)
+        for collection, names in table_names_of(model).items()
+        for name, config, module in zip(names, configs_of(collection), _modules(collection), strict=True)
+    ]
+
+
 def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Every parameter of the model's collections."""
-    return [parameter for _, collection in _collections(model) for parameter in collection.parameters()]
+    return [parameter for collection in collections_of(model) for parameter in collection.parameters()]
 
 
 def held_weights(model: nn.Module) -> dict[str, Tensor]:
     """Weights ``[num_embeddings, dim]`` of the tables that are not on the meta device, by table name."""
-    return {name: weight.detach() for name, weight in _weights(model) if not weight.is_meta}
+    weights = {table.name: table.module.weight.detach() for table in tables_of(model)}
+    return {name: weight for name, weight in weights.items() if not weight.is_meta}
 
 
 def optimizers_in_backward(model: nn.Module) -> dict[str, RowOptimizer]:
@@ -86,7 +123,8 @@ def optimizers_in_backward(model: nn.Module) -> dict[str, RowOptimizer]:
         InputError: an optimizer that rows do not have, or one of its options.
     """
     found: dict[str, RowOptimizer] = {}
-    for name, weight in _weights(model):
+    for table in tables_of(model):
+        name, weight = table.name, table.module.weight
         classes = getattr(weight, "_optimizer_classes", ())
         if not classes:
             continue
@@ -101,15 +139,15 @@ def optimizers_in_backward(model: nn.Module) -> dict[str, RowOptimizer]:
     return found
 
 
-def _optimizer(kind: Any, defaults: Mapping[str, Any]) -> Callable[[str, dict[str, Any]], RowOptimizer]:
-    """Makes a row optimizer of a torch optimizer's options; those that rows lack must have torch's default."""
+def _optimizer(kind: Any) -> Callable[[str, dict[str, Any]], RowOptimizer]:
+    """Makes a row optimizer of an attached one's options; those that rows lack must have the value that rows have."""
 
     def make(table: str, options: dict[str, Any]) -> RowOptimizer:
-        values = {**defaults, **options}
-        taken = {key: values.pop(key) for key in ("lr", "eps") if key in values}
+        values = dict(options)
+        known = {field.name for field in dataclasses.fields(kind)}
+        taken = {key: values.pop(key, default) for key, default in _FBGEMM.items() if key in known}
         for key, value in values.items():
-            neutral = (0.9, 0.999) if key == "betas" else 0
-            if value not in (neutral, False, None):
+            if (tuple(value) if isinstance(value, list) else value) not in (_NEUTRAL.get(key, 0), False, None):
                 raise InputError(f"table {table!r}: {kind.__name__} of rows has no {key}, got {key}={value!r}")
         made: RowOptimizer = kind(taken.pop("lr"), **taken)
         return made
@@ -117,38 +155,23 @@ def _optimizer(kind: Any, defaults: Mapping[str, Any]) -> Callable[[str, dict[st
     return make
 
 
-#: Class name of an optimizer-in-backward -> maker of the row optimizer; defaults are those of the class.
+#: Options that FBGEMM, which torchrec gives the attached optimizers to, has where none are named; not those of torch.
+_FBGEMM: Mapping[str, float] = {"lr": 0.01, "eps": 1e-8}
+
+#: Option, torch's or FBGEMM's -> its value of rows; of others: 0, False or None.
+_NEUTRAL: Mapping[str, Any] = {"betas": ADAM_BETAS, "beta1": ADAM_BETAS[0], "beta2": ADAM_BETAS[1]}
+
+#: Class name of an optimizer-in-backward -> maker of the row optimizer.
 _IN_BACKWARD: Mapping[str, Callable[[str, dict[str, Any]], RowOptimizer]] = {
-    "SGD": _optimizer(SGD, {"lr": 1e-3}),
-    "Adagrad": _optimizer(Adagrad, {"lr": 1e-2, "eps": 1e-10}),
-    "RowWiseAdagrad": _optimizer(RowWiseAdagrad, {"lr": 1e-2, "eps": 1e-10}),
-    "SparseAdam": _optimizer(Adam, {"lr": 1e-3, "eps": 1e-8}),
-    "Adam": _optimizer(Adam, {"lr": 1e-3, "eps": 1e-8}),
+    "SGD": _optimizer(SGD),
+    "Adagrad": _optimizer(Adagrad),
+    "RowWiseAdagrad": _optimizer(RowWiseAdagrad),
+    "SparseAdam": _optimizer(Adam),
+    "Adam": _optimizer(Adam),
 }
 
 
-def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every table's weight, with the name of the table."""
-    for _, collection in _collections(model):
-        held = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
-        for name, module in held.items():
-            yield name, module.weight
-
-
-def _collections(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, module in model.named_modules():
-        if isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
-            yield name, module
-
-
-def _all_configs(model: nn.Module) -> list[Any]:
-    return [config for _, collection in _collections(model) for config in _configs(collection)]
-
-
-def _configs(collection: Any) -> list[Any]:
-    configs: list[Any] = (
-        collection.embedding_bag_configs()
-        if isinstance(collection, EmbeddingBagCollection)
-        else collection.embedding_configs()
-    )
-    return configs
+def _modules(collection: Any) -> list[Any]:
+    """The torch modules of a collection's tables, in the order of its configs."""
+    held = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
+    return [held[config.name] for config in configs_of(collection)]

@@ -85,7 +85,10 @@ class PlainInputs:
         self._names = [feature.name for feature in schema.features]
         self._weighted = any(feature.weighted for feature in schema.features)
 
-    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs:
+    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs | None:
+        """The inputs of one batch; None without examples."""
+        if not batch.num_examples:
+            return None
         dense = batch.dense if batch.dense.shape[1] else np.ones((batch.num_examples, 1), np.float32)
         return ModelInputs(
             dense=upload.numbers(dense),

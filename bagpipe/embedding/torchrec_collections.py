@@ -1,31 +1,35 @@
 """Drop-in replacements for torchrec's embedding collections, whose rows live in a `RowCache`.
 
     model with EmbeddingBagCollection / EmbeddingCollection (meta device)
-        ──convert──> Converted: model with cached collections, row_tables, features, layout
+        ──convert──> Converted: the collections have become cached ones; row_tables, features, layout
         ──bind(cache)──> forward(KeyedJaggedTensor) reads the rows of the batch begun in the cache
 
+A collection becomes a cached one in place: whoever holds it, or a hook on it, goes on with the same object.
+
 The forward contracts are torchrec's: the same keys in the same order, ``feature@table`` where tables share a feature.
-Differences: ids must be those of the batch, which the plan covers; results have the dtype of the dense part, also where
-`data_type` makes the rows of a table FP16 or BF16; and there is no
-``embedding_bags.<table>.weight``, because rows are not parameters. The cache updates them and the store keeps them.
-They appear neither in ``parameters()`` nor in ``state_dict()``.
+Differences: ids must be among those of the batch, which the plan covers; results have the dtype of the dense part, also
+where `data_type` makes the rows of a table FP16 or BF16; and there is no ``embedding_bags.<table>.weight``, because
+rows are not parameters. The cache updates them and the store keeps them.
+They appear neither in ``parameters()`` nor in ``state_dict()`` (`stored_tables`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
-from bagpipe.cache.lookup_layout import LookupLayout, Pooling, TableLookup, build_layout
+from bagpipe.cache.lookup_layout import LookupLayout, build_layout
 from bagpipe.cache.row_cache import RowCache
-from bagpipe.embedding.cached_lookup import CachedLookup, Column
+from bagpipe.embedding.cached_lookup import CachedLookup
 from bagpipe.embedding.materialise import materialise
-from bagpipe.embedding.table_configs import dtype_of, row_table
+from bagpipe.embedding.numbered_tables import columns_of, members_of
+from bagpipe.embedding.stored_tables import StoredTables, described
+from bagpipe.embedding.table_configs import configs_of, dtype_of, row_table, table_names_of
 from bagpipe.embedding.table_dtypes import RowDtypes, TableDtypes
 from bagpipe.embedding.table_optimizers import TableOptimizers
 from bagpipe.errors import InputError
@@ -36,11 +40,9 @@ from bagpipe.types.schema import DataSchema, RowSchema, RowTable
 
 with warnings.catch_warnings():  # torchrec and fbgemm warn about parts that a CPU build lacks
     warnings.simplefilter("ignore")
-    from torchrec.modules.embedding_configs import PoolingType
     from torchrec.modules.embedding_modules import (
         EmbeddingBagCollection,
         EmbeddingBagCollectionInterface,
-        EmbeddingCollection,
         EmbeddingCollectionInterface,
         get_embedding_names_by_table,
     )
@@ -52,8 +54,6 @@ __all__ = ["CachedEmbeddingBagCollection", "CachedEmbeddingCollection", "Convert
 Untyped: TypeAlias = Any
 
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
-
-_POOLINGS: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}
 
 
 def _not_compiled(forward: _Forward) -> _Forward:
@@ -67,10 +67,17 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
     """`torchrec.EmbeddingBagCollection` with rows in a cache: KeyedJaggedTensor -> KeyedTensor."""
 
     def __init__(
-        self, *, configs: list[Any], is_weighted: bool, cached_lookup: CachedLookup, device: torch.device
+        self,
+        *,
+        configs: list[Any],
+        table_names: tuple[str, ...],
+        is_weighted: bool,
+        cached_lookup: CachedLookup,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.cached_lookup = cached_lookup
+        self.table_names = table_names
         self._configs = configs
         self._is_weighted = is_weighted
         self._device = device
@@ -82,9 +89,17 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         """Pooled vectors ``[num_examples, sum of dims]``.
 
         Raises:
-            InputError: `features` is not the batch that the cache has begun.
+            InputError: `features` has ids that the batch does not have, which the cache has begun.
         """
         return KeyedTensor(keys=self._names, length_per_key=self._dims, values=self.cached_lookup.pooled(features))
+
+    @property
+    def embedding_bags(self) -> StoredTables:
+        """What stands for torchrec's modules, which have weights."""
+        return StoredTables(self._configs, self.table_names)
+
+    def extra_repr(self) -> str:
+        return described(self._configs, self.table_names)
 
     def embedding_bag_configs(self) -> list[Any]:
         return self._configs
@@ -101,10 +116,17 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
     """`torchrec.EmbeddingCollection` with rows in a cache: KeyedJaggedTensor -> {name: JaggedTensor}."""
 
     def __init__(
-        self, *, configs: list[Any], need_indices: bool, cached_lookup: CachedLookup, device: torch.device
+        self,
+        *,
+        configs: list[Any],
+        table_names: tuple[str, ...],
+        need_indices: bool,
+        cached_lookup: CachedLookup,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.cached_lookup = cached_lookup
+        self.table_names = table_names
         self._configs = configs
         self._need_indices = need_indices
         self._device = device
@@ -114,14 +136,15 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
         """For each embedding name, the vectors ``[ids of the feature, dim]`` in the order of the ids.
 
         Raises:
-            InputError: `features` is not the batch that the cache has begun.
+            InputError: `features` has ids that the batch does not have, which the cache has begun.
         """
         cached_lookup = self.cached_lookup
-        batch, starts = cached_lookup.begin(features)
-        vectors = []
-        for group in cached_lookup.groups:
-            sizes = batch.groups[group.index].context.segment_sizes
-            vectors.append(torch.split(cached_lookup.vectors(batch, group, features, starts), list(sizes)))
+        call = cached_lookup.begin(features)
+        starts = call.starts
+        vectors = [
+            torch.split(cached_lookup.vectors(call, position), list(context.segment_sizes))
+            for position, context in enumerate(call.contexts)
+        ]
         lengths = features.lengths().view(len(features.keys()), -1)
         key_numbers = {key: number for number, key in enumerate(features.keys())}
         out = {}
@@ -132,6 +155,14 @@ class CachedEmbeddingCollection(EmbeddingCollectionInterface):  # type: ignore[m
                 values=values, lengths=lengths[key_numbers[column.feature_name]], weights=ids
             )
         return out
+
+    @property
+    def embeddings(self) -> StoredTables:
+        """What stands for torchrec's modules, which have weights."""
+        return StoredTables(self._configs, self.table_names)
+
+    def extra_repr(self) -> str:
+        return described(self._configs, self.table_names)
 
     def embedding_configs(self) -> list[Any]:
         return self._configs
@@ -156,7 +187,7 @@ class Converted:
     """A model with embedding rows in a cache.
 
     Attributes:
-        model: the given model with its collections replaced, or the replacement of a given collection.
+        model: the given model, its collections now cached ones.
         row_tables: cached tables, by table number; for `RowSchema.tables`.
         features: occurrence segments, sorted by table number; for `OracleSpec.features`.
         layout: table groups; for `prepare_batch`.
@@ -198,87 +229,84 @@ class Converted:
             cached_lookup.bind(cache)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """One table of a collection."""
-
-    config: Any
-    lookup: TableLookup
-
-
 def convert(
     model: nn.Module,
     schema: DataSchema,
     *,
     device: torch.device | str = "cpu",
     dtype: str = "float32",
+    dense_dtype: str | None = "",
     optimizers: RowOptimizers | None = None,
     table_rows: Mapping[str, int | None] | None = None,
     row_dtype: RowDtypes | None = None,
+    imported: Collection[str] = (),
 ) -> Converted:
     """Make a torchrec model, usually built on the meta device, read its embedding rows from a cache.
 
-    Every `EmbeddingBagCollection` and `EmbeddingCollection` is replaced, at any depth; existing table values are
-    dropped. Other parameters on the meta device are allocated and reset: seed torch's generator before.
+    Every `EmbeddingBagCollection` and `EmbeddingCollection` becomes a cached one, at any depth; existing table values
+    are dropped. Other parameters on the meta device are allocated and reset: seed torch's generator before.
 
     Tables are numbered collection by collection, grouped by pooling, dimension, row dtype and row optimizer: by its
-    name, so that another learning rate changes no number.
+    name, so that another learning rate changes no number. A table whose name several collections have is named after
+    the path of its collection too (`table_names_of`).
 
     Args:
-        model: the model, modified in place.
+        model: the model, modified in place. Everything that can be refused is compared before.
         schema: schema of the data; table configs refer to its feature names. A table whose data has no vocabulary
             (``rows = None``) is unbounded, regardless of `num_embeddings`.
         device: device of the dense part.
-        dtype: ``float32`` or ``float64``, for the dense part, and for the rows of tables whose `data_type` is FP32.
+        dtype: ``float32`` or ``float64``, of vectors, and of the rows of tables whose `data_type` is FP32.
+        dense_dtype: of the dense part's floating-point tensors; empty: `dtype`; None: as they are.
         optimizers: of the rows, by table name (`bagpipe.optim.optimizers_of`); None: one for all, the row schema's.
         table_rows: rows of each table, by name, None for an unbounded one. None: as the data's vocabularies say.
         row_dtype: dtype of the rows, for all tables or by table name, over their `data_type`.
+        imported: names of tables that begin with the weights of their collection; see `row_table`.
 
     Raises:
-        InputError: the model has no collection, a table name is used twice, the data lacks a feature, a table is
-            smaller than its vocabulary, or a table setting is not supported; or `optimizers` or `row_dtype` does
-            not fit the tables.
+        InputError: the model has no collection, the data lacks a feature, a table is smaller than its vocabulary, or
+            a table setting is not supported; or `optimizers` or `row_dtype` does not fit the tables.
     """
     where = torch.device(device)
-    kinds = (EmbeddingBagCollection, EmbeddingCollection)
-    collections: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
+    collections = table_names_of(model)
     if not collections:
         raise InputError(f"expected a model with torchrec embedding collections, {type(model).__name__} has none")
-    configs = [config for module in collections for config in _configs(module)]
-    names = [config.name for config in configs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"table names must be unique over all collections, {name!r} appears more than once")
-    updates = TableOptimizers.of(optimizers, names)
-    dtypes = TableDtypes.of(row_dtype, {config.name: dtype_of(config) or dtype for config in configs}, compute=dtype)
+    configs = {
+        name: config
+        for module, names in collections.items()
+        for name, config in zip(names, configs_of(module), strict=True)
+    }
+    updates = TableOptimizers.of(optimizers, list(configs))
+    dtypes = TableDtypes.of(
+        row_dtype, {name: dtype_of(config) or dtype for name, config in configs.items()}, compute=dtype
+    )
     members = [
-        member for number, module in enumerate(collections) for member in _members(number, module, updates, dtypes)
+        member
+        for number, (module, names) in enumerate(collections.items())
+        for member in members_of(number, module, names, updates, dtypes)
     ]
-    names = [member.config.name for member in members]
+    names = [member.name for member in members]
     feature_numbers = {feature.name: number for number, feature in enumerate(schema.features)}
-    tables = dtypes.named(updates.named(row_table(member.config, schema, table_rows) for member in members))
+    tables = dtypes.named(
+        updates.named(
+            row_table(member.config, schema, table_rows, name=member.name, imported=imported) for member in members
+        )
+    )
     features = tuple(
         FeatureRef(feature=feature_numbers[name], table=number)
         for number, member in enumerate(members)
         for name in member.config.feature_names
     )
     layout = build_layout(tables, features, [member.lookup for member in members], updates.settings(names))
-    replaced: dict[nn.Module, nn.Module] = {}
     lookups = []
-    for number, module in enumerate(collections):
-        columns = _columns(number, _configs(module), names, layout, feature_numbers)
+    for number, (module, own) in enumerate(collections.items()):
+        columns = columns_of(number, configs_of(module), own, names, layout, feature_numbers)
         cached_lookup = CachedLookup(
             number=number, feature_names=tuple(feature_numbers), layout=layout, columns=columns
         )
         lookups.append(cached_lookup)
-        replaced[module] = _replacement(module, cached_lookup, where)
-    for parent in list(model.modules()):
-        for key, child in list(parent._modules.items()):  # `named_children` leaves out a second name of a module
-            inner = child if child is None else _compiled(child)
-            if inner in replaced:
-                setattr(parent, key, replaced[inner])
-    model = replaced.get(_compiled(model), model)
-    materialise(model, where, TORCH_DTYPE[dtype])
+        _become(module, _cached(module, own, cached_lookup, where))
+    kept = dtype if dense_dtype == "" else dense_dtype
+    materialise(model, where, None if kept is None else TORCH_DTYPE[kept])
     return Converted(
         model=model,
         row_tables=tables,
@@ -291,67 +319,23 @@ def convert(
     )
 
 
-def _compiled(module: nn.Module) -> nn.Module:
-    """The module that a result of ``torch.compile`` calls; any other module itself."""
-    inner = getattr(module, "_orig_mod", module)
-    return inner if isinstance(inner, nn.Module) else module
-
-
-def _configs(module: Untyped) -> list[Any]:
-    configs: list[Any] = (
-        module.embedding_bag_configs() if isinstance(module, EmbeddingBagCollection) else module.embedding_configs()
-    )
-    return configs
-
-
-def _replacement(module: Untyped, cached_lookup: CachedLookup, device: torch.device) -> nn.Module:
-    new: nn.Module
+def _cached(
+    module: Untyped, table_names: tuple[str, ...], cached_lookup: CachedLookup, device: torch.device
+) -> nn.Module:
+    """The cached collection in place of one of torchrec's."""
+    same: dict[str, Any] = {
+        "configs": configs_of(module),
+        "table_names": table_names,
+        "cached_lookup": cached_lookup,
+        "device": device,
+    }
     if isinstance(module, EmbeddingBagCollection):
-        new = CachedEmbeddingBagCollection(
-            configs=_configs(module), is_weighted=module.is_weighted(), cached_lookup=cached_lookup, device=device
-        )
-    else:
-        new = CachedEmbeddingCollection(
-            configs=_configs(module), need_indices=module.need_indices(), cached_lookup=cached_lookup, device=device
-        )
-    new.train(module.training)
-    return new
+        return CachedEmbeddingBagCollection(is_weighted=module.is_weighted(), **same)
+    return CachedEmbeddingCollection(need_indices=module.need_indices(), **same)
 
 
-def _members(number: int, module: Untyped, updates: TableOptimizers, dtypes: TableDtypes) -> list[_Member]:
-    """The tables of a collection, grouped by pooling, dimension, row optimizer and dtype, otherwise in order."""
-    groups: dict[tuple[Pooling, int, str | None, str | None], list[_Member]] = {}
-    pooled = isinstance(module, EmbeddingBagCollection)
-    weighted = bool(pooled and module.is_weighted())
-    for config in _configs(module):
-        pooling: Pooling = _POOLINGS[config.pooling] if pooled else "none"
-        if weighted and pooling != "sum":
-            raise InputError(f"table {config.name!r}: a weighted collection needs sum pooling, got {pooling}")
-        lookup = TableLookup(collection=number, pooling=pooling, weighted=weighted)
-        key = pooling, config.embedding_dim, updates.name(config.name), dtypes.name(config.name)
-        groups.setdefault(key, []).append(_Member(config=config, lookup=lookup))
-    return [member for group in groups.values() for member in group]
-
-
-def _columns(
-    number: int, configs: list[Any], table_names: Sequence[str], layout: LookupLayout, feature_numbers: dict[str, int]
-) -> list[Column]:
-    """The embedding names of a collection in torchrec's order, each with the position of its segment."""
-    columns = []
-    for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
-        table = table_names.index(config.name)
-        first = next(position for position, ref in enumerate(layout.features) if ref.table == table)
-        groups = layout.collection_groups(number)
-        group = next(position for position, group in enumerate(groups) if group.first_table <= table < group.end_table)
-        for offset, (name, feature_name) in enumerate(zip(names, config.feature_names, strict=True)):
-            columns.append(
-                Column(
-                    name=name,
-                    feature_name=feature_name,
-                    feature=feature_numbers[feature_name],
-                    group=group,
-                    segment=first + offset - groups[group].first_segment,
-                    dim=config.embedding_dim,
-                )
-            )
-    return columns
+def _become(module: nn.Module, other: nn.Module) -> None:
+    """Make a collection the other one, in place. Its mode, its hooks and what its user has set on it stay."""
+    module._modules.clear()
+    vars(module).update({name: value for name, value in vars(other).items() if name not in vars(nn.Module())})
+    module.__class__ = type(other)

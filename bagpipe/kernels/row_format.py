@@ -22,9 +22,10 @@ Bytes of a row of 48 weights      sgd   rowwise_adagrad   adagrad   adam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,7 +35,15 @@ from bagpipe.kernels.interface import RowNames
 from bagpipe.kernels.rounding import open_rounding
 from bagpipe.types.schema import ROW_TYPES, RowSchema, RowType
 
-__all__ = ["RowFormat", "host_words", "open_row_format", "open_row_formats", "row_type_of", "split_record"]
+__all__ = [
+    "RowFormat",
+    "first_not_finite",
+    "host_words",
+    "open_row_format",
+    "open_row_formats",
+    "row_type_of",
+    "split_record",
+]
 
 _ROW_TYPES = {TORCH_DTYPE[name]: row_type for name, row_type in ROW_TYPES.items()}
 
@@ -50,6 +59,46 @@ _WORD = {
 def host_words(records: Tensor) -> NDArray[Any]:
     """A view of records in host memory as the words that stores and files take."""
     return records.view(_WORD[records.dtype]).numpy()
+
+
+#: Bits of infinity, and their type; those of a NaN are larger.
+_INFINITY: Mapping[str, tuple[int, str]] = {
+    "float32": (0x7F80_0000, "4"),
+    "float64": (0x7FF0_0000_0000_0000, "8"),
+    "float16": (0x7C00, "2"),
+    "bfloat16": (0x7F80, "2"),
+}
+
+
+def first_not_finite(words: NDArray[Any], dtype: str, dim: int, optimizer: str) -> int | None:
+    """Position of the first record with a NaN or an infinity; None: all are finite.
+
+    Two passes without a temporary array: numbers that are not finite are the largest of their sign, as integers. The
+    step of a row that decays is a small one.
+
+    Args:
+        words: records on the host ``[n, width]``, see `host_words`.
+        dtype: of their weights.
+        dim, optimizer: of the rows.
+    """
+    row_type = ROW_TYPES[dtype]
+    if not row_type.is_half:
+        return _first_not_finite([(words, dtype)])
+    first, end = row_type.weight_words(dim), row_type.record_words(dim, optimizer)
+    state = [(words[:, first:end].view("u4"), row_type.compute)] if end > first else []
+    return _first_not_finite([(words[:, :dim], dtype), *state])
+
+
+def _first_not_finite(parts: Iterable[tuple[NDArray[Any], str]]) -> int | None:
+    found = []
+    for numbers, dtype in parts:
+        infinity, size = _INFINITY[dtype]
+        sign = 1 << (8 * int(size) - 1)
+        signed, unsigned = numbers.view(f"i{size}"), numbers.view(f"u{size}")
+        if signed.max(initial=0) >= infinity or unsigned.max(initial=0) >= sign | infinity:
+            bad = (unsigned & np.array(sign - 1, unsigned.dtype)) >= np.array(infinity, unsigned.dtype)
+            found.append(int(np.argmax(bad.any(axis=1))))
+    return min(found, default=None)
 
 
 def row_type_of(dtype: torch.dtype) -> RowType:

@@ -65,7 +65,7 @@ def _begun(kind: str, batch: Batch) -> ActiveBatch:
         dtype=rows.dtype,
         kernels=TorchKernels(schema, torch.device("cpu")),
     )
-    return ActiveBatch(context=context, groups=(group,))
+    return ActiveBatch(context=context, groups=(group,), versions=context.versions)
 
 
 def _weights(batch: Batch) -> Tensor | None:
@@ -115,8 +115,10 @@ def test_a_part_without_gradients_counts_with_zeros() -> None:
     first.sum().backward()
     late = lookup(parts[1].groups[0])
     join_gradients(whole, parts)
-    ((vectors, weights),) = whole.groups[0].gradients
+    ((vectors, weights, _, rows),) = whole.groups[0].gradients
     assert weights is None
+    assert rows is not None
+    assert torch.equal(rows, parts[0].groups[0].context.inverse)
     assert torch.equal(vectors.view(NUM_EXAMPLES, -1).sum(1), torch.tensor([18.0] * 4 + [0.0] * 5, dtype=torch.float64))
     with pytest.raises(JobError, match="after the rows of its batch were updated"):
         late.sum().backward()
@@ -132,5 +134,5 @@ def test_lookups_of_a_part_check_its_own_examples() -> None:
     batch = _batch("weighted", 3, 2, [2, 7])
     for part, own in zip(_begun("weighted", batch).context.parts, batch.parts, strict=True):
         assert part.context.num_examples == own.num_examples
-        assert part.context.feature_sizes == tuple(own.lengths.sum(axis=1).tolist())
+        assert part.context.feature_starts == tuple(own.feature_offsets().tolist())
         assert np.array_equal(part.context.values, own.values)

@@ -31,3 +31,23 @@ def test_all_rows_of_the_slots_are_found_and_copied() -> None:
             assert copies[request.table][places[row_id]].tobytes() == row.tobytes()
     assert (slots.dirty == before).all()
     assert ResidentRows(new_job("sgd").cache).copies([]) == {}
+
+
+def test_rows_that_were_inserted_and_not_trained_are_not_there() -> None:
+    """Of the next batch: those that the store had are found, and those that the batch would create are not."""
+    job = new_job("adagrad")
+    data = batches(2)
+    train(job, data[:1])
+    job.finish()
+    job.cache.clear()
+    next(job.steps(data[1:2]))
+    slots, resident = job.cache.slots, ResidentRows(job.cache)
+    found = {
+        (table, row_id)
+        for table, limit in enumerate(NUM_IDS)
+        for row_id, slot in zip(range(limit), resident.find(table, np.arange(limit)).tolist(), strict=True)
+        if slot >= 0
+    }
+    inserted = set(zip(slots.slot_table.tolist(), slots.slot_id.tolist(), strict=True))
+    assert found == inserted & job.store.rows.keys()
+    assert 0 < len(found) < slots.num_resident

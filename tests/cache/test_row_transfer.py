@@ -11,6 +11,7 @@ import torch
 
 from bagpipe.cache.row_transfer import RowTransfer
 from bagpipe.cache.slots import Slab
+from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import initial_weights
 from bagpipe.kernels.select import select_kernels
 from bagpipe.oracle.plan import RowList
@@ -115,3 +116,14 @@ def test_records_of_several_dtypes_keep_their_bits(streams: Any) -> None:
     expected = initial_weights(tables[1], np.array([1, 2]), seed=schema.seed, dtype="float16")
     assert torch.equal(weights, expected)
     assert not requests[1].rows[:, 4:].any()
+
+
+def test_a_row_that_is_not_finite_is_named_before_it_leaves(half: Half) -> None:
+    half.records[7, 10] = float("nan")  # state
+    with pytest.raises(JobError, match="table t2 id 1: an update made weights or state of the row that are not finite"):
+        half.transfer.copy_out(ROWS, SLOTS)()
+    half.records[3, 0] = float("-inf")
+    with pytest.raises(JobError, match=r"table t0 id 6: .* not finite in float32; it is not stored"):
+        half.transfer.copy_out(ROWS, SLOTS)()
+    requests = half.transfer.copy_out(ROWS, SLOTS, checks=False)()  # to be read, not stored
+    assert np.isneginf(requests[0].rows[1, 0])

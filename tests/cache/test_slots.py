@@ -31,8 +31,12 @@ def test_life_of_a_row() -> None:
     table.mark_dirty(slots[1:])
     assert table.dirty_slots().tolist() == [0, 2]  # (table 0, id 11), (table 2, id 10)
     assert table.rows_at(table.dirty_slots(), 3).table_offsets.tolist() == [0, 1, 1, 2]
+    assert table.existing_slots().tolist() == [0, 2]
+    table.mark_clean(ints(0), np.array([7], dtype=np.uint64))
+    assert table.existing_slots().tolist() == [0, 2]
     table.check(rows, slots)
-    assert table.release(slots).tolist() == [False, True, True]
+    assert table.release(slots).tolist() == [False, False, True]
+    assert not len(table.existing_slots())
     assert (table.num_resident, table.num_dirty) == (0, 0)
 
 

@@ -57,6 +57,24 @@ def test_real_parameters_keep_their_values() -> None:
     assert torch.equal(real.weight, before)
 
 
+def test_parameters_stay_the_objects_that_others_hold() -> None:
+    """Shared ones stay shared, and they keep their attributes."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.LSTM(3, 3), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[3].weight = model[0].weight
+    model[0].bias.mark = "own"
+    model[1].bias.requires_grad_(False)
+    held = dict(model.named_parameters())
+    materialise(model, CPU, torch.float64)
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == {
+        name: id(parameter) for name, parameter in held.items()
+    }
+    assert model[1].weight is model[0].weight is model[3].weight
+    assert (model[0].bias.mark, model[1].bias.requires_grad) == ("own", False)
+    model[3](model[2](model[1](model[0](torch.ones(2, 3, dtype=torch.float64))))[0]).sum().backward()
+    assert all(parameter.grad is not None for parameter in held.values() if parameter.requires_grad)
+
+
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -19,12 +19,11 @@ from bagpipe.embedding.model_tables import (
     table_rows,
 )
 from bagpipe.errors import InputError
-from bagpipe.optim import SGD, Adagrad, Adam
-from bagpipe.optim import RowWiseAdagrad as RowWise
+from bagpipe.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
 with warnings.catch_warnings():  # torchrec warns about itself
     warnings.simplefilter("ignore")
-    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+    import torchrec.optim
 
 META = torch.device("meta")
 
@@ -70,10 +69,15 @@ def test_weights_on_real_devices_are_found() -> None:
     ("kind", "options", "expected"),
     [
         (torch.optim.SGD, {"lr": 0.5}, SGD(0.5)),
-        (torch.optim.SGD, {}, SGD(1e-3)),
-        (torch.optim.Adagrad, {"lr": 0.5, "eps": 1e-8}, Adagrad(0.5, eps=1e-8)),
-        (RowWiseAdagrad, {"lr": 0.5}, RowWise(0.5, eps=1e-10)),
-        (torch.optim.Adam, {"betas": (0.9, 0.999)}, Adam(1e-3)),
+        (torch.optim.Adagrad, {"lr": 0.5, "eps": 1e-6}, Adagrad(0.5, eps=1e-6)),
+        (torch.optim.Adam, {"lr": 0.5, "betas": [0.9, 0.999]}, Adam(0.5, eps=1e-8)),
+        (torchrec.optim.Adam, {"lr": 0.5, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0}, Adam(0.5, eps=1e-8)),
+        # Where nothing is named, FBGEMM's values: torch's and torchrec's classes have others.
+        (torch.optim.SGD, {}, SGD(0.01)),
+        (torch.optim.Adagrad, {}, Adagrad(0.01, eps=1e-8)),
+        (torchrec.optim.Adagrad, {"lr": 0.5}, Adagrad(0.5, eps=1e-8)),
+        (torchrec.optim.RowWiseAdagrad, {"lr": 0.5}, RowWiseAdagrad(0.5, eps=1e-8)),
+        (torch.optim.SparseAdam, {}, Adam(0.01, eps=1e-8)),
     ],
 )
 def test_optimizers_in_backward_become_row_optimizers(kind: Any, options: dict[str, Any], expected: Any) -> None:
@@ -88,6 +92,7 @@ def test_optimizers_in_backward_become_row_optimizers(kind: Any, options: dict[s
     [
         (torch.optim.SGD, {"lr": 0.5, "momentum": 0.9}, "SGD of rows has no momentum, got momentum=0.9"),
         (torch.optim.Adam, {"betas": (0.5, 0.9)}, "Adam of rows has no betas"),
+        (torchrec.optim.Adam, {"beta2": 0.99}, "Adam of rows has no beta2, got beta2=0.99"),
         (torch.optim.RMSprop, {}, "optimizer-in-backward RMSprop has no row optimizer"),
     ],
 )

@@ -317,10 +317,6 @@ def test_training_steps_equal_plain_modules() -> None:
         )
 
 
-def _two_collections() -> nn.Module:
-    return nn.ModuleList([EmbeddingBagCollection([bag("a", 4, [name])], device=META) for name in ("f0", "f1")])
-
-
 def _with(**changes: object) -> Callable[[], nn.Module]:
     arguments = {"num_embeddings": 9, "embedding_dim": 4, "name": "a", "feature_names": ["f0"], **changes}
     return lambda: EmbeddingBagCollection([EmbeddingBagConfig(**arguments)], device=META)
@@ -330,7 +326,6 @@ def _with(**changes: object) -> Callable[[], nn.Module]:
     ("build", "message"),
     [
         (lambda: nn.Linear(2, 2), "expected a model with torchrec embedding collections, Linear has none"),
-        (_two_collections, "table names must be unique over all collections, 'a' appears more than once"),
         (_with(feature_names=["nope"]), r"table 'a' reads feature 'nope', the data has \['f0', 'f1', 'f2', 'f3'\]"),
         (_with(num_embeddings=6), "num_embeddings must be at least the data's 7, got 6"),
         (_with(data_type=DataType.INT8), "data_type must be one of FP32, FP16, BF16, got INT8"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from bagpipe.errors import JobError
 from bagpipe.kernels.initialization import TORCH_DTYPE, initial_weights
 from bagpipe.kernels.interface import Bags, Gradients, RowStep, RowView
-from bagpipe.kernels.row_format import host_words, open_row_format, split_record
+from bagpipe.kernels.row_decay import set_row_steps
+from bagpipe.kernels.row_format import first_not_finite, host_words, open_row_format, split_record
 from bagpipe.kernels.segment_sum import SegmentSum
 from bagpipe.kernels.torch_kernels import TorchKernels
 from bagpipe.types.schema import FROZEN, OPTIMIZER_STATE_WIDTH, ROW_TYPES, RowSchema, RowTable, base_optimizer
@@ -114,3 +115,30 @@ def test_stochastic_rounding_requires_names() -> None:
         kernels.update(
             torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([0]), terms, RowStep(lr=0.1, eps=0.0, step=1)
         )
+
+
+@pytest.mark.parametrize("dtype", sorted(ROW_TYPES))
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rowwise_adagrad"])
+def test_the_first_record_that_is_not_finite_is_found(dtype: str, optimizer: str) -> None:
+    schema, dim = schema_of(dtype, optimizer), 5
+    records = torch.zeros(4, open_row_format(schema, CPU).width(dim), dtype=TORCH_DTYPE[dtype])
+    weights, state = split_record(records, schema, dim)
+    largest = [torch.finfo(part.dtype).max for part in (weights, state)]
+    for part, value in zip((weights, state), largest, strict=True):
+        part[::2], part[1::2] = value, -value
+    assert first_not_finite(host_words(records), dtype, dim, optimizer) is None
+    assert first_not_finite(host_words(records[:0]), dtype, dim, optimizer) is None
+    for part, value in zip((weights, state), largest, strict=True):
+        for bad in (float("nan"), -float("nan"), float("inf"), float("-inf")) if part.numel() else ():
+            part[2, -1] = part[3, 0] = bad
+            assert first_not_finite(host_words(records), dtype, dim, optimizer) == 2
+            part[2, -1] = part[3, 0] = value
+
+
+@pytest.mark.parametrize("optimizer", ["sgd_decayed", "adam_l2"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_step_of_a_row_that_decays_is_finite(dtype: str, optimizer: str) -> None:
+    schema, dim = schema_of(dtype, optimizer), 5
+    records = torch.zeros(2, open_row_format(schema, CPU).width(dim), dtype=TORCH_DTYPE[dtype])
+    set_row_steps(records, records.shape[1] - 1, 2_000_000_000)
+    assert first_not_finite(host_words(records), dtype, dim, optimizer) is None

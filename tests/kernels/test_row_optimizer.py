@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bagpipe import optim
 from bagpipe.kernels.interface import RowStep
 from bagpipe.kernels.row_optimizer import ROW_OPTIMIZERS
 from bagpipe.types.schema import DECAYED, FROZEN, OPTIMIZER_STATE_WIDTH, base_optimizer
@@ -154,3 +155,28 @@ def test_threads_do_not_matter(name: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+#: Row optimizers with the least numbers that they take.
+LEAST = (
+    optim.SGD(0.1),
+    optim.Momentum(0.1, momentum=0.0),
+    *(kind(0.1, eps=optim.LEAST_DIVISOR) for kind in (optim.Adagrad, optim.RowWiseAdagrad, optim.Adam)),
+    optim.Ftrl(optim.LEAST_DIVISOR, beta=optim.LEAST_DIVISOR),
+    optim.Ftrl(0.1, beta=0.0, l2=optim.LEAST_DIVISOR),
+)
+
+
+@pytest.mark.parametrize("optimizer", LEAST, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_step_of_a_gradient_of_0_is_finite(optimizer: optim.RowOptimizer, dtype: torch.dtype) -> None:
+    """And that of a gradient whose square is 0 is no NaN."""
+    gradients = torch.tensor([0.0, 0.0, 1e-30, -1e-23, 1e-200], dtype=dtype).reshape(-1, 1).expand(-1, 3)
+    step = RowStep(lr=optimizer.rate(0), eps=optimizer.epsilon, step=1, **optimizer.numbers)
+    rule = ROW_OPTIMIZERS[optimizer.name]
+    rows = torch.zeros(5, 3 + rule.state_width(3), dtype=dtype)
+    rows[1:, :3] = 0.5
+    for _ in range(3):
+        rule.apply(rows, gradients.clone(), step)
+        assert bool(rows[:2].isfinite().all())
+        assert not bool(rows.isnan().any())
