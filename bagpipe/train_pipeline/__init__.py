@@ -34,5 +34,9 @@ export          weights for others      error_texts    errors in the words of it
 grad_scaler     the user's loss scale   device         that of a rank
 loading         rows to begin with      row_sources    where they are
 initial_rows    their way to the store  fingerprint    notices batches that change
-plain_state     states as bytes
+plain_state     states as bytes         optimizer_rest what its state_dict has besides
+lifetime        a program's end         loader_state   that of a user's loader
+outputs         loops over a loader     torchrec_calls names of torchrec's
+model_checks    what is refused         model_snapshot puts a refused model back
+batch_graph     what a batch has in it  private_batch  batches without shared memory
 """

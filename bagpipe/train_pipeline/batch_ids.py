@@ -9,8 +9,7 @@ such as candidates beside their requests, the shorter ones are filled up with ex
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from bagpipe.embedding.cached_lookup import JaggedInput
+from bagpipe.embedding.integer_ids import as_int64
 from bagpipe.errors import InputError
+from bagpipe.train_pipeline.batch_graph import Leaves
 from bagpipe.types.batch import Batch
 
-__all__ = ["MAX_DEPTH", "BatchIds", "hash_of", "members", "tensors_like"]
-
-#: Methods by which a KeyedJaggedTensor is recognised; torchrec is not imported.
-_METHODS = ("keys", "values", "lengths", "stride", "variable_stride_per_key", "weights_or_none")
-#: Nesting of containers that is searched.
-MAX_DEPTH = 6
+__all__ = ["BatchIds", "hash_of"]
 
 
 class BatchIds:
@@ -43,18 +39,21 @@ class BatchIds:
         self._names = frozenset(features)
         self._sparse = sparse
 
-    def of(self, batch: Any, index: int) -> Batch:
+    def of(self, batch: Any, index: int, leaves: Leaves | None = None) -> Batch:
         """The ids of a batch.
 
         Args:
             batch: the user's batch. Its tensors must not change any more.
             index: its number.
+            leaves: what is in it; None: it is searched here.
 
         Raises:
             InputError: the batch has no KeyedJaggedTensor, lacks a feature, has one twice with different ids, or has
                 variable strides.
         """
-        found = list(_jagged(batch if self._sparse is None else self._sparse(batch), 0))
+        if self._sparse is not None:
+            leaves = Leaves(self._sparse(batch))
+        found = (Leaves(batch) if leaves is None else leaves).jagged
         if not found:
             raise InputError(
                 f"batch {index}: expected KeyedJaggedTensors in it, found none in a {type(batch).__name__}; "
@@ -125,46 +124,10 @@ def hash_of(batch: Batch) -> str:
     return hasher.hexdigest()
 
 
-def tensors_like(value: Any) -> bool:
-    """Whether a value is a KeyedJaggedTensor, by its methods."""
-    return not isinstance(value, Mapping) and all(callable(getattr(value, name, None)) for name in _METHODS)
-
-
-def _jagged(value: Any, depth: int) -> Iterator[JaggedInput]:
-    """All KeyedJaggedTensors in a batch, each object once."""
-    seen: set[int] = set()
-    for found in _search(value, depth):
-        if id(found) not in seen:
-            seen.add(id(found))
-            yield found
-
-
-def _search(value: Any, depth: int) -> Iterator[JaggedInput]:
-    if tensors_like(value):
-        yield value
-    elif depth < MAX_DEPTH and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes)):
-        for inner in members(value):
-            yield from _search(inner, depth + 1)
-
-
-def members(value: Any) -> Iterator[Any]:
-    """The items of a container: a mapping, a sequence, a dataclass or an object."""
-    if isinstance(value, Mapping):
-        yield from value.values()
-    elif isinstance(value, (tuple, list)):
-        yield from value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from (getattr(value, field.name) for field in dataclasses.fields(value))
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        yield from vars(value).values()
-
-
 def _parts(part: JaggedInput, index: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Ids ``[n]`` and lengths ``[keys, examples]`` of a KeyedJaggedTensor."""
-    values = part.values().detach().cpu()
-    if values.is_floating_point() or values.is_complex():
-        raise InputError(f"batch {index}: ids of keys {part.keys()} must be integers, got {values.dtype}")
-    ids: NDArray[np.int64] = values.to(torch.int64).contiguous().numpy()
+    values = as_int64(part.values().detach().cpu(), f"batch {index}: ids of keys {part.keys()}")
+    ids: NDArray[np.int64] = values.contiguous().numpy()
     sizes: NDArray[np.int32] = part.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
     if int(sizes.sum(dtype=np.int64)) != len(ids):
         raise InputError(f"batch {index}: lengths add up to {sizes.sum()}, but there are {len(ids)} ids")

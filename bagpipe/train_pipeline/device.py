@@ -6,8 +6,26 @@ import torch
 
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
+from bagpipe.util.environment import check_environment
 
-__all__ = ["device_of_rank"]
+__all__ = ["checked_device", "device_of_rank"]
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """A device that a model can be on, as the user names it.
+
+    Raises:
+        InputError: it is no such device, or the packages that are installed do not fit it.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise InputError(f"device must be cpu, cuda or cuda:INDEX, got {device!r}")
+    if found.type == "cuda":
+        check_environment(str(found))
+    return found
 
 
 def device_of_rank(device: torch.device | str, membership: Membership | None) -> torch.device:

@@ -39,18 +39,26 @@ ARGUMENTS: Mapping[str, str] = {
     "data.batch_size": "the size of the batches",
     "data.default_row": "the default row",
     "data.expire_after": "the age at which rows expire",
+    "data.expire_after_by_table": "the ages at which rows expire",
     "data.min_uses": "the least uses of a row",
+    "data.min_uses_by_table": "the least uses of rows by table",
     "dense.shard": "the division of the dense part",
     "dense.wrap": "the units of that division",
+    "eval.patience": "the patience",
     "optim.dense": "the dense optimizer",
     "optim.ema_decay": "the decay of averages",
+    "optim.kfac_lag": "the lag of the preconditioner",
     "optim.rows": "rows",
     "optim.rows_schedule": "the schedule of rows",
     "optim.schedule": "the schedule",
-    "oracle.lookahead": "lookahead",
+    "optim.schedule_unit": "the unit of the schedule",
     "oracle.horizon": "the horizon of the planner",
+    "oracle.lookahead": "lookahead",
     "oracle.policy": "the eviction policy",
+    "pipeline.backward_shares": "the partial backward",
     "pipeline.microbatches": "the number of micro-batches",
+    "pipeline.recompute": "the recomputation",
+    "pipeline.recompute_share": "the share of recomputation",
     "pipeline.rows_delay": "the delay of rows",
     "pipeline.schedule": "the schedule of stages",
     "run.autocast": "the dtype of autocast",
@@ -75,11 +83,13 @@ PHRASES: Mapping[str, str] = {
     "(hash them in the data schema, not in the model)": (
         "(make them before the model, or let sparse=function give the KeyedJaggedTensors that the collections get)"
     ),
+    ", and the password in store.password_file or BAGPIPE_STORE_PASSWORD": "",
+    "store.url, store.password_file or BAGPIPE_STORE_PASSWORD": "store.url",
     "--out": "folder",
     "--max-gib ": "max_gib=",
 }
 
-_SPECIAL = ("__init__", "__exit__", "__getitem__", "__iter__", "__len__")
+_SPECIAL = ("__init__", "__exit__", "__getitem__", "__iter__", "__len__", "__next__")
 _VALUES = {"true": "True", "false": "False"}
 _KEY = re.compile(rf"(?<![\w./])({'|'.join(map(re.escape, ARGUMENTS))})(?![\w/]|\.\w)(?: ?= ?([a-z][\w-]*))?")
 _PHRASE = re.compile("|".join(map(re.escape, PHRASES)))

@@ -5,7 +5,7 @@ training at rest, store current ──> planner, evaluation_run ──step──
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,12 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    opened: OpenPipeline, model: ModelParts, options: Options, batches: UserBatches, loader: Iterable[Any]
+    opened: OpenPipeline,
+    model: ModelParts,
+    options: Options,
+    batches: UserBatches,
+    loader: Iterable[Any],
+    check: Callable[[], object],
 ) -> Generator[Any, None, Exception | None]:
     """Outputs of the model for the batches of a loader.
 
@@ -36,6 +41,7 @@ def evaluate(
         model, options: of the pipeline.
         batches: holds the batches of this evaluation.
         loader: the batches.
+        check: called about twice a second while the next batch is not read. What it raises ends the evaluation.
 
     Returns:
         The error of the loader, or of that of another rank, after the outputs of the batches before. InputError:
@@ -59,9 +65,12 @@ def evaluate(
         planned = planner.run(batches.read(iter(loader), Position()))
         run = stack.enter_context(evaluation_run(job, planned, outputs, peers=peers, prepare=batches.prepare))
         try:
-            while (batch := run.step()) is not None:
+            while True:
+                run.await_batch(check)
+                if (batch := run.step()) is None:
+                    break
                 batches.forget(run.next_batch)
-                if batch.inputs is not None:
+                if batch.inputs is not None:  # else this rank's batches have ended
                     yield outputs.outputs
         except GeneratorExit:
             if peers is not None:

@@ -69,9 +69,9 @@ def tables_of(model: ModelParts) -> list[ExportTable]:
     """Tables of the model's collections, under every name that a collection has in the model."""
     num_rows = {table.name: table.rows for table in model.rows.tables}
     return [
-        ExportTable(name=f"{path}.{config.name}", table=config.name, num_rows=num_rows[config.name])
-        for path, configs in _collections(model.converted.model)
-        for config in configs
+        ExportTable(name=f"{path}.{config.name}", table=table, num_rows=num_rows[table])
+        for path, tables in _collections(model.converted.model)
+        for config, table in tables
     ]
 
 
@@ -102,7 +102,9 @@ def _write(job: OpenJob, model: ModelParts, folder: Path, file_format: str, max_
 def _manifest(model: ModelParts, step: int, decay: Mapping[str, float | None]) -> ExportManifest:
     """Without tables and files."""
     trained = model.converted.model
-    bags = [module for module in trained.modules() if isinstance(module, CachedEmbeddingBagCollection)]
+    bags = {
+        module: module.table_names for module in trained.modules() if isinstance(module, CachedEmbeddingBagCollection)
+    }
     read = {ref.feature: model.rows.tables[ref.table].name for ref in model.converted.features}
     return ExportManifest(
         step=step,
@@ -123,11 +125,11 @@ def _manifest(model: ModelParts, step: int, decay: Mapping[str, float | None]) -
     )
 
 
-def _collections(model: nn.Module) -> Iterator[tuple[str, list[Any]]]:
-    """Path of each collection's tables, and their configs."""
+def _collections(model: nn.Module) -> Iterator[tuple[str, list[tuple[Any, str]]]]:
+    """Path of each collection's tables, and their configs with their names in the model."""
     for name, module in model.named_modules(remove_duplicate=False):
         path = f"{name}." if name else ""
         if isinstance(module, CachedEmbeddingBagCollection):
-            yield f"{path}embedding_bags", module.embedding_bag_configs()
+            yield f"{path}embedding_bags", list(zip(module.embedding_bag_configs(), module.table_names, strict=True))
         elif isinstance(module, CachedEmbeddingCollection):
-            yield f"{path}embeddings", module.embedding_configs()
+            yield f"{path}embeddings", list(zip(module.embedding_configs(), module.table_names, strict=True))

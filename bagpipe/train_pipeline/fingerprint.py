@@ -8,17 +8,16 @@ of a large tensor alone is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from ctypes import string_at
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from bagpipe.train_pipeline.batch_ids import MAX_DEPTH, members, tensors_like
+from bagpipe.train_pipeline.batch_graph import Leaves
 
-__all__ = ["fingerprint_of"]
+__all__ = ["fingerprint_of", "fingerprint_of_leaves"]
 
 #: Bytes hashed at each end of a tensor.
 _END_BYTES = 4096
@@ -26,36 +25,30 @@ _END_BYTES = 4096
 
 def fingerprint_of(batch: Any) -> int:
     """Hash of a batch's tensors and arrays on the host, in whatever containers; see above."""
+    return fingerprint_of_leaves(Leaves(batch))
+
+
+def fingerprint_of_leaves(leaves: Leaves) -> int:
+    """`fingerprint_of` of a batch whose leaves are known."""
     hasher = xxhash.xxh3_64()
-    for data in _memory(batch, 0):
-        hasher.update(data[:_END_BYTES])
-        hasher.update(data[-_END_BYTES:])
+    for tensor in leaves.all_tensors():
+        if (
+            type(tensor) in (Tensor, torch.nn.Parameter)
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+        ):
+            _update(hasher, tensor.data_ptr(), tensor.nbytes)
+    for array in leaves.arrays:
+        if array.flags.c_contiguous and not array.dtype.hasobject:
+            _update(hasher, array.__array_interface__["data"][0], array.nbytes)
     return hasher.intdigest()
 
 
-def _memory(value: Any, depth: int) -> Iterator[memoryview]:
-    """Bytes of each contiguous tensor and array on the host."""
-    if isinstance(value, Tensor):
-        if _is_plain(value):
-            yield value.detach().view(-1).view(torch.uint8).numpy().data
-    elif isinstance(value, np.ndarray):
-        if value.flags.c_contiguous and not value.dtype.hasobject:
-            yield value.reshape(-1).view(np.uint8).data
-    elif tensors_like(value):
-        for part in (value.values(), value.lengths(), value.weights_or_none()):
-            yield from _memory(part, depth)
-    elif depth < MAX_DEPTH and not isinstance(value, (str, bytes)):
-        for inner in members(value):
-            yield from _memory(inner, depth + 1)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether its memory can be read as bytes."""
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not tensor.is_complex()
-        and not tensor.is_quantized
-        and tensor.is_contiguous()
-    )
+def _update(hasher: xxhash.xxh3_64, address: int, num_bytes: int) -> None:
+    """Hash the two ends of memory on the host; an address of 0 has none."""
+    if num_bytes <= 2 * _END_BYTES:
+        hasher.update(string_at(address, num_bytes if address else 0))
+    elif address:
+        hasher.update(string_at(address, _END_BYTES))
+        hasher.update(string_at(address + num_bytes - _END_BYTES, _END_BYTES))

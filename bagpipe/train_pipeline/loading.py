@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from bagpipe.train_pipeline.error_texts import speaks_arguments
@@ -40,7 +39,7 @@ class RowLoading:
 
         Args:
             table: its name.
-            ids: int ``[n]``, distinct; None: 0 to n - 1.
+            ids: ``[n]`` integers of any type, distinct; None: 0 to n - 1.
             weights: ``[n, dim]``, converted to the dtype of the rows. Kept until they are written.
             state: optimizer state by torch's names: ``sum``, or ``exp_avg`` and ``exp_avg_sq``, ``[n, dim]``; of
                 row-wise Adagrad ``sum`` ``[n]``. None: zero.
@@ -48,8 +47,7 @@ class RowLoading:
         Raises:
             InputError: they do not fit the table, or training has begun.
         """
-        given = None if ids is None else torch.as_tensor(ids)
-        self._session.load(TensorRows(self._parts.rows, table, given, weights, state))
+        self._session.load(TensorRows(self._parts.rows, table, ids, weights, state))
 
     def load_rows_from(
         self, path: str | Path, tables: Collection[str] | None = None, *, state: str | Path | None = None
@@ -81,6 +79,7 @@ class RowLoading:
             store: URL of its store; None: that of the pipeline.
 
         Raises:
-            InputError: training has begun; later, when the rows are written: there are none, or they do not fit.
+            InputError: training has begun, or rows decay, which are at steps of the other job; later, when the rows are
+                written: there are none, or they do not fit.
         """
         self._session.load(namespace_rows(self._parts.rows, self._options, namespace, store))

@@ -1,6 +1,7 @@
 """`ModelParts`: a user's model with its collections replaced, and what follows from it. Opens nothing.
 
-model, optimizers ──schema_of, convert──> cached collections, row schema, features; dense optimizer; executor
+model, optimizers ──check_tables──> refused, or ──schema_of, convert──> cached collections, row schema, features;
+                                                                         dense optimizer; executor
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from bagpipe.embedding.model_tables import (
     optimizers_in_backward,
     schema_of,
     table_rows,
+    tables_of,
 )
 from bagpipe.embedding.torchrec_collections import Converted, convert
 from bagpipe.errors import InputError
-from bagpipe.optim import RowOptimizers
+from bagpipe.optim import RowOptimizers, optimizers_of
 from bagpipe.train_pipeline.grad_scaler import UserScaler, user_scaler
+from bagpipe.train_pipeline.model_checks import check_tables, dtype_of
 from bagpipe.train_pipeline.optimizer import dense_optimizer
 from bagpipe.train_pipeline.options import Options
 from bagpipe.types.schema import RowSchema
 
-__all__ = ["ModelParts", "dtype_of", "model_parts"]
+__all__ = ["ModelParts", "model_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +65,10 @@ class ModelParts:
     held: Mapping[str, Tensor]
 
 
-def dtype_of(model: nn.Module) -> str:
-    """Name of the dtype of a model's rows: float64 if a parameter is, else float32."""
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    return "float64" if torch.float64 in dtypes else "float32"
-
-
 def model_parts(
     model: nn.Module,
     optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer],
     device: torch.device,
-    dtype: str,
     rows: RowOptimizers | None,
     options: Options,
     grad_scaler: GradScaler | None = None,
@@ -82,10 +78,9 @@ def model_parts(
     """Replace the collections of a model in place, and derive what depends on it.
 
     Args:
-        model: the user's.
+        model: the user's; `check_model` has seen it.
         optimizer: of its dense parameters, or a function that makes it.
         device: of the model.
-        dtype: of the dense part.
         rows: row optimizers; None: those of optimizer-in-backward.
         options: settings.
         grad_scaler: of the loss.
@@ -94,12 +89,11 @@ def model_parts(
     Raises:
         InputError: the model or an optimizer cannot be used.
     """
-    scaler = user_scaler(grad_scaler)
-    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+    if not (isinstance(optimizer, Optimizer) or callable(optimizer)):
         raise InputError(
-            "expected a model without DistributedDataParallel, got one with: the pipeline itself sums the gradients of "
-            "all ranks"
+            f"optimizer must be a torch.optim.Optimizer or a function that makes one, got {type(optimizer).__name__}"
         )
+    scaler = user_scaler(grad_scaler)
     schema = schema_of(model)
     sizes = table_rows(model, options.unbounded)
     optimizers = rows if rows is not None else optimizers_in_backward(model)
@@ -108,6 +102,8 @@ def model_parts(
             "expected rows=, the row optimizer (such as bagpipe.optim.Adagrad(lr=0.02)), or embedding weights with "
             "apply_optimizer_in_backward, got neither"
         )
+    names = [table.name for table in tables_of(model)]
+    check_tables(model, dict(zip(names, optimizers_of(optimizers, names), strict=True)), options.row_dtype)
     held = held_weights(model)
     if held and not import_weights:
         raise InputError(
@@ -122,10 +118,12 @@ def model_parts(
         model,
         schema,
         device=device,
-        dtype=dtype,
+        dtype=dtype_of(model),
+        dense_dtype=None,
         optimizers=optimizers,
         table_rows=sizes,
         row_dtype=options.row_dtype,
+        imported=held,
     )
     made = dense_optimizer(optimizer, converted.model, weights)
     precision = Precision(device_type=device.type, loss_scale=LossScale() if scaler is None else scaler.read())

@@ -71,6 +71,11 @@ class OpenPipeline:
         """The job of the session."""
         return self.session.job
 
+    @property
+    def num_unwritten(self) -> int:
+        """Updated rows in the cache that the store does not have."""
+        return self.job.engine.cache.slots.num_dirty
+
 
 def open_pipeline(
     model: ModelParts,

@@ -84,6 +84,8 @@ class Options:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         check_planner(self.planner)
+        if self.sparse is not None and not callable(self.sparse):
+            raise InputError(f"sparse must be a function of a batch, got {type(self.sparse).__name__}")
         if self.start_from and not self.checkpoint_dir:
             raise InputError(f"start_from {self.start_from} needs checkpoint_dir, the new job's folder")
         if self.start_without and not self.start_from:

@@ -7,11 +7,10 @@ pipeline.progress(iterator)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +23,33 @@ from bagpipe.errors import InputError
 from bagpipe.jobs.evaluation import buffers_of_rank_0
 from bagpipe.optim import RowOptimizers
 from bagpipe.train_pipeline.batch_ids import BatchIds
-from bagpipe.train_pipeline.device import device_of_rank
+from bagpipe.train_pipeline.device import checked_device, device_of_rank
 from bagpipe.train_pipeline.error_texts import speaks_arguments
 from bagpipe.train_pipeline.evaluation import evaluate
 from bagpipe.train_pipeline.export import export
 from bagpipe.train_pipeline.loading import RowLoading
-from bagpipe.train_pipeline.model_parts import dtype_of, model_parts
+from bagpipe.train_pipeline.model_checks import check_model
+from bagpipe.train_pipeline.model_parts import model_parts
+from bagpipe.train_pipeline.model_snapshot import unchanged_on_error
 from bagpipe.train_pipeline.options import Options
+from bagpipe.train_pipeline.outputs import Outputs, iterable, trained
 from bagpipe.train_pipeline.rows import TableRows
 from bagpipe.train_pipeline.saved_state import SavedState
 from bagpipe.train_pipeline.session import Session
+from bagpipe.train_pipeline.torchrec_calls import TorchrecCalls, TorchrecKeywords, check_keywords
 from bagpipe.train_pipeline.user_batches import UserBatches
-from bagpipe.util.environment import check_environment
 
 __all__ = ["TrainPipeline"]
 
-_END = object()
-
 
 @speaks_arguments
-class TrainPipeline(RowLoading):
+class TrainPipeline(RowLoading, TorchrecCalls):
     """Trains a model with torchrec embedding collections, whose rows live in a remote store and a cache.
 
     The class takes the place of torchrec's train pipelines: ``out = pipeline.progress(iterator)`` trains one batch and
     returns what the model returned beside the loss. Results are bit-identical for every cache, lookahead, store and
     planner. Resources are opened by the first call that needs them; `close`, or leaving ``with``, releases them.
+    Signals are handled between two calls, so an interrupted pipeline goes on.
 
     Args:
         model: called as ``model(batch)``, returns ``(loss, outputs)``; the loss is a scalar, or a vector to be summed.
@@ -85,6 +86,7 @@ class TrainPipeline(RowLoading):
         timeout_s: deadline of one exchange with the store.
         peer_timeout_s: deadline of one exchange between ranks.
         import_weights: collections on a real device give their weights as initial rows; see `load_rows`.
+        torchrec: keywords of torchrec's pipelines, with the values that mean what happens here.
 
     Attributes:
         model: the model.
@@ -118,7 +120,7 @@ class TrainPipeline(RowLoading):
         grad_scaler: GradScaler | None = None,
         accumulate: int = 1,
         sparse: Callable[[Any], Any] | None = None,
-        checkpoint_dir: str | None = None,
+        checkpoint_dir: str | Path | None = None,
         checkpoint_every: int = 0,
         keep: int = 2,
         resume: str = "auto",
@@ -129,12 +131,12 @@ class TrainPipeline(RowLoading):
         timeout_s: float = 30.0,
         peer_timeout_s: float = 120.0,
         import_weights: bool = False,
+        **torchrec: Unpack[TorchrecKeywords],
     ) -> None:
-        device = torch.device(device)
+        check_keywords(torchrec)
+        device = checked_device(device)
         if device.type == "cuda":
-            check_environment(str(device))
             device = device_of_rank(device, Membership.from_environment())
-        dtype = dtype_of(model)
         self._options = Options(
             store=store,
             namespace=namespace,
@@ -152,7 +154,7 @@ class TrainPipeline(RowLoading):
             nonfinite=nonfinite,
             accumulate=accumulate,
             sparse=sparse,
-            checkpoint_dir=checkpoint_dir or "",
+            checkpoint_dir=str(checkpoint_dir or ""),
             checkpoint_every=checkpoint_every,
             keep=keep,
             resume=resume,
@@ -163,13 +165,13 @@ class TrainPipeline(RowLoading):
             timeout_s=timeout_s,
             peer_timeout_s=peer_timeout_s,
         )
-        self._parts = model_parts(
-            model, optimizer, device, dtype, rows, self._options, grad_scaler, import_weights=import_weights
-        )
+        check_model(model)
+        with unchanged_on_error(model, optimizer, device):
+            self._parts = model_parts(
+                model, optimizer, device, rows, self._options, grad_scaler, import_weights=import_weights
+            )
+            self._session = Session(self._parts, self._options, owner=self)
         self._table_names = [table.name for table in self._parts.rows.tables]
-        self.model = self._parts.converted.model
-        self.optimizer = self._parts.optimizer
-        self._session = Session(self._parts, self._options)
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class TrainPipeline(RowLoading):
                 must not change once yielded.
 
         Returns:
-            What the model returned beside the loss; None if this rank has no examples in the batch.
+            What the model returned beside the loss; None if other ranks have examples of the batch, but not this one.
 
         Raises:
             StopIteration: the iterator has ended. All its batches are trained, and the store has all rows.
@@ -197,8 +199,10 @@ class TrainPipeline(RowLoading):
             raise StopIteration
         return outputs
 
-    def train(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def train(self, loader: Iterable[Any] | None = None) -> Outputs:
         """Train all batches of a loader; yields what the model returns beside the loss, batch by batch.
+
+        A batch is trained when its outputs are asked for: iterate over them. A RuntimeWarning says if nobody does.
 
         A job of several epochs loops over those that are left: ``for epoch in range(pipeline.epoch, num_epochs): …``.
         After a resume the first loader goes on where the checkpoint was made: a stateful loader (``state_dict``,
@@ -208,20 +212,7 @@ class TrainPipeline(RowLoading):
         Args:
             loader: any iterable of batches.
         """
-        taken = self._session.resume(loader)
-        iterator = iter(loader)
-        for number in range(taken):
-            if next(iterator, _END) is _END:
-                raise InputError(f"expected a loader with the {taken} batches that are trained already, got {number}")
-        try:
-            while True:
-                try:
-                    outputs = self.progress(iterator)
-                except StopIteration:
-                    return
-                yield outputs
-        finally:
-            self._session.abandon(iterator)
+        return Outputs(trained(self._session, iterable(loader, "train")), "train", self._table_names, self)
 
     def reset(self) -> None:
         """Give up the iterator under way. The batches read ahead of it are dropped; updated rows are written."""
@@ -249,8 +240,10 @@ class TrainPipeline(RowLoading):
 
     # ---- between batches -----------------------------------------------------------------------------------------
 
-    def evaluate(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def evaluate(self, loader: Iterable[Any]) -> Outputs:
         """Score the batches of a loader, without gradients; yields what the model returns beside the loss.
+
+        As many outputs as batches. A batch is scored when its outputs are asked for.
 
         Rows, dense part, random state and cache of the training stay as they are, bit for bit. Rows that were never
         trained have their initial values.
@@ -261,10 +254,12 @@ class TrainPipeline(RowLoading):
         Raises:
             Exception: of the loader or the model, as it was raised.
         """
+        found = iterable(loader, "evaluate")
         batches = UserBatches(BatchIds(self._parts.features, self._options.sparse), self._parts.device)
-        yield from self._session.evaluating(
-            lambda opened: evaluate(opened, self._parts, self._options, batches, loader)
+        outputs = self._session.evaluating(
+            lambda opened, check: evaluate(opened, self._parts, self._options, batches, found, check)
         )
+        return Outputs(outputs, "evaluate", self._table_names, self)
 
     def flush(self) -> None:
         """Write all updated rows to the store; they stay in the cache. Training goes on afterwards."""
@@ -278,8 +273,7 @@ class TrainPipeline(RowLoading):
         """
         if table not in self._table_names:
             raise InputError(f"expected one of the tables {self._table_names}, got {table!r}")
-        number = self._table_names.index(table)
-        return TableRows(self._session.opened().job, number, before=lambda: self._session.flush("rows"))
+        return TableRows(self._session, self._table_names.index(table), self)
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """Copies of the model's weights and buffers by its own names, on its device, without embedding weights.
@@ -308,9 +302,9 @@ class TrainPipeline(RowLoading):
             InputError: the folder cannot be written, or the tables are larger.
             StoreError: the store failed.
         """
-        job = self._session.resting("export").job
         max_bytes = int(max_gib * 2**30)
-        export(job, self._parts, Path(folder), file_format=format, max_bytes=max_bytes, step=self.step)
+        with self._session.resting("export") as job:
+            export(job, self._parts, Path(folder), file_format=format, max_bytes=max_bytes, step=self.step)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -365,7 +359,7 @@ class TrainPipeline(RowLoading):
         self._session.flush("state_dict")
         return {
             "model": self.dense_state_dict(),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            **self._session.optimizer_state(),
             "random": torch.get_rng_state(),
             "step": self.step,
             "session": self._session.state().to_saved(),
@@ -382,7 +376,7 @@ class TrainPipeline(RowLoading):
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise InputError(f"the state is not one of this model: {' '.join(str(error).split())}") from None
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._session.load_optimizer(state)
         torch.set_rng_state(state["random"])
 
     # ---- the end -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Everything that can be checked is checked when a source is made; rows are read w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -18,19 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bagpipe.checkpoint.export import ROW_STATES
+from bagpipe.checkpoint.export import row_states
 from bagpipe.checkpoint.stored_rows import StoredRows
 from bagpipe.config.sections import StoreConfig
+from bagpipe.embedding.integer_ids import given_ids
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import host_words, split_record
 from bagpipe.start_from.safetensor_files import SafetensorFiles
 from bagpipe.start_from.source import CHUNK_BYTES
-from bagpipe.start_from.tensor_source import ids_of, table_of
+from bagpipe.start_from.tensor_source import ids_of, weights_by_table
+from bagpipe.store.fencing.presence import check_present
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.store.open import open_store
 from bagpipe.train_pipeline.options import Options
-from bagpipe.types.schema import RowSchema
+from bagpipe.types.schema import RowSchema, base_optimizer
 
 __all__ = ["NamespaceRows", "RowChunks", "TensorRows", "namespace_rows", "rows_of_file"]
 
@@ -52,7 +54,7 @@ class TensorRows:
     Args:
         schema: of the job's rows.
         table: name of the table.
-        ids: int ``[n]``, distinct; None: 0 to n - 1.
+        ids: ``[n]`` integers of any type, distinct; None: 0 to n - 1.
         weights: ``[n, dim]``; converted to the dtype of the rows.
         state: optimizer state by torch's names: ``sum`` or ``exp_avg`` and ``exp_avg_sq``, ``[n, dim]``, or ``[n]`` of
             row-wise Adagrad; None: zero.
@@ -65,7 +67,7 @@ class TensorRows:
         self,
         schema: RowSchema,
         table: str,
-        ids: Tensor | NDArray[np.integer[Any]] | None,
+        ids: Tensor | NDArray[np.integer[Any]] | Sequence[int] | None,
         weights: Tensor,
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -122,10 +124,13 @@ class NamespaceRows:
 
         Raises:
             InputError: the namespace has no rows, or rows of other tables, optimizers or types.
+            StoreError: it has lost rows, or the store failed.
         """
         with self._open_other() as store:
             if not store.check():
                 raise InputError(f"{self._label} has no rows to load")
+            with store.ledger() as ledger:
+                check_present(ledger.state(), ledger.job(), namespace=self._label)
             rows = StoredRows(store)
             for table in range(len(store.schema.tables)):
                 yield from rows.rows(table)
@@ -141,11 +146,17 @@ def namespace_rows(schema: RowSchema, options: Options, namespace: str, store: s
         store: URL of its store.
 
     Raises:
-        InputError: no store is named, or it is the pipeline's own namespace.
+        InputError: no store is named, it is the pipeline's own namespace, or rows decay.
     """
     url = store or options.store
     if not url:
         raise InputError(f"namespace {namespace!r} cannot be in the private store of a new pipeline: give store=URL")
+    decaying = [table.name for n, table in enumerate(schema.tables) if base_optimizer(schema.optimizer_of(n))[1]]
+    if decaying:
+        raise InputError(
+            f"rows of table {decaying[0]!r} decay, and those of namespace {namespace!r} are at steps of another job: "
+            "expected an export of that job, for load_rows_from"
+        )
     if (url, namespace) == (options.store, options.namespace):
         raise InputError(f'namespace {namespace!r} is that of the pipeline: existing="rows-only" trains its rows on')
     config = StoreConfig()
@@ -179,10 +190,7 @@ def rows_of_file(
         InputError: a file cannot be read, lacks a table, or a tensor does not fit its table.
     """
     files, states = SafetensorFiles([path]), None if state is None else SafetensorFiles([state])
-    names: dict[str, str] = {}
-    for name in files.outline:
-        if table := table_of(name):
-            names.setdefault(table, name)
+    names = weights_by_table(files.outline)
     wanted = [table.name for table in schema.tables if table.name in names] if tables is None else list(tables)
     lacking = [name for name in wanted if name not in names]
     if lacking or not wanted:
@@ -231,10 +239,11 @@ class _Rows:
             low, high = (0, self._num_rows - 1) if ids is None or not len(ids) else (int(ids.min()), int(ids.max()))
             if low < 0 or high >= place.rows:
                 raise InputError(f"table {table!r}: expected ids in [0, {place.rows}), got {low} to {high}")
-        expected = {name: (self._num_rows,) if scalar else shape for name, scalar in ROW_STATES[self._optimizer]}
+        expected = {name: (self._num_rows,) if scalar else shape for name, scalar in row_states(self._optimizer)}
         if states is not None and dict(states) != expected:
             raise InputError(
-                f"table {table!r}: expected the state of {self._optimizer}, {_named(expected)}, got {_named(states)}"
+                f"table {table!r}: expected the state of {base_optimizer(self._optimizer)[0]}, {_named(expected)}, "
+                f"got {_named(states)}"
             )
         self.states = tuple(expected) if states is not None else ()
 
@@ -248,19 +257,15 @@ class _Rows:
             own, state = split_record(records, schema, self._dim, self._optimizer)
             own.copy_(weights(first, end))
             if self.states:
-                state.copy_(torch.cat([states[name](first, end).reshape(count, -1).cpu() for name in self.states], 1))
+                given = torch.cat([states[name](first, end).reshape(count, -1).cpu() for name in self.states], 1)
+                state[:, : given.shape[1]].copy_(given)  # rows that decay begin at step 0
             ids = np.arange(first, end) if self._ids is None else self._ids[first:end]
             yield WriteRequest(table, ids, host_words(records))
 
 
-def _ids(table: str, ids: Tensor | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def _ids(table: str, ids: Tensor | NDArray[np.integer[Any]] | Sequence[int]) -> NDArray[np.int64]:
     """Ids, checked to be distinct integers."""
-    given = torch.as_tensor(ids).detach().cpu()
-    if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
-        raise InputError(
-            f"table {table!r}: ids must be one dimension of integers, got {given.dtype} {list(given.shape)}"
-        )
-    found: NDArray[np.int64] = given.to(torch.int64).contiguous().numpy()
+    found: NDArray[np.int64] = given_ids(ids, f"ids of table {table!r}").contiguous().numpy()
     values, counts = np.unique(found, return_counts=True)
     if len(values) < len(found):
         raise InputError(f"table {table!r}: ids must be distinct, got {values[counts > 1][0]} more than once")

@@ -5,17 +5,18 @@ rows[ids] ──flush──> store ──read──> weights      ids that the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bagpipe.embedding.integer_ids import given_ids
 from bagpipe.errors import InputError
-from bagpipe.jobs.open_job import OpenJob
 from bagpipe.kernels.initialization import TORCH_DTYPE, InitialWeights
 from bagpipe.train_pipeline.error_texts import speaks_arguments
+from bagpipe.train_pipeline.session import Session
 
 __all__ = ["TableRows"]
 
@@ -28,16 +29,18 @@ class TableRows:
     """Rows of one table, as of the last trained batch. Reads go to the store.
 
     Args:
-        job: open; its store and the decay of its rows are read.
+        session: open; the store of its job and the decay of its rows are read.
         table: number of the table.
-        before: called before each access; makes the store current.
+        pipeline: of the session. It is kept, as it is closed when nobody refers to it.
     """
 
-    def __init__(self, job: OpenJob, table: int, *, before: Callable[[], None]) -> None:
+    def __init__(self, session: Session, table: int, pipeline: object) -> None:
+        self._pipeline = pipeline
+        job = session.opened().job
+        self._session = session
         self._store = store = job.store
         self._history = job.engine.cache.history
         self._number = table
-        self._before = before
         self._table = store.schema.tables[table]
 
     @property
@@ -47,8 +50,8 @@ class TableRows:
 
     def ids(self) -> Tensor:
         """int64 ``[num_rows]``, ascending: ids of the rows that the store has. Takes 8 B a row."""
-        self._before()
-        return torch.from_numpy(self._store.ids(self._number))
+        with self._session.resting("rows"):
+            return torch.from_numpy(self._store.ids(self._number))
 
     def __len__(self) -> int:
         return len(self.ids())
@@ -57,10 +60,10 @@ class TableRows:
         """``[n, dim]``: weights of rows, on the host, in the dtype of the rows. A row never trained: its initial value.
 
         Args:
-            ids: ``[n]`` integers; they may repeat. A slice of a bounded table. A single id: ``[dim]``.
+            ids: ``[n]`` integers of any type; they may repeat. A slice of a bounded table. A single id: ``[dim]``.
 
         Raises:
-            InputError: an id outside the table.
+            InputError: an id outside the table, or no integer.
         """
         if isinstance(ids, (int, np.integer)):
             return self[[int(ids)]][0]
@@ -68,17 +71,17 @@ class TableRows:
             if self._table.rows is None:
                 raise InputError(f"table {self._table.name!r} is unbounded: expected ids, got a slice")
             ids = list(range(*ids.indices(self._table.rows)))
-        wanted = torch.as_tensor(ids)
-        if wanted.dim() != 1 or (wanted.is_floating_point() and len(wanted)):
-            raise InputError(f"ids must be one dimension of integers, got {wanted.dtype} {list(wanted.shape)}")
-        self._before()
-        return self._weights(wanted.to(torch.int64).cpu())
+        wanted = given_ids(ids, f"ids of table {self._table.name!r}")
+        with self._session.resting("rows"):
+            return self._weights(wanted)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids int64 ``[n]`` and weights ``[n, dim]`` of the rows that the store has, ascending by id, in chunks."""
         for ids in torch.split(self.ids(), _CHUNK_ROWS):
             if len(ids):
-                yield ids, self._weights(ids)
+                with self._session.call():
+                    weights = self._weights(ids)
+                yield ids, weights
 
     def _weights(self, ids: Tensor) -> Tensor:
         rows = self._table.rows

@@ -14,9 +14,11 @@ iterator ends the data; the caller raises it after the batches read before.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -25,8 +27,10 @@ from bagpipe.cache.upload import Uploader
 from bagpipe.dense.loss_executor import LossInputs
 from bagpipe.errors import InputError
 from bagpipe.lookahead.ids import concatenate
+from bagpipe.train_pipeline.batch_graph import Leaves
 from bagpipe.train_pipeline.batch_ids import BatchIds, hash_of
-from bagpipe.train_pipeline.fingerprint import fingerprint_of
+from bagpipe.train_pipeline.fingerprint import fingerprint_of, fingerprint_of_leaves
+from bagpipe.train_pipeline.private_batch import PrivateMemory
 from bagpipe.train_pipeline.transfer import to_device
 from bagpipe.types.batch import Batch
 
@@ -96,7 +100,7 @@ class UserBatches:
         Raises:
             InputError: stands for `error`, for the planner, which tells the other ranks.
         """
-        position, has_ended = start, False
+        position, has_ended, memory = start, False, PrivateMemory()
         while not has_ended:
             users: list[Any] = []
             fingerprints: list[int] = []
@@ -104,8 +108,9 @@ class UserBatches:
             try:
                 while len(users) < self._accumulate:
                     user = next(iterator)
-                    fingerprint = fingerprint_of(user)
-                    part = self._ids.of(user, position.step)
+                    user, leaves = memory.of(user, Leaves(user))
+                    fingerprint = fingerprint_of_leaves(leaves)
+                    part = self._ids.of(user, position.step, leaves)
                     loader = None if state is None else state()
                     position = dataclasses.replace(position, taken=position.taken + 1, loader=loader)
                     users.append(user)
@@ -114,6 +119,7 @@ class UserBatches:
             except StopIteration:
                 has_ended = True
             except Exception as error:
+                _explain(error, len(self._held))
                 self.error = error
             if users:
                 position = dataclasses.replace(position, step=position.step + 1)
@@ -124,13 +130,17 @@ class UserBatches:
             if self.error is not None:
                 raise _for_planner(self.error) from self.error
 
-    def prepare(self, batch: Batch, upload: Uploader) -> LossInputs | tuple[LossInputs | None, ...]:
-        """The inputs of the model: the user's batch on the device, or its micro-batches, None for an empty one.
+    def prepare(self, batch: Batch, upload: Uploader) -> LossInputs | tuple[LossInputs | None, ...] | None:
+        """The inputs of the model: the user's batch on the device, or its micro-batches. None: this rank has none.
+
+        A micro-batch is None where other ranks have one more than this rank.
 
         Raises:
             InputError: the batch is not as it was read.
         """
-        held = self._held[batch.index]
+        held = self._held.get(batch.index)
+        if held is None:  # it joins those of other ranks
+            return None
         users, held.users = held.users, ()
         if [fingerprint_of(user) for user in users] != held.fingerprints:
             raise InputError(
@@ -140,10 +150,8 @@ class UserBatches:
         if self._accumulate == 1:
             return LossInputs(batch=to_device(users[0], self._device), num_examples=batch.num_examples)
         return tuple(
-            LossInputs(batch=to_device(user, self._device), num_examples=part.num_examples)
-            if part.num_examples
-            else None
-            for user, part in zip(users, batch.parts, strict=True)
+            None if user is None else LossInputs(batch=to_device(user, self._device), num_examples=part.num_examples)
+            for user, part in zip_longest(users, batch.parts)
         )
 
     def after(self, b: int) -> Position | None:
@@ -190,6 +198,16 @@ class UserBatches:
                 "pipeline.position ones of its epoch (train(loader) leaves them out itself)"
             )
             raise self.error
+
+
+def _explain(error: Exception, num_held: int) -> None:
+    """Note on an error for want of file descriptors what takes them."""
+    is_number = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    if is_number or any(words in str(error) for words in ("ancdata", "Too many open files")):  # torch's own
+        error.add_note(
+            f"the process has too many open files; {num_held} batches are held: a smaller lookahead holds fewer, and "
+            "ulimit -n allows more files"
+        )
 
 
 def _for_planner(error: Exception) -> InputError:

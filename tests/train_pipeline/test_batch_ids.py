@@ -16,6 +16,7 @@ from torchrec import KeyedJaggedTensor
 
 from bagpipe.errors import InputError
 from bagpipe.train_pipeline.batch_ids import BatchIds, hash_of
+from tests.train_pipeline.small import DIM, assert_same, batches, pipeline, progress_all
 
 with warnings.catch_warnings():  # torchrec warns about itself
     warnings.simplefilter("ignore")
@@ -150,3 +151,23 @@ def test_ids_are_of_any_integer_type_and_bags_by_offsets() -> None:
     found = BatchIds(("a", "b")).of(narrow, 0)
     assert found.values.dtype == np.int64
     assert found.lengths.tolist() == [[1, 0], [2, 0]]
+
+
+def test_unsigned_ids_are_the_signed_ones_with_the_same_bits() -> None:
+    """In batches, in the model's lookups, in rows that are loaded and in those that are read."""
+    states = []
+    for dtype in (np.uint64, np.int64):
+        data = batches(4)
+        for batch in data:
+            ids = batch["ids"]
+            words = torch.from_numpy((ids.values().numpy().view(np.uint64) + np.uint64(2**63 - 30)).view(dtype))
+            batch["ids"] = KeyedJaggedTensor(keys=ids.keys(), values=words, lengths=ids.lengths())
+        some = torch.from_numpy(np.arange(2**63 - 30, 2**63 + 30, dtype=np.uint64).view(dtype))
+        with pipeline(unbounded="*") as trained:
+            trained.load_rows("t_f0", some[::7], torch.ones(9, DIM))
+            losses = progress_all(trained, iter(data))
+            rows = {name: trained.rows(f"t_{name}") for name in ("f0", "f1", "f2")}
+            assert torch.equal(rows["f0"][some], rows["f0"][list(range(2**63 - 30, 2**63 + 30))])
+            assert int(rows["f0"].ids().min()) < 0
+            states.append({name: found[some] for name, found in rows.items()} | {"loss": torch.stack(losses)})
+    assert_same(*states)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from bagpipe.distributed.membership import Membership
 from bagpipe.errors import InputError
-from bagpipe.train_pipeline.device import device_of_rank
+from bagpipe.train_pipeline.device import checked_device, device_of_rank
 
 _THIRD = Membership(rank=6, world_size=8, local_rank=2, local_world_size=4)
 
@@ -29,3 +31,11 @@ def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
         device_of_rank("cuda", _THIRD)
     with pytest.raises(InputError, match=r"device is cuda:5, but this process sees 2 CUDA devices$"):
         device_of_rank("cuda:5", None)
+
+
+@pytest.mark.parametrize("device", ["meta", "gpu", "cpu:x", None, 0.5, "xpu"])
+def test_no_device_for_a_model_is_refused_in_one_line(device: Any) -> None:
+    with pytest.raises(InputError, match=r"device must be cpu, cuda or cuda:INDEX, got") as caught:
+        checked_device(device)
+    assert "\n" not in str(caught.value)
+    assert checked_device("cpu") == torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_weights_of_collections_are_initial_rows_as_in_plain_torch() -> None:
     assert_same(*states)
     for table, weight in _trained_plainly((batch,) for batch in data).items():
         torch.testing.assert_close(states[0][table], weight, rtol=0, atol=1e-12)
+
+
+def test_weights_that_an_init_fn_has_made_are_imported() -> None:
+    model = Small("cpu")
+    for config in model.bags.embedding_bag_configs():
+        config.init_fn = partial(torch.nn.init.normal_, std=3.0)
+    model.bags.reset_parameters()
+    before = {table: _table(model, table).clone() for table in TABLES}
+    with _import(model) as trained:
+        assert_same({table: trained.rows(table)[:] for table in TABLES}, before)
+    assert max(float(weights.abs().max()) for weights in before.values()) > 2
 
 
 def test_collections_with_weights_are_refused_without_import_weights() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,6 +226,26 @@ def test_a_loss_that_is_not_finite_ends_training_or_is_left_out() -> None:
         progress_all(trained, iter(bad))
         skipped = state_of(trained)
     assert all(bool(torch.isfinite(value).all()) for value in skipped.values())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("cache_rows", [0, 120])
+def test_rows_that_an_update_made_infinite_are_not_stored(accumulate: int, cache_rows: int) -> None:
+    large: Any = {"rows": bagpipe.optim.SGD(1e9), "row_dtype": "float16", "accumulate": accumulate}
+    with pytest.raises(JobError, match=r"table t_f\d id \d+: an update made .* not finite in float16"):
+        progress_all(pipeline(cache_rows=cache_rows, **large), iter(batches(1)))
+
+
+@pytest.mark.parametrize("call", ["export", "save", "progress"])
+def test_dense_parameters_that_a_step_made_infinite_are_not_saved(tmp_path: Path, call: str) -> None:
+    with pipeline(checkpoint_dir=str(tmp_path / "checkpoints")) as trained:
+        trained.progress(iterator := iter(batches(1)))
+        trained.model.over.weight.data.fill_(float("inf"))
+        calls = {"export": [tmp_path / "export"], "save": [], "progress": [iterator]}
+        with pytest.raises(JobError, match=r"made over\.weight not finite; it is not saved"):
+            getattr(trained, call)(*calls[call])
+        assert not (tmp_path / "export").exists()
+        trained.model.over.weight.data.zero_()  # for the checkpoint that the end of the block makes
 
 
 def test_another_iterator_in_the_middle_is_refused_until_reset() -> None:

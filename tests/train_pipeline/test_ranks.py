@@ -245,6 +245,39 @@ def test_ranks_resume_from_a_checkpoint_that_they_made_together(stops: int, tmp_
         _assert_same(state, expected)
 
 
+class _Count:
+    """What one rank alone counts between two epochs."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def _counted(rank: int, folder: str) -> Any:
+    seen = []
+    for num in (2, 3):
+        with made(checkpoint_dir=folder) as trained:
+            count = _Count()
+            trained.track("count", count)
+            seen.append(count.value)
+            for epoch in range(trained.epoch, num):
+                list(trained.train(shard(rank, 3, seed=epoch)))
+                count.value += rank
+            state = values_of(state_of(trained))
+    return seen, state
+
+
+def test_what_one_rank_changes_between_two_epochs_is_in_the_checkpoint_of_all(tmp_path: Path) -> None:
+    (first, state), (second, other) = _values(on_ranks(2, _counted, str(tmp_path / "checkpoints")))
+    assert (first, second) == ([0, 0], [0, 2])
+    _assert_same(state, other)
+
+
 def _without_batches(rank: int) -> Any:
     with made(uneven="join") as trained:
         number = len(list(trained.train(shard(rank, 3 * rank))))
@@ -274,5 +307,43 @@ def test_ranks_accumulate_gradients_and_evaluate_between_steps() -> None:
     steps = [joined([*shard(0)[n : n + 2], *shard(1)[n : min(n + 2, 5)]]) for n in range(0, 8, 2)]
     with pipeline(Small().double()) as trained:
         progress_all(trained, iter(steps))
+        for name, value in values_of(state_of(trained)).items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)
+
+
+def _count(rank: int, numbers: tuple[int, ...], accumulate: int) -> Any:
+    """Calls of `progress`: the outputs of each, of two iterators; every call is made by all ranks."""
+    with made(accumulate=accumulate, uneven="join") as trained:
+        found = []
+        for seed in (0, 3):
+            iterator = iter(shard(rank, numbers[rank], seed))
+            for call in range(max(numbers)):
+                scores = trained.progress(iterator)
+                found.append((None if scores is None else len(scores), trained.step))
+                if (call + 1) % accumulate == 0:
+                    trained.flush()  # a call of all ranks between two steps
+            assert not progress_all(trained, iterator)
+        return found, values_of(state_of(trained))
+
+
+#: Batches of each rank, and of a step: one ends inside a step, at its start, with none, or both do.
+ENDS = [((8, 5), 2), ((4, 8), 2), ((5, 0), 2), ((0, 4), 3), ((7, 4), 3), ((3, 8), 3), ((1, 2), 4)]
+
+
+@pytest.mark.parametrize(("numbers", "accumulate"), some_of(ENDS, {0, 2, 5}))
+def test_ranks_that_join_count_batches_as_the_others(numbers: tuple[int, int], accumulate: int) -> None:
+    (first, state), (second, other) = _values(on_ranks(2, _count, numbers, accumulate))
+    for size, number, found in zip(SIZES, numbers, (first, second), strict=True):
+        for scores in (found[: max(numbers)], found[max(numbers) :]):
+            outputs = [scores for scores, _ in scores]
+            assert sorted(outputs, key=lambda size: size is None) == [size] * number + [None] * (max(numbers) - number)
+    assert [step for _, step in first] == [step for _, step in second]
+    _assert_same(state, other)
+    with pipeline(Small().double()) as trained:
+        for seed in (0, 3):
+            parts = [shard(rank, numbers[rank], seed) for rank in range(2)]
+            ends = range(0, max(numbers), accumulate)
+            progress_all(trained, iter([joined([b for own in parts for b in own[n : n + accumulate]]) for n in ends]))
+        assert trained.step == first[-1][1]
         for name, value in values_of(state_of(trained)).items():
             np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-12)

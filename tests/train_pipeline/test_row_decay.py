@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import bagpipe
 from bagpipe.errors import InputError
@@ -24,9 +24,13 @@ DECAYING = bagpipe.optim.AdamW(_rate, weight_decay=4.0)
 KINDS = (DECAYING, bagpipe.optim.Adam(_rate, weight_decay=4.0, decoupled=False))
 
 
-def _eager(num_batches: int, *, decoupled: bool) -> dict[str, torch.Tensor]:
+def _eager(
+    num_batches: int, *, decoupled: bool, initial: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """Tables of a plain loop in float64 whose rows all decay at every batch."""
     plain = Plain().double()
+    for name, weights in (initial or {}).items():
+        plain.tables[name].weight.data.copy_(weights)
     for name in FEATURES:
         plain.tables[name].sparse = True
     weights = [plain.tables[name].weight for name in FEATURES]
@@ -68,6 +72,28 @@ def test_rows_at_rest_are_those_of_an_eager_loop(rows: bagpipe.optim.RowOptimize
 
 
 @pytest.mark.parametrize("rows", KINDS, ids=lambda rows: rows.record)
+@pytest.mark.parametrize("way", ["weights of the model", "tensors", "file"])
+def test_rows_to_begin_with_decay_from_the_first_batch(
+    rows: bagpipe.optim.RowOptimizer, way: str, tmp_path: Path
+) -> None:
+    model = Small("cpu")
+    initial = {name: model.bags.embedding_bags[f"t_{name}"].weight.detach().clone() for name in FEATURES}
+    is_imported = way == "weights of the model"
+    with pipeline(model if is_imported else Small(), rows=rows, import_weights=is_imported) as trained:
+        if way == "file":
+            path = tmp_path / "model.safetensors"
+            save_file({f"embeddings.t_{name}.weight": weights for name, weights in initial.items()}, path)
+            trained.load_rows_from(path)
+        for name, weights in initial.items() if way == "tensors" else ():
+            trained.load_rows(f"t_{name}", None, weights)
+        trained.model.over.load_state_dict(Small().over.state_dict())
+        _train(trained, 5)
+        shown = {name: trained.rows(f"t_{name}")[:ROWS] for name in FEATURES}
+    for name, expected in _eager(5, decoupled=rows is DECAYING, initial=initial).items():
+        torch.testing.assert_close(shown[name].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", KINDS, ids=lambda rows: rows.record)
 def test_looking_at_rows_changes_nothing_and_a_resumed_job_goes_on(
     rows: bagpipe.optim.RowOptimizer, tmp_path: Path
 ) -> None:
@@ -97,3 +123,6 @@ def test_rows_at_steps_of_another_job_are_refused() -> None:
     with pipeline(rows=DECAYING, store="memory://others", existing="rows-only") as trained:
         with pytest.raises(InputError, match=r"rows that decay need .*existing refuse or reset"):
             _train(trained, 1)
+    with pipeline(rows={"t_f1": DECAYING, "*": bagpipe.optim.SGD(0.1)}, store="memory://others") as trained:
+        with pytest.raises(InputError, match=r"table 't_f1' decay, and those of namespace 'x' are at steps of another"):
+            trained.load_rows_of("x")

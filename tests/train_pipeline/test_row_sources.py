@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bagpipe.checkpoint.export import row_states
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.kernels.row_format import split_record
 from bagpipe.store.interface import WriteRequest
-from bagpipe.train_pipeline.row_sources import TensorRows, rows_of_file
-from bagpipe.types.schema import RowSchema, RowTable
+from bagpipe.train_pipeline.row_sources import RowChunks, TensorRows, rows_of_file
+from bagpipe.types.schema import OPTIMIZER_STATE_WIDTH, RowSchema, RowTable, base_optimizer
 
 TABLES = (
     RowTable(name="a", dim=3, rows=9),
@@ -51,6 +52,30 @@ def test_records_have_weights_and_state(dtype: str) -> None:
     assert _parts(request, schema)[1].tolist() == [[0]]
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZER_STATE_WIDTH)
+@pytest.mark.parametrize("source", ["tensors", "file"])
+def test_rows_of_every_optimizer_begin_at_step_0(optimizer: str, source: str, tmp_path: Path) -> None:
+    """The step of a row that decays is no state that anybody gives."""
+    schema = RowSchema(tables=(RowTable(name="a", dim=3, rows=9, optimizer=optimizer),), optimizer="sgd")
+    weights, shapes = torch.randn(9, 3), [(9,) if is_scalar else (9, 3) for _, is_scalar in row_states(optimizer)]
+    names = [name for name, _ in row_states(optimizer)]
+    state = {name: torch.full(shape, 2.0 + k) for k, (name, shape) in enumerate(zip(names, shapes, strict=True))}
+    made: list[RowChunks] = [TensorRows(schema, "a", None, weights), TensorRows(schema, "a", None, weights, state)]
+    if source == "file":
+        paths = tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors"
+        save_file({"embeddings.a.weight": weights}, paths[0])
+        save_file({f"embeddings.a.weight.{name}": value for name, value in state.items()}, paths[1])
+        made = [rows_of_file(schema, paths[0])["a"], rows_of_file(schema, paths[0], state=paths[1])["a"]]
+    given = torch.cat([value.reshape(9, -1) for value in state.values()], 1) if state else torch.empty(9, 0)
+    for rows, expected in zip(made, (torch.zeros_like(given), given), strict=True):
+        (request,) = rows.requests()
+        own, states = _parts(request, schema)
+        assert torch.equal(own, weights)
+        assert torch.equal(states[:, : given.shape[1]], expected)
+        assert states.shape[1] - given.shape[1] == base_optimizer(optimizer)[1]
+        assert not states[:, given.shape[1] :].any()
+
+
 def test_rows_come_in_chunks() -> None:
     ids = torch.randperm(1_000_000) - 7
     requests = list(TensorRows(_schema(), "b", ids, torch.stack([ids, -ids], 1)).requests())
@@ -70,7 +95,7 @@ def test_rows_come_in_chunks() -> None:
         ("a", [9], torch.ones(1, 3), None, r"expected ids in \[0, 9\), got 9 to 9"),
         ("a", None, torch.ones(10, 3), None, r"expected ids in \[0, 9\), got 0 to 9"),
         ("a", [3, 1, 3], torch.ones(3, 3), None, "ids must be distinct, got 3 more than once"),
-        ("a", [0.5], torch.ones(1, 3), None, "ids must be one dimension of integers, got torch.float32"),
+        ("a", [0.5], torch.ones(1, 3), None, "ids of table 'a' must be integers, got torch.float32"),
         ("d", [1], torch.ones(1, 2), {"sum": torch.ones(1, 2)}, r"the state of sgd, nothing, got sum \[1, 2\]"),
         ("c", [1], torch.ones(1, 4), {"sum": torch.ones(1, 4)}, r"of rowwise_adagrad, sum \[1\], got sum \[1, 4\]"),
     ],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -119,6 +122,102 @@ def test_a_tracked_scheduler_goes_on_where_it_was(where: dict[str, Any]) -> None
     with pipeline() as trained:
         trained_with_rates(trained)
         assert_same(resumed, state_of(trained))
+
+
+_SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "lambdas": lambda optimizer: lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5**step]),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=[1.0, 0.3], total_steps=20),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, min_lr=[0.1, 0.001]),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+}
+
+
+def _epochs(scheduler: str, num: int, *, saves: bool = False, model: Small | None = None, **more: Any) -> Any:
+    """Epochs of four batches, with a step of a scheduler after each; rates of every batch, and the state."""
+    model = model or Small()
+    groups = [{"params": model.bags.parameters(), "lr": 1.0}, {"params": model.over.parameters()}]
+    made = _SCHEDULERS[scheduler](torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+    optimizer = made.optimizer
+    rates = []
+    with pipeline(model, optimizer=optimizer, **more) as trained:
+        trained.track("scheduler", made)
+        for _ in range(trained.epoch, num):
+            for _ in trained.train(ALL[:4]):
+                rates.append([group["lr"] for group in optimizer.param_groups])
+            made.step(1.0) if scheduler == "plateau" else made.step()
+            if saves:
+                trained.save()
+        return rates, state_of(trained)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "saves"),
+    [("lambdas", True), ("lambdas", False), ("one cycle", False), ("plateau", True), ("chained", True)],
+)
+def test_a_step_of_a_scheduler_between_two_epochs_is_in_the_checkpoint(
+    where: dict[str, Any], scheduler: str, saves: bool
+) -> None:
+    """The checkpoint of the epoch's end was made before the step. Two groups, that of the tables is empty."""
+    rates, state = _epochs(scheduler, 4)
+    first, _ = _epochs(scheduler, 2, saves=saves, **where)
+    rest, resumed = _epochs(scheduler, 4, saves=saves, **where)
+    assert first + rest == rates
+    assert_same(resumed, state)
+
+
+def test_a_job_that_failed_in_the_next_epoch_resumes_with_the_step_of_the_scheduler(where: dict[str, Any]) -> None:
+    rates, state = _epochs("lambdas", 3)
+    with pytest.raises(_Stop):
+        _epochs("lambdas", 3, model=_StopsAt(6), **where)
+    rest, resumed = _epochs("lambdas", 3, **where)
+    assert rest == rates[4:]
+    assert_same(resumed, state)
+
+
+@pytest.mark.parametrize("in_epoch", [0, 2])
+def test_a_checkpoint_by_hand_has_what_was_changed_by_hand(where: dict[str, Any], in_epoch: int) -> None:
+    """Weights and optimizer state are loaded after a checkpoint of the same batch, between two epochs or in one."""
+    states = []
+    for resumes in (False, True):
+        more = where if resumes else {}
+        with pipeline(**more) as trained:
+            list(trained.train(ALL[:3]))
+            weights, optimizer = copy.deepcopy((trained.dense_state_dict(), trained.optimizer.state_dict()))
+            iterator = iter(ALL[3:] if in_epoch else ALL[3:10])
+            for _ in range(in_epoch):
+                trained.progress(iterator)
+            if not in_epoch:
+                progress_all(trained, iterator)
+            if resumes:
+                trained.save()
+            trained.model.load_state_dict(weights, strict=False)
+            trained.optimizer.load_state_dict(optimizer)
+            if resumes:
+                trained.save()
+            else:
+                progress_all(trained, iterator if in_epoch else iter(ALL[10:]))
+                states.append(state_of(trained))
+    with pipeline(**where) as trained:
+        list(trained.train(ALL[3:] if in_epoch else ALL[10:]))
+        states.append(state_of(trained))
+    assert_same(*states)
+
+
+def test_batches_whose_iterator_was_given_up_can_be_saved(where: dict[str, Any]) -> None:
+    with pipeline(_StopsAt(6), **where) as trained:
+        iterator = iter(ALL)
+        for _ in range(5):
+            trained.progress(iterator)
+        trained.reset()
+        trained.save()
+        with pytest.raises(_Stop):
+            list(trained.train(ALL[5:]))
+    with pipeline(**where) as trained:
+        assert (trained.step, trained.epoch) == (5, 1)
+        list(trained.train(ALL[5:]))
+        assert_same(state_of(trained), _whole())
 
 
 class _Batches(Dataset[Any]):
@@ -237,3 +336,36 @@ def test_a_job_goes_on_from_the_checkpoints_of_another(where: dict[str, Any], tm
         pipeline(start_without=["rows.a"])
     with pytest.raises(InputError, match=r"start_from x needs checkpoint_dir, the new job's folder"):
         pipeline(start_from="x")
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "files"])
+def test_rows_of_a_checkpoint_are_there_before_the_first_batch(source: str, tmp_path: Path) -> None:
+    """In a store of its own that is still empty: evaluations, reads and exports do not see initial rows."""
+    held_out = batches(2, seed=9)
+    folder = str(tmp_path / "job")
+    with pipeline(checkpoint_dir=folder) as trained:
+        iterator = iter(batches(6))
+        for _ in range(3):
+            trained.progress(iterator)
+        trained.save()
+        trained.export(tmp_path / "weights")
+        state, scores = state_of(trained), list(trained.evaluate(held_out))
+        progress_all(trained, iterator)
+        ended = state_of(trained)
+    start: dict[str, Any] = {"checkpoint_dir": folder, "resume": "3"}
+    if source == "files":
+        files = tmp_path / "weights" / "model.safetensors"
+        start = {"checkpoint_dir": str(tmp_path / "next"), "start_from": files}
+    for use in ("evaluate", "rows", "export"):
+        with pipeline(**start) as again:
+            if use == "evaluate":
+                assert torch.equal(torch.cat(list(again.evaluate(held_out))), torch.cat(scores))
+            if use == "rows":
+                assert_same(state_of(again), state)
+            if use == "export":
+                again.export(tmp_path / use / source)
+                weights = load_file(tmp_path / use / source / "model.safetensors")
+                assert torch.equal(weights["bags.embedding_bags.t_f0.weight"], state["t_f0"])
+            if source == "checkpoint":
+                progress_all(again, iter(batches(6)[3:]))
+                assert_same(state_of(again), ended)
