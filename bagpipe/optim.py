@@ -28,6 +28,7 @@ from bagpipe.errors import InputError
 from bagpipe.types.schema import DECAYED, FROZEN, L2_DECAYED
 
 __all__ = [
+    "LEAST_DIVISOR",
     "OTHERS",
     "SGD",
     "Adagrad",
@@ -53,6 +54,11 @@ Rate: TypeAlias = float | Callable[[int], float]
 
 #: Table that stands for all tables that are not named.
 OTHERS = "*"
+
+#: Least number that keeps a divisor from 0 where gradients or their squares are 0, so that no row becomes NaN. Smaller
+#: ones are 0 in float32, or can be: a processor may take numbers that are not normal for 0.
+LEAST_DIVISOR = 1.18e-38
+_IS_LEAST = f"must be a finite number of at least {LEAST_DIVISOR:g}"
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,10 @@ class _Adaptive(_Rated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.eps) and self.eps >= 0):
-            raise InputError(f"{type(self).__name__}: eps must be a finite number of at least 0, got {self.eps!r}")
+        if not (_is_number(self.eps) and self.eps >= LEAST_DIVISOR):
+            raise InputError(
+                f"{type(self).__name__}: eps {_IS_LEAST}, as a gradient of 0 would give 0 / 0, got {self.eps!r}"
+            )
 
     @property
     def epsilon(self) -> float:
@@ -205,7 +213,7 @@ class Adagrad(_Adaptive):
         eps: epsilon, keyword only; torch's default.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one of at least `LEAST_DIVISOR`.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -222,7 +230,7 @@ class RowWiseAdagrad(_Adaptive):
         eps: epsilon, keyword only. The default is that of FBGEMM's tables; torchrec's own module has 1e-10.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one of at least `LEAST_DIVISOR`.
     """
 
     name: ClassVar[str] = "rowwise_adagrad"
@@ -243,7 +251,7 @@ class Adam(_Adaptive):
         eps: epsilon, keyword only; torch's default.
 
     Raises:
-        InputError: `lr` is not a finite number of at least 0, or `eps` is not.
+        InputError: `lr` is not a finite number of at least 0, or `eps` not one of at least `LEAST_DIVISOR`.
     """
 
     name: ClassVar[str] = "adam"
@@ -287,7 +295,8 @@ class Ftrl(RowOptimizer):
         l1, l2: strength of the penalties, keyword only.
 
     Raises:
-        InputError: `lr` is not a finite number above 0, or another not one of at least 0.
+        InputError: `lr` is not a finite number of at least `LEAST_DIVISOR`, another not one of at least 0, or both
+            `beta` and `l2` are below `LEAST_DIVISOR`.
     """
 
     name: ClassVar[str] = "ftrl"
@@ -298,11 +307,15 @@ class Ftrl(RowOptimizer):
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.lr) and self.lr > 0):
-            raise InputError(f"Ftrl: lr must be a finite number above 0, which does not change, got {self.lr!r}")
+        if not (_is_number(self.lr) and self.lr >= LEAST_DIVISOR):
+            raise InputError(f"Ftrl: lr {_IS_LEAST}, which does not change, got {self.lr!r}")
         for name, value in self.numbers.items():
             if not (_is_number(value) and value >= 0):
                 raise InputError(f"Ftrl: {name} must be a finite number of at least 0, got {value!r}")
+        if max(self.beta, self.l2) < LEAST_DIVISOR:
+            raise InputError(
+                f"Ftrl: beta or l2 {_IS_LEAST}, as a small gradient is divided by them, got {self.beta!r}, {self.l2!r}"
+            )
 
     def rate(self, step: int) -> float:
         return float(self.lr)

@@ -11,6 +11,6 @@ shards, shard_link cachers that index tables for this one shard_service, shard_s
 sharded_phase, ahead   one phase from all shards; a thread that iterates ahead of another
 plan_service, plan_stream, plan_requests                  planners of batches that trainers bring; checked input
 calls, admission   first messages, errors; number of jobs embedded            the daemon of one job
-identity           hashes of files and code               cli, process        the daemon's process
+identity, known_rows   hashes of files and code; names of rows   cli, process   the daemon's process
 logs, counters, metrics   JSON lines, totals, Prometheus
 """

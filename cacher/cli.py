@@ -125,7 +125,7 @@ def _run(config: Config, options: Mapping[str, str], parent: TextIO | None) -> i
             f"--plan-only opens no data, so cacher.shards must be empty, got {' '.join(config.cacher.shards)}"
         )
     with _ending_at_signals(), ExitStack() as opened:
-        data = None if options["plan-only"] else PlannedData(config.data, config.run.seed)
+        data = None if options["plan-only"] else PlannedData(config.data, config.run.seed, config.checkpoint.dir)
         if data is not None and config.cacher.shards:
             shards = Shards(config, data.schema, data.identity, data.ids_by_feature())
             data.shards = opened.enter_context(shards)

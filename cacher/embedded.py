@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ from bagpipe.client.agreement import settings_of
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError, JobError
 from bagpipe.util.documents import parse_json
+from bagpipe.util.lasting_thread import in_lasting_thread
 from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment, module_of
 from bagpipe.util.temporary_folder import temporary_folder
@@ -26,6 +27,7 @@ from bagpipe.util.temporary_folder import temporary_folder
 __all__ = ["EmbeddedCacher"]
 
 _STOP_TIMEOUT_S = 10.0
+_SOCKET = "cacher.sock"
 
 
 class EmbeddedCacher:
@@ -85,13 +87,12 @@ class EmbeddedCacher:
         return f"{type(self).__name__}({self.url}, pid={self.pid})"
 
     def _start(self) -> None:
-        folder = self._folder.enter_context(temporary_folder("cacher"))
+        folder = self._folder.enter_context(temporary_folder("cacher", socket_name=_SOCKET))
         read_end, write_end = os.pipe()
         with open(read_end, encoding="utf-8") as ready:
             try:
                 # A signal handler's exception can interrupt this thread, but not the one that gets the process.
-                with ThreadPoolExecutor(1) as pool:
-                    pool.submit(self._spawn, folder, write_end).result()
+                in_lasting_thread(partial(self._spawn, folder, write_end))
             finally:
                 os.close(write_end)
             said = ready.read()
@@ -116,13 +117,15 @@ class EmbeddedCacher:
             lower_process_priority(self._process)
 
     def _arguments(self, folder: Path) -> list[str]:
-        arguments = ["--listen", self._listen or f"unix:{folder / 'cacher.sock'}", "--log-level", "error"]
+        arguments = ["--listen", self._listen or f"unix:{folder / _SOCKET}", "--log-level", "error"]
         if self._secret:
             file = folder / "secret"  # not an argument: every user can read those
             file.touch(mode=0o600)
             file.write_text(self._secret)
             arguments += ["--secret-file", str(file)]
         keys = {**settings_of(self._config), "data.workers": self._config.data.workers, **_shard_keys(self._config)}
+        if self._config.checkpoint.dir:
+            keys["checkpoint.dir"] = self._config.checkpoint.dir  # the rows with which the job begins
         return arguments + [f"--{key}={_as_flag(value)}" for key, value in keys.items()]
 
     def _stop(self) -> None:

@@ -310,6 +310,7 @@ class Jobs:
             max_steps=request.max_steps,
             first_batch=request.first_batch,
             reader_state=request.reader_state,
+            known_rows=request.known_rows,
         )
 
     def _leave_runs(self, member: Member, below: int | None = None) -> None:

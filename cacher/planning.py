@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from bagpipe.config.sections import DataConfig
 from bagpipe.errors import InputError
 from bagpipe.oracle.batch_indexer import BatchIndexer
-from bagpipe.oracle.plan import OracleSpec
+from bagpipe.oracle.plan import OracleSpec, RowList
 from bagpipe.oracle.planner import make_planner
 from bagpipe.oracle.rank_batch import Phase, RankBatch
 from bagpipe.oracle.shard import shard_features, shard_spec
 from bagpipe.oracle.spec_check import check_spec
 from bagpipe.util.programs import command_of
 from cacher.identity import identity_of
+from cacher.known_rows import known_rows as known_rows_of
 from cacher.planned_phase import PlannedPhase
 from cacher.shard_stream import ShardTask
 from cacher.shards import Shards
@@ -47,6 +48,7 @@ class PlannedData:
     Args:
         config: of the data.
         seed: of the data order (and of synthetic data).
+        folder: `checkpoint.dir`, where the rows are named with which jobs begin; empty: none.
 
     Attributes:
         schema: of the data.
@@ -57,8 +59,9 @@ class PlannedData:
         InputError: the data cannot be opened.
     """
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(self, config: DataConfig, seed: int, folder: str = "") -> None:
         self._config = config
+        self._folder = folder
         self._seed = seed
         source = open_source(config, seed)
         held_out = open_eval_source(config, source, seed)
@@ -83,6 +86,7 @@ class PlannedData:
         max_steps: int = 0,
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
+        known_rows: str = "",
         fills_windows: bool = False,
     ) -> PlannedPhase:
         """The batches of a phase, planned for all ranks of `spec`. Any number of phases can run at a time.
@@ -94,6 +98,7 @@ class PlannedData:
             first_batch: begin with this batch and empty caches.
             reader_state: of a batch before `first_batch`. Ignored if it is of other data or after `first_batch`, unless
                 the data is a stream.
+            known_rows: file of the rows that are there before batch 0, see `cacher.known_rows`; empty: there are none.
             fills_windows: plan as if all batches were there: the plans are a function of the data alone.
 
         Raises:
@@ -107,7 +112,8 @@ class PlannedData:
         planner = make_planner(spec, indexer, window)
         if sharded is not None and sharded.is_narrow:
             source = narrowed(source, (), dense=True)
-        loader = self._loader(phase, first_batch, None if planner.learns else reader_state, source)
+        known = known_rows_of(known_rows, self._folder, spec, self.schema) if phase == "train" else None
+        loader = self._loader(phase, first_batch, None if planner.learns else reader_state, source, known)
         waits = self.is_stream and phase == "train" and not fills_windows
         return PlannedPhase(
             loader,
@@ -186,7 +192,12 @@ class PlannedData:
         return np.ones(len(self.schema.features))
 
     def _loader(
-        self, phase: Phase, first_batch: int, state: Mapping[str, Any] | None, source: Source | None = None
+        self,
+        phase: Phase,
+        first_batch: int,
+        state: Mapping[str, Any] | None,
+        source: Source | None = None,
+        known: RowList | None = None,
     ) -> LookaheadLoader:
         """A loader that begins at `state` if that leads to `first_batch`, else at the first batch.
 
@@ -201,8 +212,8 @@ class PlannedData:
             return open_loader(self._config, seed=self._seed, phase=phase, source=source, state=state)
         if is_before:
             with suppress(InputError):  # the state of other data, or no reader state
-                return open_loader(self._config, seed=self._seed, phase=phase, source=source, state=state)
-        return open_loader(self._config, seed=self._seed, phase=phase, source=source)
+                return open_loader(self._config, seed=self._seed, phase=phase, source=source, state=state, known=known)
+        return open_loader(self._config, seed=self._seed, phase=phase, source=source, known=known)
 
     def batches(
         self,
@@ -212,6 +223,7 @@ class PlannedData:
         max_steps: int = 0,
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
+        known_rows: str = "",
         rank: int = 0,
     ) -> Generator[RankBatch, None, None]:
         """One rank's batches of a phase, see `BatchSource`. Closing the generator stops the loader."""
@@ -221,6 +233,7 @@ class PlannedData:
             max_steps=max_steps,
             first_batch=first_batch,
             reader_state=reader_state,
+            known_rows=known_rows,
             fills_windows=spec.world_size > 1,  # each rank makes the plans for itself
         )
         with closing(asked) as batches:

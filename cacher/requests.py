@@ -22,6 +22,7 @@ from bagpipe.oracle.sizing import BYTES_PER_SLOT, MAX_SLOT_BYTES
 from bagpipe.oracle.spec_check import MAX_SLOTS
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import parse_json
+from cacher.known_rows import check_known_rows
 
 __all__ = [
     "MAX_RANKS",
@@ -46,7 +47,7 @@ class PhaseRequest:
     """A request for a phase. All ranks of a job must send the same one.
 
     Attributes:
-        phase, spec, max_steps, first_batch, reader_state: see `cacher.planning.PlannedData.phase`.
+        phase, spec, max_steps, first_batch, reader_state, known_rows: see `cacher.planning.PlannedData.phase`.
     """
 
     phase: Phase
@@ -54,6 +55,7 @@ class PhaseRequest:
     max_steps: int
     first_batch: int
     reader_state: Mapping[str, Any] | None = None
+    known_rows: str = ""
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
@@ -125,10 +127,16 @@ def parse_start(start: pb.Start, *, settings: Mapping[str, Any], schema: DataSch
         }
     )
     check_shares(spec)
+    check_known_rows(start.known_rows)
     phase: Phase = "train" if start.phase == "train" else "eval"
     reader_state = json_object(start.reader_state, "reader_state") if start.reader_state else None
     return PhaseRequest(
-        phase=phase, spec=spec, max_steps=start.max_steps, first_batch=start.first_batch, reader_state=reader_state
+        phase=phase,
+        spec=spec,
+        max_steps=start.max_steps,
+        first_batch=start.first_batch,
+        reader_state=reader_state,
+        known_rows=start.known_rows,
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.util.lasting_thread import in_lasting_thread
 from tests.store.nodes import ClusterNodes, start_cluster
 
 # The suite is deterministic: its examples come from each test's own seed. `make test-full` has twice as many of each
@@ -143,6 +144,7 @@ def no_leaks() -> Iterator[None]:
                 continue
         return found
 
+    in_lasting_thread(lambda: None)  # it is there before and after
     threads_before, descriptors_before = set(threading.enumerate()), descriptors()
     yield
     threads = [thread for thread in threading.enumerate() if thread not in threads_before]

@@ -84,11 +84,15 @@ def test_an_invalid_rate_is_refused(kind: Any, lr: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ADAPTIVE)
-@pytest.mark.parametrize("eps", [-1e-8, math.nan, math.inf, None])
+@pytest.mark.parametrize("eps", [-1e-8, math.nan, math.inf, None, 0, 0.0, 1e-50, 1e-38])
 def test_an_invalid_epsilon_is_refused(kind: Any, eps: Any) -> None:
+    """One that is 0 in float32, or is not normal there, too."""
     with pytest.raises(InputError) as caught:
         kind(0.1, eps=eps)
-    assert str(caught.value) == f"{kind.__name__}: eps must be a finite number of at least 0, got {eps!r}"
+    assert str(caught.value) == (
+        f"{kind.__name__}: eps must be a finite number of at least 1.18e-38, as a gradient of 0 would give 0 / 0, "
+        f"got {eps!r}"
+    )
 
 
 @pytest.mark.parametrize("momentum", [1.0, -0.1, math.nan, None])
@@ -98,10 +102,19 @@ def test_an_invalid_momentum_is_refused(momentum: Any) -> None:
     assert str(caught.value) == f"Momentum: momentum must be a number from 0, below 1, got {momentum!r}"
 
 
-@pytest.mark.parametrize("lr", [0.0, -0.1, math.nan, True, lambda step: 0.1])
+@pytest.mark.parametrize("lr", [0.0, 1e-50, -0.1, math.nan, True, lambda step: 0.1])
 def test_ftrl_has_one_rate(lr: Any) -> None:
-    with pytest.raises(InputError, match=r"^Ftrl: lr must be a finite number above 0, which does not change, got "):
+    with pytest.raises(
+        InputError, match=r"^Ftrl: lr must be a finite number of at least 1.18e-38, which does not change"
+    ):
         Ftrl(lr)
+
+
+@pytest.mark.parametrize("numbers", [{"beta": 0.0}, {"beta": 1e-50}, {"beta": 0.0, "l1": 0.1, "l2": 1e-50}])
+def test_ftrl_divides_by_more_than_0(numbers: Any) -> None:
+    with pytest.raises(InputError, match=r"^Ftrl: beta or l2 must be a .* at least 1.18e-38, .* by them, got "):
+        Ftrl(0.1, **numbers)
+    Ftrl(0.1, beta=0.0, l2=1e-6)
 
 
 @pytest.mark.parametrize("name", ["beta", "l1", "l2"])

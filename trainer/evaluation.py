@@ -152,13 +152,19 @@ class Evaluator:
     def evaluate(self, step: int) -> bool:
         """Evaluate between two steps of a run.
 
+        A stop ends the evaluation, if training can end here too: it is made when the job is started again. What is
+        trained after it, and when training ends, can depend on it.
+
         Returns:
-            Training ends here: patience has run out.
+            Training ends here: patience has run out, or the job is stopped.
 
         Raises: see `JobSession.flush` and `JobSession.checkpoint`.
         """
         session, run = self._session, self._session.run
         assert run is not None, "between two steps"
+        if step == session.job.checkpoints.first_batch and run.peek() is None:
+            # A checkpoint's rows come back with the first batch: there is none.
+            session.job.checkpoints.claim_if_resumed()
         if self._rows is None:
             session.flush("evaluate", step)
         with session.failing():
@@ -167,7 +173,7 @@ class Evaluator:
             scored = self._score(training=run)
         self.error = scored.error
         if scored.error is not None or scored.is_stopped:
-            return False
+            return scored.is_stopped
         self._reporter.evaluation(step, scored.quality)
         self._reporter.phase("training")
         self._note(step, scored.quality)
@@ -237,7 +243,7 @@ class Evaluator:
                 )
             )
             while run.step() is not None:
-                if training is not None and training.is_stopping:
+                if training is not None and training.is_stopping and training.can_end_here:
                     run.stop()
             result = run.end()
         if training is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import bagpipe
 from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
@@ -26,6 +26,7 @@ from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.checkpoint.manifest import DATA_COLUMNS
 from bagpipe.config.sections import ModelConfig
 from bagpipe.embedding.materialise import materialise
+from bagpipe.embedding.table_configs import collections_of, configs_of, table_names_of
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import build_model, num_dense_inputs
@@ -146,20 +147,16 @@ def names_of(model: nn.Module, schema: RowSchema) -> tuple[list[ExportTable], li
         schema: of the rows; says which tables are bounded.
     """
     bounds = {table.name: table.rows for table in schema.tables}
+    named = table_names_of(model)
     tables: list[ExportTable] = []
     prefixes: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            inner, configs = "embedding_bags", module.embedding_bag_configs()
-        elif isinstance(module, EmbeddingCollection):
-            inner, configs = "embeddings", module.embedding_configs()
-        else:
-            continue
-        path = f"{name}." if name else ""
-        prefixes.append(path)
-        for config in configs:
-            num_rows = None if bounds.get(config.name) is None else config.num_embeddings
-            tables.append(ExportTable(name=f"{path}{inner}.{config.name}", table=config.name, num_rows=num_rows))
+    for collection, path in collections_of(model).items():
+        prefix = f"{path}." if path else ""
+        prefixes.append(prefix)
+        inner = "embedding_bags" if isinstance(collection, EmbeddingBagCollection) else "embeddings"
+        for config, table in zip(configs_of(collection), named[collection], strict=True):
+            num_rows = None if bounds.get(table) is None else config.num_embeddings
+            tables.append(ExportTable(name=f"{prefix}{inner}.{config.name}", table=table, num_rows=num_rows))
     dense = [name for name in model.state_dict() if not name.startswith(tuple(prefixes))]
     return tables, dense
 

@@ -32,15 +32,20 @@ class InputMaker:
         self._keys = [feature.name for feature in schema.features]
         self._weighted = any(feature.weighted for feature in schema.features)
 
-    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs:
-        """The inputs of one batch. ``sparse`` holds its sizes as host integers, which avoids device synchronisation."""
+    def __call__(self, batch: Batch, upload: Uploader) -> ModelInputs | None:
+        """The inputs of one batch; None without examples, which few models take.
+
+        ``sparse`` holds its sizes as host integers, which avoids device synchronisation.
+        """
+        if not batch.num_examples:
+            return None
         offsets = batch.feature_offsets().tolist()
         sizes = [stop - start for start, stop in pairwise(offsets)]
         sparse = KeyedJaggedTensor(
             keys=self._keys,
-            values=upload.tensor(batch.values),
+            values=upload.shared(batch.values),
             weights=self._weights(batch, upload),
-            lengths=upload.tensor(batch.lengths.reshape(-1)),
+            lengths=upload.shared(batch.lengths.reshape(-1)),
             stride=batch.num_examples,
             length_per_key=sizes,
             offset_per_key=offsets,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from bagpipe.training.progress import RunResult
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.util.outputs import cannot_write, check_folder, check_writable
 from bagpipe.util.printing import print_text
-from bagpipe.util.program import note
+from bagpipe.util.program import PacedNotes, note
 from trainer.devices import check_device, cuda_devices
 from trainer.evaluation import Scored
 from trainer.metrics import Quality
@@ -85,6 +86,7 @@ def run_job(config: Config, *, membership: Membership | None = None, result_path
             start_s = time.monotonic()
             with reporter.training(_training_facts(job, ranks)) as on_batch:
                 trained = _train(job, on_batch)
+            _note_nothing_left(job, ranks, trained)
             return _finish(job, ranks, reporter, trained, time.monotonic() - start_s, result_path)
 
 
@@ -94,6 +96,22 @@ def _note_recomputation(job: TrainerJob, ranks: Ranks) -> None:
     if ranks.is_first and job.built.stages is not None and text == AUTO:
         shares = ", ".join(f"{share:.3g}" for _, share in sorted(job.built.stages.recomputed.items()))
         note(f"pipeline.recompute_share {text}: the stages recompute {shares} of their micro-batches")
+
+
+def _note_nothing_left(job: TrainerJob, ranks: Ranks, trained: RunResult) -> None:
+    """Say why no batch was trained, if nothing has failed or stopped the job."""
+    config, step = job.built.config, job.open.checkpoints.first_batch
+    has_ended = trained.report.stopped or trained.input_error is not None
+    if not ranks.is_first or has_ended or trained.progress.steps > step:
+        return
+    where = f"the job resumes at step {step}" if step else "the job begins"
+    if job.evaluator.history.is_over(config.eval):
+        reason = f"evaluations have not got better for eval.patience {config.eval.patience}"
+    elif config.run.steps and step >= config.run.steps:
+        reason = f"run.steps is {config.run.steps}"
+    else:
+        reason = f"the data has no further batch (data.epochs {config.data.epochs})"
+    note(f"nothing is left to train: {where}, and {reason}")
 
 
 def _note_activations(job: TrainerJob, ranks: Ranks) -> None:
@@ -297,11 +315,13 @@ def _result(
     found, error = None, None
     if ranks.is_first:
         tested, error = _test(job, trained, reporter)
-        sums = RowSums(changes[0].num_buckets)
+        sums, digest = RowSums(changes[0].num_buckets), None
+        if job.built.config.run.digest:
+            digest = embedding_digest(store, sums, _DigestProgress(checkpoints.claim.num_rows))
         found = {
             **evaluation.quality.of_label(),
             "tasks": dict(evaluation.quality.tasks),
-            "embedding_digest": embedding_digest(store, sums),
+            "embedding_digest": digest,
             "evaluations": [evaluation.to_json() for evaluation in job.evaluator.history.evaluations],
             "planned_step_s": planned_step_s(job.built.config.pipeline),
             "best_step": job.evaluator.history.best_step,
@@ -309,7 +329,8 @@ def _result(
             "early_stopped": job.evaluator.history.is_over(job.built.config.eval),
         }
         checkpoints.check_rows()  # after the digest, which could have missed the same rows
-        checkpoints.claim.row_check.compare(sums, changes)
+        if digest is not None:
+            checkpoints.claim.row_check.compare(sums, changes)
         checkpoints.claim.finish(steps=totals.steps, dense_digest=totals.dense_digest, stopped=evaluation.is_stopped)
     result = Result(
         **ranks.share(found),
@@ -342,3 +363,20 @@ def _result(
         verified=None if verified is None else dataclasses.asdict(verified),
     )
     return result, error
+
+
+class _DigestProgress:
+    """Prints the progress of a long digest. `count`: counts the namespace's rows, when the first note is due."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._num_rows = 0
+        self._total = cache(count)
+        self._notes = PacedNotes()
+
+    def __call__(self, num_rows: int) -> None:
+        self._num_rows += num_rows
+        self._notes(
+            lambda seconds: (
+                f"{self._num_rows} of {self._total()} rows digested in {seconds:.0f} s (run.digest = false: none)"
+            )
+        )

@@ -65,6 +65,7 @@ def check_model(converted: Converted, schema: DataSchema, rows: RowSchema, devic
     with cache.uploads(1).batch() as upload:
         context = prepare_batch(converted.layout, batch, rank_batch.consumer, upload=upload)
         inputs = InputMaker(schema)(batch, upload)
+    assert inputs is not None, "the batch has examples"
     cache.begin(context)
     with _unchanged(converted.model, device), torch.no_grad():
         try:

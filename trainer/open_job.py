@@ -93,6 +93,7 @@ class TrainerJob:
             max_steps=self.built.config.run.steps,
             first_batch=checkpoints.first_batch,
             reader_state=checkpoints.reader_state,
+            known_rows=checkpoints.resume_point.known_rows,
         )
         orders = None if self.built.stages is None else self.built.stages.orders
         if orders is None:
@@ -141,6 +142,9 @@ def open_trainer_job(
     job = open_job(job_of(built, source, services.store_url, parts, trace), ranks, stack)
     if job.checkpoints.origin:
         reporter.phase("started from other weights", **job.checkpoints.origin["takings"])
+    if (resumed := job.checkpoints.resume_point.checkpoint) is not None and job.checkpoints.resumed_from is not None:
+        epoch = (resumed.manifest.reader_state or {}).get("epoch")
+        reporter.phase("resumed", checkpoint=str(resumed.folder), checkpoint_step=resumed.manifest.step, epoch=epoch)
     session = JobSession(job, stack.pop_all())
     batches = HeldOutBatches(held_out, built.eval_spec, max_steps=config.eval.batches)
     evaluator = Evaluator(config.eval, session, batches, record, reporter, group, rows, tasks=tasks)

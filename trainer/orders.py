@@ -22,6 +22,7 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.order_log import OrderLog
 from bagpipe.schedule.formats.order_text import Orders, OrderShape, order_line, orders_of_text
 from bagpipe.split.staged_model import StagedModel
+from bagpipe.util.documents import file_text
 from bagpipe.util.outputs import cannot_write
 
 __all__ = ["model_hash", "read_orders", "replay_hash", "within_orders", "write_orders"]
@@ -50,11 +51,11 @@ def read_orders(pipeline: PipelineConfig, shape: OrderShape) -> Orders | None:
     """
     if not pipeline.replay:
         return None
-    where = f"pipeline.replay {pipeline.replay}"
+    text = file_text(pipeline.replay, subject="pipeline.replay")
     try:
-        return orders_of_text(Path(pipeline.replay).read_text(encoding="utf-8"), shape)
-    except (OSError, UnicodeDecodeError, ScheduleError) as error:
-        raise InputError(f"{where}: {error}") from None
+        return orders_of_text(text, shape)
+    except ScheduleError as error:
+        raise InputError(f"pipeline.replay {pipeline.replay}: {error}") from None
 
 
 def replay_hash(pipeline: PipelineConfig) -> str:
@@ -68,7 +69,7 @@ def replay_hash(pipeline: PipelineConfig) -> str:
     try:
         return hashlib.sha256(Path(pipeline.replay).read_bytes()).hexdigest()
     except OSError as error:
-        raise InputError(f"pipeline.replay {pipeline.replay}: {error}") from None
+        raise InputError(f"pipeline.replay: cannot read {pipeline.replay}: {error.strerror or error}") from None
 
 
 def within_orders(

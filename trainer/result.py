@@ -82,7 +82,7 @@ class Result:
     step_s_p50: float | None
     planned_step_s: float | None
     dense_digest: str
-    embedding_digest: str
+    embedding_digest: str | None
     peak_rss_bytes: int
     skipped_rows: int
     skipped_batches: int
@@ -155,7 +155,7 @@ class Result:
             f"store, {self._share_new:.1%} new   {self.rows_fetched} fetched, {self.rows_written} written   "
             f"exposed {self.exposed_embedding_s:.2f} s",
             f"dense digest     {self.dense_digest}",
-            f"embedding digest {self.embedding_digest}",
+            f"embedding digest {self.embedding_digest or 'not computed (run.digest = false)'}",
             *notes,
         ]
 

@@ -21,6 +21,7 @@ from bagpipe.checkpoint.checkpoint_rows import CheckpointRows
 from bagpipe.checkpoint.folder import Checkpoint
 from bagpipe.config.sections import StoreConfig
 from bagpipe.errors import InputError
+from bagpipe.store.fencing.presence import check_present
 from bagpipe.store.sizing import server_bytes
 from bagpipe.types.schema import RowSchema
 from bagpipe.util.packages import needed_by
@@ -188,7 +189,7 @@ def store_rows(url: str, config: StoreConfig, expected: RowSchema | None) -> Sto
 
     Raises:
         InputError: the URL names no servers, a server cannot be used, or the namespace has no record or other rows.
-        StoreError: a server failed.
+        StoreError: a server failed, or the namespace has lost rows.
     """
     if url.startswith("memory:"):
         raise InputError("store.url memory:// is private to one process: expected a server, or an empty one")
@@ -203,6 +204,7 @@ def store_rows(url: str, config: StoreConfig, expected: RowSchema | None) -> Sto
     )
     with opened as store, store.ledger() as ledger:
         states, job = ledger.state(), ledger.job()
+        check_present(states, job, namespace=f"namespace {config.namespace!r}")
         rows = tuple(store.num_rows().tolist())
     logs = [(log.token == state.owner, log.num_groups) for state in states for log in state.logs]
     return StoreRows(

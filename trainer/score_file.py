@@ -48,6 +48,7 @@ class ScoreFile:
         self.num_examples = 0
         self._path = path.resolve()
         self._partial = self._path.with_name(self._path.name + ".partial")
+        self._sink: Any = None
         self._writer: Any = None
         self._tasks: Tasks
         self._schema: pa.Schema
@@ -66,7 +67,9 @@ class ScoreFile:
         self._tasks = tasks
         self._schema = pa.schema([("example", pa.int64()), *((name, pa.float64()) for name in names)])
         try:
-            self._writer = _WRITERS[self._path.suffix](str(self._partial), self._schema)
+            # bytes: the names of files need not be UTF-8
+            self._sink = pa.OSFile(os.fsencode(self._partial), "wb")
+            self._writer = _WRITERS[self._path.suffix](self._sink, self._schema)
         except OSError as error:
             raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None
         return self.add
@@ -77,7 +80,10 @@ class ScoreFile:
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.close()
-        self._partial.unlink(missing_ok=True)
+        if self._sink is not None:
+            self._sink.close()
+        with suppress(OSError):
+            self._partial.unlink()
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Write the logits and labels of the next examples; see `Tasks.split`. A label that is NaN is null.
@@ -105,6 +111,7 @@ class ScoreFile:
         """
         try:
             self._writer.close()
+            self._sink.close()
             os.replace(self._partial, self._path)
         except OSError as error:
             raise JobError(f"cannot write {self._path}: {reason_of(error)}") from None

@@ -75,6 +75,7 @@ _FREE = frozenset(
         "run.steps",
         "run.peer_timeout_s",
         "run.strict",
+        "run.digest",
         "run.trace",
         "run.verify",
         "run.nonfinite",  # a job that failed on a bad batch can resume and skip it

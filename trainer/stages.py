@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
 from bagpipe.types.schema import DataSchema
+from bagpipe.util.documents import file_text
 from trainer.dense import precision_of
 from trainer.orders import model_hash, read_orders
 from trainer.precondition import layered_ranks, preconditioning_of, stage_costs
@@ -296,11 +296,7 @@ def _check_statistics(mixing: tuple[str, ...]) -> None:
 def _schedule(pipeline: PipelineConfig) -> DenseSchedule:
     if not pipeline.schedule.endswith(".csv"):
         return dense_schedule(_ONE_STAGE) if pipeline.schedule == "none" else configured_schedule(pipeline)
-    try:
-        text = Path(pipeline.schedule).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"pipeline.schedule {pipeline.schedule}: {error}") from None
-    return table_schedule(pipeline.schedule, text)
+    return table_schedule(pipeline.schedule, file_text(pipeline.schedule, subject="pipeline.schedule"))
 
 
 def _partition(parts: ModelParts, pipeline: PipelineConfig, *, is_chain: bool) -> int | dict[str, int]:

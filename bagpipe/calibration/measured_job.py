@@ -173,7 +173,6 @@ def measure_job(settings: JobSettings, rank: int = 0) -> JobTimes:
         _Lookups(settings.dim, settings.layers),
         lambda parameters: torch.optim.Adagrad(parameters, lr=1e-6),
         torch.device("cpu"),
-        "float32",
         optim.Adagrad(lr=1e-6),
         options,
     )

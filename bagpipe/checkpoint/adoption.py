@@ -6,6 +6,7 @@ store ──ids, read──> full row files ──publish──> checkpoint of s
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +15,12 @@ import numpy as np
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import Manifest, RowFile
 from bagpipe.checkpoint.row_file import RecordFile, file_dtype, words_as
-from bagpipe.errors import LostRowError
+from bagpipe.store.audit import every_row
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.interface import Store
 from bagpipe.util.failpoints import hit
 
 __all__ = ["adopt"]
-
-#: Rows read at a time: 8 MiB of 128-byte records.
-_CHUNK_ROWS = 65_536
 
 
 def adopt(
@@ -58,24 +56,20 @@ def adopt(
 
 def _save_rows(store: Store, folder: Path, step: int) -> tuple[RowFile, ...]:
     """Write all rows of the store into full row files, one per row width that has rows."""
-    schema, files = store.schema, []
-    tables = range(len(schema.tables))
-    for row_bytes in sorted({schema.row_bytes(table) for table in tables}):
-        dtype = file_dtype(schema, row_bytes)
-        with RecordFile(folder / f"full-{step:08d}-{row_bytes:06d}.npy", dtype) as file:
-            for table in (table for table in tables if schema.row_bytes(table) == row_bytes):
-                ids = store.ids(table)
-                for first in range(0, len(ids), _CHUNK_ROWS):
-                    chunk = ids[first : first + _CHUNK_ROWS]
-                    result = store.read(table, chunk)
-                    if not result.found.all():
-                        raise LostRowError(f"table {schema.tables[table].name} id {chunk[~result.found][0]} vanished")
-                    records = np.zeros(len(chunk), dtype)
-                    records["id"], records["table"], records["step"] = chunk, table, step
-                    records["row"] = words_as(result.rows, dtype["row"].base)
-                    file.write(records)
-        if file.num_records:
-            files.append(RowFile(file=file.entry, row_bytes=row_bytes, num_rows=file.num_records, full=True, step=step))
-        else:
-            file.path.unlink()
-    return tuple(files)
+    schema = store.schema
+    files: dict[int, RecordFile] = {}
+    with ExitStack() as stack:
+        for table, ids, result in every_row(store, range(len(schema.tables))):
+            row_bytes = schema.row_bytes(table)
+            if row_bytes not in files:
+                path = folder / f"full-{step:08d}-{row_bytes:06d}.npy"
+                files[row_bytes] = stack.enter_context(RecordFile(path, file_dtype(schema, row_bytes)))
+            file = files[row_bytes]
+            records = np.zeros(len(ids), file.dtype)
+            records["id"], records["table"], records["step"] = ids, table, step
+            records["row"] = words_as(result.rows, file.dtype["row"].base)
+            file.write(records)
+    return tuple(
+        RowFile(file=file.entry, row_bytes=row_bytes, num_rows=file.num_records, full=True, step=step)
+        for row_bytes, file in sorted(files.items())
+    )

@@ -10,7 +10,6 @@ index of ids (8 B each) in an unlinked temporary file. `count` uses the same ind
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from bagpipe.store.row_checksum import table_check_words
 from bagpipe.store.row_sums import RowSums
 from bagpipe.store.validation import row_dtype
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.temporary_folder import temporary_file
 
 __all__ = ["CheckpointRows", "check_row_sums"]
 
@@ -100,7 +100,7 @@ class CheckpointRows:
         if self._index is not None:
             return
         index = {}
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             counts = {}
             for table, files in self._files.items():
                 counts[table] = 0
@@ -192,8 +192,9 @@ class CheckpointRows:
         return tables[positions], ids[positions]
 
     def _request(self, table: int, records: NDArray[Any]) -> WriteRequest:
-        rows = words_as(np.ascontiguousarray(records["row"]), row_dtype(self.schema, table))
-        return WriteRequest(table, np.ascontiguousarray(records["id"]), rows)
+        """Copies, which the caller may change; the records can be those of a mapped file."""
+        rows = words_as(np.array(records["row"]), row_dtype(self.schema, table))
+        return WriteRequest(table, np.array(records["id"]), rows)
 
 
 def check_row_sums(folder: Path, manifest: Manifest) -> None:

@@ -5,7 +5,7 @@ row files of a checkpoint ──CheckpointRows──> read_many ──> evaluati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -103,6 +103,11 @@ class CheckpointStore:
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store`."""
         return self._rows.ids(table)
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """See `Store`. Each table is a group."""
+        for table in tables:
+            yield {table: self.ids(table)}
 
     def sum_changes(self) -> RowSums:
         """Raises StoreError."""

@@ -19,6 +19,7 @@ import xxhash
 from bagpipe.checkpoint.manifest import (
     FORMAT_VERSION,
     VERSION_WITHOUT_DELETIONS,
+    VERSION_WITHOUT_KNOWN_ROWS,
     BrokenCheckpoint,
     FileEntry,
     Manifest,
@@ -52,8 +53,9 @@ _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.(npy|safetensors)")
 def encode(record: Manifest | Part) -> bytes:
     """File content of a manifest or part. ValueError if a value is not JSON."""
     value = json.loads(_canonical(dataclasses.asdict(record)))
-    if isinstance(record, Manifest) and not any(file.is_deletions for file in record.row_files):
-        value["format_version"] = VERSION_WITHOUT_DELETIONS
+    if isinstance(record, Manifest) and record.known_rows is None:
+        has_deletions = any(file.is_deletions for file in record.row_files)
+        value["format_version"] = VERSION_WITHOUT_KNOWN_ROWS if has_deletions else VERSION_WITHOUT_DELETIONS
     value[_CHECKSUM] = _checksum(value)
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
@@ -156,6 +158,8 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
     for name, value in objects.items():
         if not isinstance(value, dict):
             raise InputError(f"{path}: {name}: expected an object, got {str(value)[:80]!r}")
+    if "known_rows" in manifest.origin:
+        read_value(FileEntry, manifest.origin["known_rows"], f"{path}: origin.known_rows")
     steps = [file.step for file in manifest.row_files]
     if steps != sorted(steps) or (steps and steps[-1] > manifest.step):
         raise InputError(f"{path}: row files: expected ascending steps up to {manifest.step}, got {steps}")

@@ -29,15 +29,17 @@ from torch import Tensor, nn
 from bagpipe.cache.staging import PendingTensors, copy_to_host
 from bagpipe.checkpoint.files import finish
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, FileEntry
-from bagpipe.checkpoint.optimizer_state import compare_states, cut, restore_optimizer, type_name
+from bagpipe.checkpoint.optimizer_state import check_finite, compare_states, cut, restore_optimizer, state_of, type_name
 from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 from bagpipe.util.documents import parse_json
+from bagpipe.util.utf8_path import utf8_path
 
 __all__ = [
     "MODEL",
     "OPTIM",
+    "OPTIMIZER_REST",
     "PART",
     "RNG",
     "DenseCopy",
@@ -57,6 +59,8 @@ __all__ = [
 
 #: Beginnings of full names.
 MODEL, OPTIM, RNG, PART = "model.", "optim.", "rng.", "part."
+#: Name of a part's tensor: what an optimizer's ``state_dict`` has besides (`bagpipe.train_pipeline.optimizer_rest`).
+OPTIMIZER_REST = "optimizer.rest"
 
 #: Beginning of the keys of a file's metadata that describe pieces.
 _PIECE = "piece "
@@ -119,8 +123,9 @@ class DenseState:
         return {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
 
     def save(self, folder: Path, rank: int) -> FileEntry:
-        """Write ``dense-<rank>.safetensors`` durably. Raises OSError if the write fails."""
-        path = folder / f"dense-{rank:04d}.safetensors"
+        """Write ``dense-<rank>.safetensors``, or ``dense-<rank>-<n>…`` beside it. Raises OSError if the write fails."""
+        number = len([*folder.glob(f"dense-{rank:04d}*")])
+        path = folder / f"dense-{rank:04d}{f'-{number}' if number else ''}.safetensors"
         metadata = {name: json.dumps(value) for name, value in self.values.items()}
         metadata |= {_DIVIDED: "true"} if self.is_divided else {}
         metadata |= {f"{_PIECE}{name}": json.dumps([p.first, list(p.shape)]) for name, (p, _) in self.pieces.items()}
@@ -182,15 +187,19 @@ class DenseCopy:
         values: see `DenseState`.
         pieces: what the pieces among the tensors are.
         is_divided: see `DenseState`.
+        trained: names of parameters that must be finite.
     """
 
     tensors: PendingTensors
     values: Mapping[str, Any]
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     is_divided: bool = False
+    trained: Collection[str] = ()
 
     def get(self) -> DenseState:
-        """The state in host memory. Blocks until the copy is complete."""
+        """The state in host memory. Blocks until the copy is complete. Raises JobError: a parameter is not finite."""
+        tensors = self.tensors.get()
+        check_finite((name, tensors[MODEL + name]) for name in self.trained if MODEL + name in tensors)
         return replace(_divided(self.tensors.get(), self.values, self.pieces), is_divided=self.is_divided)
 
 
@@ -215,7 +224,8 @@ def capture(
         own: what this rank has of a divided model, besides.
 
     Raises:
-        InputError: a module overrides `get_extra_state`, whose result only a pickle can hold.
+        InputError: a module overrides `get_extra_state`, whose result only a pickle can hold; or an optimizer has state
+            of another kind, which is not in `parts`.
     """
     check_model(model)
     tensors: dict[str, Tensor] = {}
@@ -223,18 +233,8 @@ def capture(
     for name, tensor in _named_tensors(model):
         if only is None or name in only:
             tensors[MODEL + name] = tensor
-    for name, parameter in model.named_parameters():
-        if only is not None and name not in only:
-            continue
-        for optimizer in optimizers:
-            for state, value in optimizer.state.get(parameter, {}).items():
-                full_name = f"{OPTIM}{name}.{state}"
-                if isinstance(value, Tensor):
-                    tensors[full_name] = value
-                elif value is None or isinstance(value, bool | int | float | str):
-                    values[full_name] = value
-                else:
-                    raise InputError(f"optimizer state {state!r} of {name!r} is a {type(value).__name__}, not a tensor")
+    for name, value in state_of(optimizers, model, only, keeps_rest=OPTIMIZER_REST in (parts or {})):
+        (tensors if isinstance(value, Tensor) else values)[OPTIM + name] = value
     for name, value in (rng or {}).items():
         tensors[RNG + name] = value
     for name, value in (parts or {}).items():
@@ -246,6 +246,7 @@ def capture(
         tensors=copy_to_host(streams, tensors),
         values={**values, **own.values},
         pieces={name: piece for name, (piece, _) in own.pieces.items()},
+        trained=tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad),
     )
 
 
@@ -313,7 +314,7 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
     """Read a file written by `DenseState.save`. Raises `BrokenCheckpoint` for any other content."""
     path = folder / entry.name
     try:
-        with safe_open(path, framework="pt") as file:
+        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
@@ -324,10 +325,9 @@ def load(folder: Path, entry: FileEntry) -> DenseState:
             if name.startswith(_PIECE)
             for first, shape in [parse_json(text)]
         }
-        state = replace(_divided(tensors, values, pieces), is_divided=_DIVIDED in metadata or bool(pieces))
+        return replace(_divided(tensors, values, pieces), is_divided=_DIVIDED in metadata or bool(pieces))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise BrokenCheckpoint(f"{path}: cannot be read: {error}") from None
-    return state
 
 
 def load_of_rank(folder: Path, entries: Sequence[FileEntry], rank: int, *, is_staged: bool) -> DenseState:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from bagpipe.errors import InputError
 from bagpipe.store.fencing.fence import BucketState
+from bagpipe.store.fencing.presence import check_present
 from bagpipe.store.job_record import JobRecord
 
 __all__ = ["Existing", "decide", "is_foreign"]
@@ -62,8 +63,12 @@ def decide(
     Raises:
         InputError: the rows belong to another job, and `existing` is refuse; or it is rows-only, but the job's
             checkpoint has rows of its own. The message names the job, its end and the ways out.
+        StoreError: another job's rows are to be trained on, and some of them, or what lies beside them, are gone.
     """
     foreign = [state for state in states if is_foreign(state, record, lineage)]
+    is_theirs = record is not None and record.job != lineage and bool(record.num_rows)
+    if existing == Existing.ROWS_ONLY.value and (foreign or is_theirs) and not is_trained:
+        check_present(states, record, namespace=namespace)
     if not foreign:
         return Existing.OWN
     if existing == Existing.RESET.value:

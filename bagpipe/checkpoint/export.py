@@ -36,7 +36,6 @@ from bagpipe.util.outputs import new_folder
 
 __all__ = [
     "FORMATS",
-    "ROW_STATES",
     "ExportTable",
     "Exported",
     "RowSource",
@@ -46,13 +45,14 @@ __all__ = [
     "check_tables",
     "collect",
     "history_of",
+    "row_states",
     "write_dcp",
 ]
 
 FORMATS = ("safetensors", "dcp")
 
-#: A row optimizer's states in record order: name, and whether the state is a scalar per row.
-ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
+#: States of a row optimizer without decay, as `row_states` gives them.
+_ROW_STATES: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "sgd": (),
     "momentum": (("momentum_buffer", False),),
     "adagrad": (("sum", False),),
@@ -135,6 +135,17 @@ def collect(
     add_dense(state, dense, found)
     add_rows(rows, tables, found, history_of(schema, state))
     return found
+
+
+def row_states(optimizer: str) -> tuple[tuple[str, bool], ...]:
+    """States of a row optimizer in record order: name, and whether the state is a scalar per row.
+
+    Not the step that a row which decays is at: only the job that updated the row has steps of that number.
+
+    Args:
+        optimizer: a key of `bagpipe.types.schema.OPTIMIZER_STATE_WIDTH`.
+    """
+    return _ROW_STATES[base_optimizer(optimizer)[0]]
 
 
 def history_of(schema: RowSchema, state: DenseState) -> RowHistory:
@@ -301,7 +312,7 @@ def _empty_states(schema: RowSchema, table: int, num_rows: int) -> dict[str, Ten
     dim, dtype = schema.tables[table].dim, TORCH_DTYPE[schema.row_type.compute]
     return {
         name: torch.zeros((num_rows,) if is_scalar else (num_rows, dim), dtype=dtype)
-        for name, is_scalar in ROW_STATES[base_optimizer(schema.optimizer_of(table))[0]]
+        for name, is_scalar in row_states(schema.optimizer_of(table))
     }
 
 

@@ -183,11 +183,11 @@ class CheckpointFolder:
         return tuple(decode_part(read_small(path), str(path)) for path in paths)
 
     def publish(self, manifest: Manifest, sources: Iterable[Path] = ()) -> Checkpoint:
-        """Publish a checkpoint: link the files of `manifest.base`, then rename the manifest into place.
+        """Publish a checkpoint: link the files of `manifest.linked`, then rename the manifest into place.
 
         Args:
-            manifest: all files except those of `base` are durable in the step's folder.
-            sources: folders searched in order for files of `base` that are missing in the step's folder.
+            manifest: all files except those of `linked` are durable in the step's folder.
+            sources: folders searched in order for files of `linked` that are missing in the step's folder.
 
         Raises:
             FileNotFoundError: a file of the manifest is in no folder.
@@ -195,9 +195,9 @@ class CheckpointFolder:
         """
         folder = self.step_folder(manifest.generation, manifest.step)
         folders = tuple(sources)
-        for file in manifest.base:
-            if not (folder / file.file.name).exists():
-                link_or_copy(_find(file.file.name, folders), folder / file.file.name)
+        for entry in manifest.linked:
+            if not (folder / entry.name).exists():
+                link_or_copy(_find(entry.name, folders), folder / entry.name)
         for entry in manifest.files:
             if (folder / entry.name).stat().st_size != entry.num_bytes:
                 raise OSError(errno.EIO, "a file has another length than when written", str(folder / entry.name))

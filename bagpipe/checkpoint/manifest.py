@@ -16,7 +16,9 @@ from bagpipe.errors import InputError
 __all__ = [
     "DATA_COLUMNS",
     "FORMAT_VERSION",
+    "KNOWN_ROWS",
     "VERSION_WITHOUT_DELETIONS",
+    "VERSION_WITHOUT_KNOWN_ROWS",
     "BrokenCheckpoint",
     "FileEntry",
     "Manifest",
@@ -27,9 +29,15 @@ __all__ = [
 #: Format version of the manifest and its files. Newer versions are rejected. Version 2 added `Manifest.arithmetic`
 #: and the content of the data files, version 3 the sums of rows, version 4 `Manifest.changes`, version 5
 #: `Manifest.origin`, version 6 pieces of tensors in the dense files, version 7 files of deletions: a manifest without
-#: any is written as `VERSION_WITHOUT_DELETIONS`.
-FORMAT_VERSION = 7
+#: any is written as `VERSION_WITHOUT_DELETIONS`. Version 8 added known rows: a manifest without is written as
+#: `VERSION_WITHOUT_KNOWN_ROWS`, or the one before.
+FORMAT_VERSION = 8
+VERSION_WITHOUT_KNOWN_ROWS = 7
 VERSION_WITHOUT_DELETIONS = 6
+
+#: Key of a file in `Manifest.origin`, and its name.
+_KNOWN = "known_rows"
+KNOWN_ROWS = "known-rows.npy"
 
 #: Key of the columns of the data (`DataSchema.to_json`) in `Manifest.settings`, of jobs that read data of a schema.
 DATA_COLUMNS = "data columns"
@@ -121,7 +129,9 @@ class Manifest:
         changes: settings that resumes have changed (`checkpoint.change`), oldest first: key, step from which the new
             value holds, values before and after.
         origin: what the job's first checkpoint was made from (`bagpipe.start_from`): ``takings``; batches of earlier
-            jobs that row optimizers (``rows_step``) and learning rates (``schedule_step``) count; ``checkpoint_id``.
+            jobs that row optimizers (``rows_step``), learning rates (``schedule_step``), the turns of the dense part
+            (``dense_step``) and the stages' random numbers (``masks_step``) count; ``checkpoint_id``; ``known_rows``,
+            the file of the names of the rows that it began with, if the job counts or follows the uses of rows.
             Empty: initial values.
         row_schema: `RowSchema.to_json`.
         identity: `BatchIdentity.to_json`, from the cacher; in version 1 digests by name; empty if not known.
@@ -171,7 +181,17 @@ class Manifest:
         return self.base + tuple(file for part in self.parts for file in part.rows)
 
     @property
+    def known_rows(self) -> FileEntry | None:
+        """The file of the names of the rows that the job began with; None: it has none, or needs none."""
+        return FileEntry(**self.origin[_KNOWN]) if _KNOWN in self.origin else None
+
+    @property
+    def linked(self) -> tuple[FileEntry, ...]:
+        """The files that earlier checkpoints have too."""
+        return (*(file.file for file in self.base), *filter(None, [self.known_rows]))
+
+    @property
     def files(self) -> tuple[FileEntry, ...]:
         """All files needed to resume from the checkpoint."""
         own = [entry for part in self.parts for entry in (part.dense, part.dirty) if entry is not None]
-        return (*own, *(file.file for file in self.row_files))
+        return (*own, *(file.file for file in self.row_files), *filter(None, [self.known_rows]))

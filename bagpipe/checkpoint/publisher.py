@@ -117,6 +117,8 @@ class Publisher:
             row_sums=self._row_sums(parts),
         )
         self.newest = self._folder.publish(manifest, sources=[parent.folder])
+        for part in self.newest.folder.glob("part-*.json"):  # not those of this step's next checkpoint
+            part.unlink()
         self._ledger.commit(manifest.checkpoint_id, manifest.epoch, [part.num_groups for part in parts])
         hit("after-commit")
         if self._mirror is not None:

@@ -45,6 +45,10 @@ class RecordedDense(Protocol):
 class RecordedRun(Protocol):
     """The training run to save."""
 
+    def at_rest(self) -> RecordedRun:
+        """The run to save once this one is left, without its batches and runner."""
+        ...
+
     def abort(self, error: BaseException) -> None:
         """End the run with this error. Thread-safe."""
 
@@ -87,6 +91,9 @@ class NoRun:
 
     def first_error(self) -> BaseException | None:
         return self._error
+
+    def at_rest(self) -> NoRun:
+        return self
 
     def counters(self) -> Mapping[str, Any]:
         return {}

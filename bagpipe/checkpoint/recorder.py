@@ -6,8 +6,7 @@
     copy     (RowCache.evict_in_epoch)  evicted rows, tagged with their epoch │
     net-out  before_write, after_write  logs closed; rows for the journal ────┴──> `CheckpointWriter` ──Part──> on_part
              after_delete  deleted rows, for the journal too
-    caller   checkpoint(C)  between two batches, when no lane acts and all rows are written back
-    main     finish(N)  the last checkpoint, after the write-back of all rows
+    caller   checkpoint(C), finish(N)  between two batches, at the end; no lane acts and all rows are written back
 
 Lanes do not wait for the disk, with three exceptions: more than `BACKLOG_BYTES` of rows are queued, the dense parts of
 the last two checkpoints are queued, or too many finished parts are unpublished for other ranks to be the cause. Lanes
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -59,11 +58,8 @@ class Recorder:
         on_part: called as ``on_part(step, epoch, part)`` with this rank's parts, in order, in the publisher thread,
             the last checkpoint included. Part is None without paths. While it blocks, `_max_parts` more checkpoints
             are made, then lanes wait. Its errors end the job.
-        inspect: inspects the store's servers (`Ledger.inspect`). Lane net-out calls it every 50 write-backs. Its
-            errors end the job.
-        cache: the row cache.
-        store: the open store.
-        dense: the dense part.
+        inspect: `Ledger.inspect`. Lane net-out calls it every 50 write-backs. Its errors end the job.
+        cache, store, dense: the rows, where they are stored, the dense part.
         read_ahead: largest number of batches read and not yet trained.
         report: reports this rank's error to the other ranks. None: a job of one rank.
 
@@ -105,6 +101,7 @@ class Recorder:
         self._pending: dict[int, PendingCheckpoint] = {}  # by epoch
         self._snapshot_step = -1  # of the latest snapshot
         self._made_at_rest = first_batch  # step of the latest checkpoint that no lane has begun
+        self._counters: Mapping[str, Any] = {}  # of the latest snapshot
         self._drain_slots = 0
         self._store_epoch = 1
         self._num_writes = 0
@@ -245,7 +242,8 @@ class Recorder:
                 return  # another lane was first; the checkpoint can even be complete
             pending = self._begin(step)
             # Under the lock: the other lane is about to change the counters.
-            pending.progress.update(self._run.counters())
+            self._counters = self._run.counters()
+            pending.progress.update(self._counters)
             self.drain()
             num_bytes = cache.snapshot.begin(SnapshotSink(self._writer, pending) if self._has_files else None)
             self._snapshot_step = step
@@ -264,11 +262,7 @@ class Recorder:
     # ---- lane net-out --------------------------------------------------------------------------------------------
 
     def before_write(self, epoch: int) -> None:
-        """Called in lane net-out before the write-back of rows evicted in an epoch.
-
-        Raises:
-            StoreError: a log could not be closed, or a server was replaced.
-        """
+        """Called in lane net-out before the write-back of rows evicted in an epoch. Raises as `Store.rotate`."""
         if self._store_epoch < epoch:
             with self._stall():
                 while self._store_epoch < epoch:
@@ -316,30 +310,38 @@ class Recorder:
             snapshot.drain(max(self._drain_slots, 1))
             self._after_drain()
 
-    def checkpoint(self, step: int) -> None:
+    def checkpoint(self, step: int, *, again: bool = False) -> None:
         """Make a checkpoint before batch `step`, between two batches; training goes on. No lane acts until it returns.
 
         All dirty rows are written before. All ranks call it at the same step. Returns on rank 0 when the checkpoint is
-        published, on another rank when its part is durable. It takes the place of one that is due at this step.
+        published, on another rank when its part is durable. It takes the place of one that is due at this step, and,
+        `again`, of one that was made at rest.
 
         Raises:
             JobError: a checkpoint could not be written.
             StoreError: as `before_write`.
         """
-        start_s, stall_s = time.monotonic(), self.stall_s
-        self._make_at_rest(step)
-        self.stall_s = stall_s + time.monotonic() - start_s
+        if again and self._is_made(step):
+            self._made_at_rest, self._snapshot_step = step - 1, -1
+        with self._stall(restarts=True):
+            self._make_at_rest(step)
 
     def finish(self, step: int) -> None:
-        """Make the last checkpoint, after the write-back of all rows. Returns when all parts are published.
-
-        Raises:
-            JobError: a checkpoint could not be written.
-            StoreError: as `before_write`.
-        """
+        """As `checkpoint`, of the last batch; returns when all parts are published. It stalls no lane."""
         stall_s = self.stall_s
         self._make_at_rest(step)
         self.stall_s = stall_s
+
+    def rest(self) -> None:
+        """The run is left; its parts keep what checkpoints have."""
+        self._run = self._run.at_rest()
+
+    def has_changed(self, step: int) -> bool:
+        """Whether counters have changed since the checkpoint of this step, which was made at rest."""
+        return self._is_made(step) and self._run.counters() != self._counters
+
+    def _is_made(self, step: int) -> bool:
+        return self._has_files and step == self._made_at_rest == self._snapshot_step
 
     def _make_at_rest(self, step: int) -> None:
         """Complete all checkpoints, and make one if batches were trained since the latest."""
@@ -364,14 +366,12 @@ class Recorder:
             self.before_write(self._cache.snapshot.epoch)
         self._wait_for(self._writer.is_idle)
 
-    # ---- helpers -------------------------------------------------------------------------------------------------
-
     @contextmanager
-    def _stall(self) -> Iterator[None]:
-        start_s = time.monotonic()
+    def _stall(self, *, restarts: bool = False) -> Iterator[None]:
+        start_s, stall_s = time.monotonic(), self.stall_s
         yield
         with self._lock:
-            self.stall_s += time.monotonic() - start_s
+            self.stall_s = (stall_s if restarts else self.stall_s) + time.monotonic() - start_s
 
     def _complete(self, pending: PendingCheckpoint, item: str) -> None:
         """Mark an item as complete. The last dense item queues the dense part, the last item the checkpoint."""

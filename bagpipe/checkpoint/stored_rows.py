@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bagpipe.errors import LostRowError
 from bagpipe.store.interface import Store, WriteRequest
 from bagpipe.types.schema import RowSchema
 
@@ -25,6 +26,8 @@ class StoredRows:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._groups: Iterator[Mapping[int, NDArray[np.int64]]] = iter(())
+        self._group: Mapping[int, NDArray[np.int64]] = {}
 
     @property
     def schema(self) -> RowSchema:
@@ -35,17 +38,26 @@ class StoredRows:
         return len(self.ids(table))
 
     def ids(self, table: int) -> NDArray[np.int64]:
-        """All ids of a table that have a row, ascending."""
-        return self._store.ids(table)
+        """All ids of a table that have a row, ascending. Asked for by table number, they are listed group by group."""
+        if table not in self._group:
+            self._group = next(self._groups, {})
+        if table not in self._group:  # another order: list them from this table on
+            self._groups = iter(self._store.ids_by_table(range(table, len(self.schema.tables))))
+            self._group = next(self._groups)
+        return self._group[table]
 
     def rows(self, table: int) -> Iterator[WriteRequest]:
         """All rows of a table, in ascending order of ids, in chunks of a few MiB.
 
         Raises:
+            LostRowError: a row vanished meanwhile.
             StoreError: the store failed.
         """
         ids = self.ids(table)
         chunk = max(1, _CHUNK_BYTES // self.schema.row_bytes(table))
         for first in range(0, len(ids), chunk):
             part = ids[first : first + chunk]
-            yield WriteRequest(table, part, self._store.read(table, part).rows)
+            result = self._store.read(table, part)
+            if not result.found.all():
+                raise LostRowError(f"table {self.schema.tables[table].name} id {part[~result.found][0]} vanished")
+            yield WriteRequest(table, part, result.rows)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ __all__ = ["CheckpointPaths", "CheckpointWriter", "OnPart", "PendingCheckpoint",
 #: ``on_part(step, epoch, part)``; part is None without files.
 OnPart = Callable[[int, int, Part | None], None]
 
+_Copy = TypeVar("_Copy")
 _Queue = deque[Callable[[], None] | None]
 
 #: Seconds between two checks of `is_lost` in `wait_for`.
@@ -161,7 +162,11 @@ class CheckpointWriter:
 
     def rows(self, rows: Callable[[], Sequence[WriteRequest]], num_bytes: int, *, epoch: int, step: int) -> None:
         """Queue rows for an epoch's journal. The writer thread calls `rows`. Does not block."""
-        self._put_journal(lambda: self._journal(epoch).append(rows(), step), num_bytes)
+
+        def append() -> None:
+            self._journal(epoch).append(self._copied(rows, step), step)
+
+        self._put_journal(append, num_bytes)
 
     def deletions(self, requests: Sequence[DeleteRequest], *, epoch: int, step: int) -> None:
         """Queue deletions of rows for an epoch's journal. Does not block."""
@@ -247,6 +252,14 @@ class CheckpointWriter:
 
         self._put(self._work, work)
 
+    def _copied(self, get: Callable[[], _Copy], step: int) -> _Copy:
+        """What a copy to the host has. Raises JobError: it is not finite, or before that a gradient was not."""
+        try:
+            return get()
+        except JobError:
+            self.check(step)
+            raise
+
     def _journal(self, epoch: int) -> RowWriter:
         if epoch not in self._journals:
             assert self._paths is not None, "rows go to files"
@@ -257,7 +270,7 @@ class CheckpointWriter:
         from bagpipe.checkpoint.dense_state import DenseState, combine
 
         assert self._paths is not None, "a dense part goes to a file"
-        states = {name: copy.get() for name, copy in pending.dense.items()}
+        states = {name: self._copied(copy.get, pending.step) for name, copy in pending.dense.items()}
         pending.progress.update(pending.losses())
         digests = {}
         for name, state in states.items():

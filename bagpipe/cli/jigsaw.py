@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bagpipe.cli.text import aligned, read_text
+from bagpipe.cli.text import aligned
 from bagpipe.errors import InputError
 from bagpipe.jigsaw.job import TrainingJob
 from bagpipe.jigsaw.job_file import jobs_of_toml
@@ -19,6 +19,7 @@ from bagpipe.jigsaw.picture import grid, perfetto, svg
 from bagpipe.jigsaw.policy import POLICIES
 from bagpipe.jigsaw.simulate import run_jobs
 from bagpipe.jigsaw.timeline import Timeline
+from bagpipe.util.documents import file_text
 from bagpipe.util.outputs import check_writable
 from bagpipe.util.packages import needed_by
 
@@ -55,7 +56,7 @@ def run(flags: argparse.Namespace) -> str:
     if flags.format in _OF_ONE and flags.policy == _ALL:
         raise InputError(f"--format {flags.format}: expected --policy {' or '.join(POLICIES)}, got {_ALL}")
     write_report = _report_writer(flags) if flags.report else None
-    jobs = jobs_of_toml(read_text("jobs", flags.jobs), source=flags.jobs)
+    jobs = jobs_of_toml(file_text(flags.jobs, subject="jobs"), source=flags.jobs)
     timelines = list(_timelines(jobs, flags))
     if write_report is not None:
         write_report(timelines)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import bagpipe
 from bagpipe.cli import calibrate, jigsaw, plan, schedule, sweep
 from bagpipe.cli.programs import run_command
 from bagpipe.errors import EXIT_DONE, InputError, JobError, exit_code
 from bagpipe.util import programs
 from bagpipe.util.environment import explain_import
+from bagpipe.util.output_streams import lasting_output
 from bagpipe.util.printing import print_error, printable
 
 __all__ = ["COMMANDS", "Command", "console", "main"]
@@ -108,12 +110,19 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m bagpipe") 
     """Run one command; returns the exit code.
 
     Raises:
-        SystemExit: after a program, ``--help``, or a wrong flag.
+        SystemExit: after a program, ``--help``, a wrong flag, or output that could not be written.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in programs.COMMANDS:
         run_command(words[0], words[1:])
+    with lasting_output():
+        return _run_own(words, prog)
+
+
+def _run_own(words: Sequence[str], prog: str) -> int:
+    """Run one of `COMMANDS`."""
     parser = _Parser(prog=prog, description="Training with rows in a remote store.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"bagpipe {bagpipe.__version__}")
     children = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, text in _PROGRAMS.items():
         children.add_parser(name, help=text)
@@ -122,16 +131,12 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m bagpipe") 
     flags = parser.parse_args(words)
     try:
         sys.stdout.write(printable(_run(COMMANDS[flags.command], flags)))
-        sys.stdout.flush()
     except (InputError, JobError) as error:
         print_error(f"{parser.prog}: error: {error}")
         return exit_code(error)
     except KeyboardInterrupt as error:
         print_error("interrupted")
         return exit_code(error)
-    except BrokenPipeError:
-        # The reader (`head`) closed the pipe. Redirect stdout, since Python flushes it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_DONE
 
 

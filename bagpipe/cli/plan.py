@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bagpipe.cli.progress import Progress
-from bagpipe.cli.text import aligned, read_text, write_text
+from bagpipe.cli.text import aligned, write_text
 from bagpipe.cluster.cluster_file import load_cluster
 from bagpipe.cluster.network import Network
 from bagpipe.config.sections import ModelConfig, RunConfig
@@ -27,6 +27,7 @@ from bagpipe.partition.plan_file import plan_file
 from bagpipe.partition.result import Partition, Plan, StagePlan
 from bagpipe.partition.splits import ALL_BATCH, SPLITS, is_batch
 from bagpipe.types.schema import DataSchema, Feature, Table
+from bagpipe.util.documents import file_text
 from bagpipe.util.environment import check_environment
 from bagpipe.util.sizes import bytes_of
 
@@ -181,7 +182,7 @@ def _operators(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:
     model: str = flags.model
     if not model.endswith(".json"):
         return _measured(flags, progress)
-    return OperatorGraph.from_json(read_text("--model", model), source=model)
+    return OperatorGraph.from_json(file_text(model, subject="--model"), source=model)
 
 
 def _measured(flags: argparse.Namespace, progress: Progress) -> OperatorGraph:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from bagpipe.util.output_streams import lasting_output
 from bagpipe.util.program import exiting
 from bagpipe.util.programs import COMMANDS, import_program
 
@@ -26,6 +27,7 @@ def run_command(command: str, argv: Sequence[str] | None = None) -> NoReturn:
         SystemExit: always.
     """
     program, words = COMMANDS[command]
-    with exiting():
-        cli = import_program(program)
-    sys.exit(cli.main([*words, *(sys.argv[1:] if argv is None else argv)]))
+    with lasting_output():
+        with exiting():
+            cli = import_program(program)
+        sys.exit(cli.main([*words, *(sys.argv[1:] if argv is None else argv)]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError, ScheduleError
@@ -40,6 +39,7 @@ from bagpipe.schedule.lowering.recompute import AUTO, add_recompute, shares_of_t
 from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from bagpipe.schedule.registry import SCHEDULES
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule, Schedule
+from bagpipe.util.documents import file_text
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
@@ -157,7 +157,9 @@ def run(flags: argparse.Namespace) -> str:
     schedule = SCHEDULES[flags.schedule]
     is_file = flags.cost.endswith(".json")
     where = f"--cost {flags.cost}" if is_file else "--cost"
-    costs = costs_of_json(_text_of(flags.cost), where) if is_file else costs_of_text(flags.cost, where)
+    costs = (
+        costs_of_json(file_text(flags.cost, subject="--cost"), where) if is_file else costs_of_text(flags.cost, where)
+    )
     latency = amount("--latency", flags.latency)
     values = {option.name: getattr(flags, option.name) for option in schedule.options}
     program = _program(schedule, {**values, "costs": costs, "latency": latency}, flags)
@@ -196,7 +198,7 @@ def _program(schedule: Schedule, values: Mapping[str, Any], flags: argparse.Name
     graph = parse_stage_graph(values["stages"], values["microbatches"], values["edges"])
     most = schedule.configured({"in_flight": values["in_flight"]}).limits(graph)
     try:
-        return recorded_program(_text_of(flags.orders, "--orders"), graph, most, batch=flags.batch)
+        return recorded_program(file_text(flags.orders, subject="--orders"), graph, most, batch=flags.batch)
     except ScheduleError as error:
         raise InputError(f"--orders {flags.orders}: {error}") from None
 
@@ -251,13 +253,6 @@ def _partial(whole: Program, program: Program, flags: argparse.Namespace) -> Pro
         return cut_backwards(program, rule, batch=flags.batch)
     except ScheduleError as error:
         raise InputError(f"--backward-shares: {error}") from None
-
-
-def _text_of(path: str, flag: str = "--cost") -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag} {path}: {error}") from None
 
 
 def _lowered(program: Program, names: str) -> Program:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import bagpipe
 from bagpipe.cli.progress import Progress
 from bagpipe.cli.sweep_file import SweepFile, digest
-from bagpipe.cli.text import aligned, read_text, write_text
+from bagpipe.cli.text import aligned, write_text
 from bagpipe.cluster.cluster_file import load_cluster, to_toml
 from bagpipe.errors import InputError
 from bagpipe.forecast.axes import AXES, Axis, Setting
 from bagpipe.partition.operators import OperatorGraph
+from bagpipe.util.documents import file_text
 from bagpipe.util.outputs import check_writable
 from bagpipe.util.packages import needed_by
 from bagpipe.util.process_pool import ProcessPool, usable_cores
@@ -126,7 +127,7 @@ def _forecasts(flags: argparse.Namespace) -> list[Point]:
     from bagpipe.forecast.traffic import read_traffic
 
     cluster = load_cluster(flags.cluster)
-    replay, model = read_text("--replay", flags.replay), read_text("--model", flags.model)
+    replay, model = file_text(flags.replay, subject="--replay"), file_text(flags.model, subject="--model")
     traffic = read_traffic(replay, source=flags.replay)
     if flags.stored_rows:
         traffic = tuple(each.with_stored_rows() for each in traffic)

@@ -1,25 +1,13 @@
-"""Text of the commands: files that flags name, read and written whole, and tables with aligned columns."""
+"""Text of the commands: files that flags name, written whole, and tables with aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bagpipe.errors import InputError
+from bagpipe.util.outputs import cannot_write
 
-__all__ = ["aligned", "read_text", "write_text"]
-
-
-def read_text(flag: str, path: str) -> str:
-    """The text of the file that a flag names.
-
-    Raises:
-        InputError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag}: cannot read {path}: {error}") from None
+__all__ = ["aligned", "write_text"]
 
 
 def write_text(flag: str, path: str, text: str) -> None:
@@ -27,11 +15,12 @@ def write_text(flag: str, path: str, text: str) -> None:
 
     Raises:
         InputError: it cannot be written.
+        JobError: the disk is full.
     """
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{flag}: cannot write {path}: {error}") from None
+        raise cannot_write(path, error, key=flag) from None
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass
+from urllib.parse import quote_from_bytes
 
 from bagpipe.errors import InputError
 from bagpipe.util.redaction import redact
+from bagpipe.util.temporary_folder import MAX_SOCKET_PATH_BYTES
 
 __all__ = ["Address", "parse_address"]
-
-#: Bytes of a unix socket's path: sun_path of unix(7) is 108 with its closing zero.
-_MAX_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Address:
     def target(self) -> str:
         """The address in gRPC's form, to connect to or to listen on."""
         if self.path:
-            return f"unix:{self.path}"
+            return f"unix:{quote_from_bytes(os.fsencode(self.path))}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -48,6 +48,8 @@ class Address:
             return False
 
     def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
         return f"grpcs://{self.target}" if self.tls else self.target
 
 
@@ -66,10 +68,12 @@ def parse_address(text: str, *, subject: str = "cacher.url", others: str = "") -
         path = text.removeprefix("unix:")
         # URLs write unix:///run/x.sock.
         path = path.removeprefix("//") if path.startswith("///") else path
-        if len(path.encode()) > _MAX_PATH_BYTES:
+        if (num_bytes := len(os.fsencode(path))) > MAX_SOCKET_PATH_BYTES:
             raise InputError(
-                f"{subject}: expected a socket path of at most {_MAX_PATH_BYTES} bytes, got {len(path.encode())}"
+                f"{subject}: expected a socket path of at most {MAX_SOCKET_PATH_BYTES} bytes, got {num_bytes}"
             )
+        if "," in path:  # gRPC takes it for the end of an address
+            raise InputError(f"{subject}: expected a socket path without commas, got {path}")
         return Address(path=path)
     match = re.fullmatch(r"(?:(grpcs?)://)?(\[[0-9a-fA-F:.]+\]|[^/\[\]:\s]+):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 #: Increased when an older peer would misunderstand a newer one.
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 #: Requests hold numbers and a configuration. A batch of 65,536 x 200 ids takes about 320 MB.
 MAX_TRAINER_MESSAGE_BYTES = 1 << 20

@@ -89,7 +89,7 @@ class Shared(_message.Message):
     def __init__(self, start: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended", "reader_state")
+    __slots__ = ("run", "phase", "spec", "max_steps", "first_batch", "next_batch", "watermark", "ended", "reader_state", "known_rows")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Start(_message.Message):
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     READER_STATE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_ROWS_FIELD_NUMBER: _ClassVar[int]
     run: int
     phase: str
     spec: str
@@ -108,7 +109,8 @@ class Start(_message.Message):
     watermark: int
     ended: bool
     reader_state: str
-    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ..., ended: _Optional[bool] = ..., reader_state: _Optional[str] = ...) -> None: ...
+    known_rows: str
+    def __init__(self, run: _Optional[int] = ..., phase: _Optional[str] = ..., spec: _Optional[str] = ..., max_steps: _Optional[int] = ..., first_batch: _Optional[int] = ..., next_batch: _Optional[int] = ..., watermark: _Optional[int] = ..., ended: _Optional[bool] = ..., reader_state: _Optional[str] = ..., known_rows: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("run", "watermark")

@@ -111,6 +111,7 @@ class RemoteBatches:
         first_batch: int = 0,
         reader_state: Mapping[str, Any] | None = None,
         next_batch: int | None = None,
+        known_rows: str = "",
     ) -> Generator[RankBatch, None, None]:
         """Batches of a phase in batch order, see `BatchSource`. All ranks request the same phases in the same order.
 
@@ -119,6 +120,7 @@ class RemoteBatches:
         Args:
             phase, spec, max_steps, first_batch, reader_state: the same for all ranks.
             next_batch: first batch that this rank wants, if not `first_batch`. The plan is the same.
+            known_rows: file of the rows that the job begins with, in the cacher's `checkpoint.dir`; empty: none.
 
         Raises:
             InputError: the data is bad, or a batch does not fit the cache.
@@ -132,6 +134,7 @@ class RemoteBatches:
             max_steps=max_steps,
             first_batch=first_batch,
             reader_state=json.dumps(dict(reader_state)) if reader_state is not None else "",
+            known_rows=known_rows,
         )
         self._num_runs += 1
         run = Run(start=start, next_batch=wanted, watermark=wanted)

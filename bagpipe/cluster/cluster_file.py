@@ -15,7 +15,7 @@ from typing import Any
 
 from bagpipe.cluster.model import ClusterModel
 from bagpipe.errors import InputError
-from bagpipe.util.documents import read_value, versioned_toml
+from bagpipe.util.documents import file_text, read_value, versioned_toml
 
 __all__ = ["PRESETS", "from_toml", "load_cluster", "to_toml"]
 
@@ -43,11 +43,7 @@ def load_cluster(name: str) -> ClusterModel:
         path = Path(name)
     else:
         raise InputError(f"cluster: expected a .toml file or one of {', '.join(PRESETS)}, got {name!r}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cluster: {name} cannot be read: {error}") from None
-    return from_toml(text, source=name)
+    return from_toml(file_text(path, subject="cluster"), source=name)
 
 
 def from_toml(text: str, *, source: str) -> ClusterModel:

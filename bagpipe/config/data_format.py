@@ -1,5 +1,7 @@
 """`with_format`: the format of a `data.path` that is given without `data.format`, told from names and first bytes.
 
+`told_formats` also names it on stderr, for programs.
+
     folder ──names of its files──> format, or its first file
     file   ──first bytes, or the first line of text──> format, or one InputError that asks for data.format
 
@@ -10,23 +12,27 @@ Imports neither torch nor numpy.
 from __future__ import annotations
 
 import dataclasses
-import gzip
+import os
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from typing import get_args
 
 from bagpipe.config.sections import DataConfig, DataFormat
 from bagpipe.errors import InputError
-from bagpipe.files.access import is_file, is_folder, join, list_folder, open_file
-from bagpipe.util.documents import parse_toml
+from bagpipe.files.access import is_file, is_folder, join, open_file
+from bagpipe.files.compression import START_BYTES, compression_of, open_inflated
+from bagpipe.files.data_folder import data_folder
+from bagpipe.util.documents import file_text, toml_tables
+from bagpipe.util.program import note
 
-__all__ = ["with_format"]
+__all__ = ["told_formats", "with_format"]
+
+#: Formats that this process has named, by path.
+_named: dict[str, str] = {}
 
 #: Bytes of a first line that are looked at. A line of Criteo has about 300.
 _LINE_BYTES = 1 << 16
+_BUFFER_BYTES = 1 << 12
 
 #: Names of rating files of MovieLens, each also with .gz.
 _RATINGS = ("ratings.csv", "ratings.dat", "u.data")
@@ -59,17 +65,36 @@ def with_format(data: DataConfig) -> DataConfig:
     return dataclasses.replace(data, format=_format_of(data.path, data.schema))
 
 
+def told_formats(inputs: Sequence[DataConfig]) -> list[DataConfig]:
+    """`with_format` of each, and a note that names each format not given: once in a process, and of rank 0 alone.
+
+    Raises:
+        InputError: as `with_format`.
+    """
+    found = [with_format(data) for data in inputs]
+    told: dict[str, list[str]] = {}
+    for data, known in zip(inputs, found, strict=True):
+        if known.format != data.format and _named.get(data.path) != known.format:
+            told.setdefault(known.format, []).append(data.path)
+        _named[data.path] = known.format
+    if os.environ.get("RANK", "0") == "0":
+        for name, paths in told.items():
+            others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            note(f"data.format is {name}, told from the content of {paths[0]}{others}")
+    return found
+
+
 def _format_of(path: str, schema: str) -> DataFormat:
     own = path.rpartition("/")[2]
     try:
         if is_folder(path):
-            names = {name for name in list_folder(path) if not name.startswith((".", "_"))}
+            files = data_folder(path).files
             for has, found in _FOLDERS:
-                if has(names):
+                if has(set(files)):
                     return found
-            if not names:
+            if not files:
                 raise InputError(f"data.path {path}: the folder holds no data file")
-            first = join(path, min(names))
+            first = join(path, files[0])
         elif own.endswith(_MLPERF):
             return "mlperf-npz"
         elif _has_records({own}):
@@ -90,7 +115,7 @@ def _has_ratings(names: set[str]) -> bool:
 
 
 def _has_columnar(names: set[str]) -> bool:
-    return any(name.endswith((".parquet", ".arrow", ".feather")) for name in names)
+    return any(name.lower().endswith((".parquet", ".pq", ".arrow", ".feather")) for name in names)
 
 
 def _has_arrays(names: set[str]) -> bool:
@@ -115,11 +140,14 @@ def _format_of_file(path: str, file: str, schema: str) -> DataFormat:
     """The format by the content of a file of `path`."""
     name = file.rpartition("/")[2]
     with open_file(file) as stream:
-        start = stream.read(8)
+        start = stream.read(START_BYTES)
     for magic, found in _FIRST_BYTES.items():
         if start.startswith(magic):
             return found
-    line = _first_line(file)
+    kind = compression_of(start)
+    if kind not in ("", "gzip"):
+        raise InputError(f"data.path {path}: {name} is compressed by {kind}, which no format reads: uncompress it")
+    line = _first_line(file, kind)
     if b"\0" not in line:
         if _names_label(schema):
             return "csv"
@@ -137,13 +165,14 @@ def _format_of_file(path: str, file: str, schema: str) -> DataFormat:
     )
 
 
-def _first_line(file: str) -> bytes:
-    """The first line of a text, without its end, or its beginning."""
-    try:
-        with open_file(file) as content, gzip.open(content) if file.endswith(".gz") else nullcontext(content) as stream:
-            line: bytes = stream.readline(_LINE_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return b"\0"
+def _first_line(file: str, kind: str) -> bytes:
+    """The first line of a text of a kind of `compression_of`, without its end, or its beginning."""
+    with open_file(file) as content:
+        try:
+            stream = open_inflated(content, kind, _BUFFER_BYTES) if kind == "gzip" else content
+            line = stream.readline(_LINE_BYTES)
+        except InputError:
+            return b"\0"
     return line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")
 
 
@@ -152,8 +181,8 @@ def _names_label(schema: str) -> bool:
     if not schema:
         return False
     try:
-        return "label" in parse_toml(Path(schema).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError):  # the reader explains it
+        return "label" in toml_tables(file_text(schema, subject="schema"), source=schema)
+    except InputError:  # the reader explains it
         return False
 
 

@@ -61,11 +61,6 @@ def _shard_problem(config: Config) -> str | None:
         return f"{shard} is not possible with run.{'compile' if run.compile else 'cuda_graph'}: use none"
     if shard == "parameters" and optim.ema_decay:
         return f"{shard} is not possible with optim.ema_decay, which averages whole weights: use gradients"
-    if config.checkpoint.start_from:
-        return (
-            f"{shard} is not possible with checkpoint.start_from: start with none, stop, and resume with {shard}; "
-            f"a resume can change it"
-        )
     return None
 
 

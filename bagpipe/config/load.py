@@ -4,10 +4,9 @@
     --config FILE.toml ──> values with "FILE:LINE" ┐
     --SECTION.KEY VALUE ──> values with "--flag"   ┴─ later wins ──> convert by type ──> check_config ──> Config
 
-Before the checks, a `data.path` without a format gets that of its content (`data_format`), and a `pipeline.plan` gives
-the values that it says (`pipeline_plan`). Every problem is one
-`InputError` line: the location (file and line, or flag), what was expected and what came. Imports neither torch nor
-numpy.
+Before the checks, a `data.path` without a format gets that of its content (`data_format`), which a note names, and a
+`pipeline.plan` gives the values that it says (`pipeline_plan`). Every problem is one `InputError` line: the location
+(file and line, or flag), what was expected and what came. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import bagpipe
-from bagpipe.config.data_format import with_format
+from bagpipe.config.data_format import told_formats
 from bagpipe.config.keys import Given, Key, config_keys, convert, section_type
 from bagpipe.config.pipeline_plan import with_plan
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
-from bagpipe.util.documents import toml_tables
+from bagpipe.util.documents import file_text, toml_tables
 from bagpipe.util.program import note
 from bagpipe.util.redaction import has_password, redact
 from bagpipe.util.secret_files import unprotected_mode
@@ -70,6 +69,7 @@ def parse_config(
     extra_options: Iterable[Option] = (),
     *,
     defaults: Mapping[str, object] = MappingProxyType({}),
+    unused: Collection[str] = (),
 ) -> CommandLine:
     """Read ``--config FILE.toml`` and ``--SECTION.KEY VALUE`` flags; flags override the file.
 
@@ -78,6 +78,8 @@ def parse_config(
         prog: program name for ``--help``.
         extra_options: the program's own flags.
         defaults: the program's own defaults by key path; they override those of `bagpipe.config.sections`.
+        unused: sections that the program does not use: each of their values is checked, but not what they need, and no
+            file that they name is read.
 
     Raises:
         InputError: unknown key, wrong type, value out of range, unreadable or malformed file.
@@ -99,9 +101,11 @@ def parse_config(
         key = keys[path]
         sections.setdefault(key.section, {})[key.name] = convert(key, item)
     config = Config(**{field.name: _build_section(field.name, sections) for field in dataclasses.fields(Config)})
-    pipeline, dense = with_plan(config.pipeline, config.dense)
-    config = dataclasses.replace(config, data=with_format(config.data), pipeline=pipeline, dense=dense)
-    check_config(config, subjects={path: item.subject for path, item in given.items()})
+    if "pipeline" not in unused:
+        pipeline, dense = with_plan(config.pipeline, config.dense)
+        config = dataclasses.replace(config, pipeline=pipeline, dense=dense)
+    config = dataclasses.replace(config, data=told_formats([config.data])[0])
+    check_config(config, {path: item.subject for path, item in given.items()}, unused)
     if names.config:
         _check_private(names.config, file_values, refuse=config.run.strict)
     values = {option.flag.lstrip("-"): getattr(names, option.flag) for option in options}
@@ -110,12 +114,7 @@ def parse_config(
 
 def read_toml(path: Path, keys: Mapping[str, Key]) -> dict[str, Given]:
     """The values of a configuration file, by key path. Raises InputError with the file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read configuration file {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
+    text = file_text(path, subject="--config")
     document = toml_tables(text, source=str(path))
     given: dict[str, Given] = {}
     known_sections = {key.section for key in keys.values()}
@@ -228,11 +227,20 @@ def _parse_flags(
 
 
 def _nearest(word: str, known: Iterable[str], better: Sequence[str]) -> str:
-    """``; did you mean …?``: the first of `better`, else a known name that continues `word`, else the most similar."""
+    """``; did you mean …?``: up to three names of the first kind that there is.
+
+    The kinds: `better`; names that continue `word`; the keys of its section, or of all, that end with its words, as
+    ``optim.dense_lr`` does with ``optim.lr``, or that begin with them; the most similar name.
+    """
     names = list(known)
     starts = [name for name in names if name.startswith(word)]
-    found = [*better, *starts, *difflib.get_close_matches(word, names, n=1)]
-    return f"; did you mean {found[0]}?" if found else " (--help lists them)"
+    section, _, last = word.rpartition(".")
+    last = last.lstrip("-")
+    keys = [name for name in names if name.startswith(section)]
+    ends = [name for name in keys if name.endswith(f"_{last}")]
+    begins = [name for name in keys if name.rpartition(".")[2].startswith(f"{last}_")]
+    found = (better or starts or ends or begins or difflib.get_close_matches(word, names, n=1))[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else " (--help lists them)"
 
 
 def _build_section(section: str, values: Mapping[str, Mapping[str, object]]) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from bagpipe.config.optim_section import ROW_CHOICES, OptimConfig, pairs
 from bagpipe.config.sections import Config
+from bagpipe.optim import LEAST_DIVISOR
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from bagpipe.types.schema import FROZEN
 
@@ -42,7 +43,6 @@ _SHAPE_USERS: Mapping[str, tuple[str, ...]] = {
 #: Key -> the row optimizer that uses it.
 _ROW_USERS: Mapping[str, str] = {
     "rows_momentum": "momentum",
-    "ftrl_beta": "ftrl",
     "ftrl_l1": "ftrl",
     "ftrl_l2": "ftrl",
 }
@@ -156,6 +156,16 @@ def _ftrl_problem(config: Config) -> str | None:
     )
 
 
+def _ftrl_beta_problem(config: Config) -> str | None:
+    unused = _unused_problem("ftrl_beta", "rows", ("ftrl",), lambda optim: optim.row_optimizers)(config)
+    if unused or "ftrl" not in config.optim.row_optimizers:
+        return unused
+    beta, l2 = config.optim.ftrl_beta, config.optim.ftrl_l2
+    if max(beta, l2) >= LEAST_DIVISOR:
+        return None
+    return f"{beta:g} needs optim.ftrl_l2 above 0, as a small gradient would be divided by 0, got {l2:g}"
+
+
 def _row_decay_problem(config: Config) -> str | None:
     optim = config.optim
     if not optim.rows_weight_decay:
@@ -259,6 +269,7 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
         f"optim.{name}": _unused_problem(name, "rows", (user,), lambda optim: optim.row_optimizers)
         for name, user in _ROW_USERS.items()
     },
+    "optim.ftrl_beta": _ftrl_beta_problem,
     "optim.rows": _ftrl_problem,
     "optim.schedule": _schedule_problem,
     "optim.rows_schedule": _rows_schedule_problem,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, FROM_0_TO_1, at_least
+from bagpipe.config.ranges import ABOVE_0, ASCENDING, BELOW_1, DIVISOR, FROM_0_TO_1, at_least
 from bagpipe.types.schema import FROZEN
 
 __all__ = [
@@ -42,7 +42,7 @@ class OptimConfig:
         rows_decay_kind: decoupled: the weight is multiplied by 1 - rate * decay; l2: decay * weight is added to the
             gradient.
         rows_momentum: of the row optimizer momentum.
-        ftrl_beta: of the row optimizer ftrl.
+        ftrl_beta: of the row optimizer ftrl; 0 needs an L2 penalty.
         ftrl_l1: strength of its L1 penalty.
         ftrl_l2: strength of its L2 penalty.
         dense: dense optimizer.
@@ -103,7 +103,7 @@ class OptimConfig:
     ftrl_l2: Annotated[float, at_least(0)] = 0.0
     dense: DenseOptimizer = "adagrad"
     dense_lr: Annotated[float, ABOVE_0] = 0.02
-    eps: Annotated[float, at_least(0)] = 1e-8
+    eps: Annotated[float, DIVISOR] = 1e-8
     momentum: Annotated[float, BELOW_1] = 0.0
     nesterov: bool = False
     beta1: Annotated[float, BELOW_1] = 0.9  # torch's Adam

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 
 from bagpipe.config.dense_section import DenseConfig
 from bagpipe.config.ranges import NumberText
 from bagpipe.config.sections import PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.partition.plan_file import PlanFile
+from bagpipe.util.documents import file_text
 
 __all__ = ["planned_step_s", "with_plan"]
 
@@ -76,12 +76,7 @@ def planned_step_s(pipeline: PipelineConfig) -> float | None:
 
 
 def _read(path: str) -> PlanFile:
-    source = f"pipeline.plan {path}"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: {error}") from None
-    return PlanFile.from_toml(text, source=source)
+    return PlanFile.from_toml(file_text(path, subject="pipeline.plan"), source=f"pipeline.plan {path}")
 
 
 def _check_unset(section: str, config: object, defaults: object, keys: Iterable[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from bagpipe.config.sections import Config, PipelineConfig
@@ -17,6 +16,7 @@ from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
+from bagpipe.util.documents import file_text
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text", "predicts_weights"]
 
@@ -72,11 +72,7 @@ def _costs(pipeline: PipelineConfig) -> dict[str, float]:
         return {}
     if not text.endswith(".json"):
         return costs_of_text(text, "pipeline.costs")
-    where = f"pipeline.costs {text}"
-    try:
-        return costs_of_json(Path(text).read_text(encoding="utf-8"), where)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: {error}") from None
+    return costs_of_json(file_text(text, subject="pipeline.costs"), f"pipeline.costs {text}")
 
 
 def _stages_problem(config: Config) -> str | None:

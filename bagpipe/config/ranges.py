@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NewType
 
+from bagpipe.optim import LEAST_DIVISOR
+
 __all__ = [
     "ABOVE_0",
     "ASCENDING",
     "BELOW_1",
+    "DIVISOR",
     "FROM_0_TO_1",
     "ISO_TIME",
     "POWER_OF_TWO",
@@ -81,6 +84,9 @@ def seconds_of(time: str) -> float | None:
 
 
 ABOVE_0 = Range("more than 0", lambda value: value > 0)
+DIVISOR = Range(
+    f"at least {LEAST_DIVISOR:g}, so that no step is 0 / 0 where a gradient is 0", lambda value: value >= LEAST_DIVISOR
+)
 BELOW_1 = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 FROM_0_TO_1 = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 ASCENDING = Range(

@@ -28,10 +28,8 @@ def by_table_problem(items: tuple[str, ...], is_valid: Callable[[str], bool], ex
 
 
 def imported_rows(config: Config) -> str | None:
-    """The key and value by which a job begins with rows of another one; None: it begins without rows."""
-    if config.store.existing == "rows-only":
-        return "store.existing rows-only"
-    return f"checkpoint.start_from {config.checkpoint.start_from}" if config.checkpoint.start_from else None
+    """The key and value by which a job begins with rows whose names no checkpoint has; None: with none."""
+    return "store.existing rows-only" if config.store.existing == "rows-only" else None
 
 
 def unused_problem(name: str, is_used: Callable[[DataConfig], bool], needs: str) -> Callable[[Config], str | None]:

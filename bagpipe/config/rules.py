@@ -7,7 +7,7 @@ Checks only what the configuration alone decides. Imports neither torch nor nump
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from bagpipe.config.admission_rules import ADMISSION_PROBLEMS
@@ -277,13 +277,14 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: Config, subjects: Mapping[str, str] | None = None) -> None:
+def check_config(config: Config, subjects: Mapping[str, str] | None = None, unused: Collection[str] = ()) -> None:
     """Check every value of a configuration.
 
     Args:
         config: the configuration, of any origin.
         subjects: by key path, what the message calls a key that the user gave: ``file.toml:3: data.limit`` or
             ``--data.limit``.
+        unused: sections that the program does not use: their keys need no others.
 
     Raises:
         InputError: the first value out of range: its key, what was expected and what came.
@@ -294,6 +295,6 @@ def check_config(config: Config, subjects: Mapping[str, str] | None = None) -> N
         if key.range is not None and not key.range.contains(value):
             raise InputError(f"{names.get(key.path, key.path)} must be {key.range.words}, got {redact(repr(value))}")
     for rule in RULES:
-        problem = rule.problem(config)
+        problem = rule.problem(config) if rule.path.partition(".")[0] not in unused else None
         if problem is not None:
             raise InputError(f"{names.get(rule.path, rule.path)} {problem}")

@@ -245,7 +245,7 @@ class StoreConfig:
             read it. Empty: the variable BAGPIPE_STORE_PASSWORD, if it is set.
         namespace: prefix of all keys.
         buckets: bucket hashes in a new namespace.
-        timeout_s: deadline of one exchange with the store.
+        timeout_s: deadline of one exchange with the store; a server that refuses it for the time being is asked again.
         durability: what acknowledged rows must survive: memory (nothing), everysec (the server's death and a power
             failure, but for the last second or two) or always (both). A server that promises less is refused.
         existing: rows of a job that this one does not resume: refuse them, train them on with a fresh dense part
@@ -337,6 +337,8 @@ class RunConfig:
         cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
         strict: refuse a configuration file that holds a password and that other users can read, instead of a warning.
         verify: first batches of a pipeline to compute again by a serial reference and compare (docs/exactness.md).
+        digest: read all rows of the store at the end, for embedding_digest and to compare the sums of rows
+            (docs/store.md). false: the result has no embedding_digest.
     """
 
     # Stored as a signed 64-bit number.
@@ -366,6 +368,7 @@ class RunConfig:
     cuda_graph: bool = False
     strict: bool = False
     verify: Annotated[int, at_least(0)] = 0
+    digest: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

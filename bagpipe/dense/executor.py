@@ -61,11 +61,11 @@ class DenseExecutor(Protocol):
     @property
     def precision(self) -> Precision: ...
 
-    def forward(self, inputs: Any, num_global_examples: int, loss_scale: LossScale) -> DensePass:
-        """Compute forward and loss of a batch whose rows can be looked up.
+    def forward(self, inputs: Any, num_global_examples: int, loss_scale: LossScale) -> DensePass | None:
+        """Compute forward and loss of a batch whose rows can be looked up. None: the inputs count for nothing.
 
         Args:
-            inputs: this rank's examples, at least one: `ModelInputs`, or `LossInputs` of a `LossExecutor`.
+            inputs: this rank's examples: `ModelInputs` of at least one, or `LossInputs` of a `LossExecutor`.
             num_global_examples: examples of all ranks.
             loss_scale: factor of all gradients.
         """

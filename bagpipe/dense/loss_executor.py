@@ -3,7 +3,8 @@
     LossInputs: batch, its examples ──model(batch)──> (loss, outputs)      loss * n / N ──backward──> gradients
 
 A rank's loss is weighted by its share n / N of the examples: if the loss is a mean over examples, gradients summed over
-ranks are those of the mean over the global batch.
+ranks are those of the mean over the global batch. Without examples beside those of others it counts for nothing, and
+the model is not called. A global batch without examples is one like any other, whatever its loss is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LossInputs:
 
     Attributes:
         batch: the user's batch, on the model's device.
-        num_examples: its examples.
+        num_examples: its examples; can be 0.
     """
 
     batch: Any
@@ -44,7 +45,7 @@ class LossExecutor:
 
     Attributes:
         loss: loss of the latest batch, scalar without history.
-        outputs: what the model returned beside it.
+        outputs: what the model returned beside it; None: it was not called.
     """
 
     def __init__(self, model: nn.Module, precision: Precision | None = None) -> None:
@@ -53,8 +54,11 @@ class LossExecutor:
         self.outputs: Any = None
         self._model = model
 
-    def forward(self, inputs: LossInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
+    def forward(self, inputs: LossInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass | None:
         """See `DenseExecutor`."""
+        if not inputs.num_examples and num_global_examples:
+            self.outputs = None
+            return None
         loss, self.outputs = call_model(self._model, inputs.batch)
         self.loss = loss.detach()
         # Not a multiplication by 1: with one rank the gradients are those of the user's own backward.
@@ -73,7 +77,7 @@ def call_model(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
         raise InputError(f"the model's forward must return (loss, outputs), got {_describe(returned)}")
     loss, outputs = returned
-    if not (isinstance(loss, Tensor) and loss.is_floating_point() and loss.dim() <= 1 and loss.numel()):
+    if not (isinstance(loss, Tensor) and loss.is_floating_point() and loss.dim() <= 1):
         raise InputError(f"the model's loss must be a floating-point scalar or vector of losses, got {_describe(loss)}")
     return (torch.sum(loss, dim=0) if loss.dim() else loss), outputs
 

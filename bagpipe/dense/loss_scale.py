@@ -88,7 +88,9 @@ class LossScale:
             return
         for group in groups:
             # Not in place: two groups may hold the same tensor.
-            group.gradients[:] = [(vectors * (1 / self.value), weights) for vectors, weights in group.gradients]
+            group.gradients[:] = [
+                gradient._replace(vectors=gradient.vectors * (1 / self.value)) for gradient in group.gradients
+            ]
 
     def unscale_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Divide the scale out of the gradients of parameters, in place."""

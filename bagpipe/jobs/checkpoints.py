@@ -9,8 +9,9 @@ A job without `checkpoint.dir` has a claim too, and closes its writer logs perio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from bagpipe.checkpoint.dense_state import capture, check_model, load_of_rank, r
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
 from bagpipe.checkpoint.manifest import BrokenCheckpoint, Manifest, Part
 from bagpipe.checkpoint.mirror import CheckpointMirror, MirrorThread
+from bagpipe.checkpoint.optimizer_state import new_optimizer
 from bagpipe.checkpoint.publisher import Publisher
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.checkpoint.writer import CheckpointPaths
@@ -33,9 +35,9 @@ from bagpipe.jobs.claim import Claim
 from bagpipe.jobs.job_facts import JobFacts, changes
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.resume_point import ResumePoint, start_generation
-from bagpipe.start_from.counts import optimizer_name
 from bagpipe.start_from.dense import JobDense
 from bagpipe.start_from.first_checkpoint import FirstCheckpoint, NewJob
+from bagpipe.start_from.job_settings import expires, optimizer_name
 from bagpipe.store.interface import Store
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import IsWritten
@@ -99,46 +101,61 @@ class Checkpoints:
         origin = _first_checkpoint(settings, facts, dense, self._parts, cache) if ranks.is_first else None
         self.resume_point: ResumePoint = start_generation(settings, namespace, ranks, facts, store, origin)
         self._rows: CheckpointRows | None = None
-        checkpoint = self.resume_point.checkpoint
-        if checkpoint is not None:
-            try:
-                self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
-            except BrokenCheckpoint as error:
-                raise InputError(str(error)) from None
-        self.claim = Claim(
-            namespace,
-            ranks,
-            store,
-            self.resume_point,
-            rows=self._rows,
-            on_adopted=self._build_on,
-            clears_refused=clears_refused,
-        )
         self._publisher: Publisher | None = None
         self._mirror: MirrorThread | None = None
         self._dense = dense
         self._device = cache.device
-        self.recorder = self._make_recorder(cache)
+        with self._undone_if_refused():
+            checkpoint = self.resume_point.checkpoint
+            if checkpoint is not None:
+                try:
+                    self._rows = CheckpointRows(checkpoint.folder, checkpoint.manifest, facts.rows)
+                except BrokenCheckpoint as error:
+                    raise InputError(str(error)) from None
+            self.claim = Claim(
+                namespace,
+                ranks,
+                store,
+                self.resume_point,
+                rows=self._rows,
+                on_adopted=self._build_on,
+                on_taken=self._mirror_first,
+                deletes_rows=expires(facts.settings),
+                clears_refused=clears_refused,
+            )
+            self.recorder = self._make_recorder(cache)
 
     def __enter__(self) -> Self:
-        self._restore()
+        with self._undone_if_refused():
+            self._restore()
         if self.resume_point.folder is not None:
             self._stack.callback(self.resume_point.folder.release)
         self._stack.enter_context(self.claim)
         self._stack.push(self._check_folder)
         if self._mirror is not None:
             self._stack.enter_context(self._mirror)
-            if self.resume_point.checkpoint is not None and self.resume_point.is_trained:
-                self._mirror.offer(self.resume_point.checkpoint)
         self._stack.enter_context(self.recorder)
         return self
+
+    def _undone_if_refused(self) -> AbstractContextManager[None]:
+        """On rank 0, before rows are written: see `ResumePoint.undone_if_refused`."""
+        return self.resume_point.undone_if_refused() if self._ranks.is_first else nullcontext()
+
+    def _mirror_first(self) -> None:
+        """On rank 0, when rows may be written: mirror what the job starts from."""
+        if self._mirror is not None and self.resume_point.checkpoint is not None and self.resume_point.is_trained:
+            self._mirror.offer(self.resume_point.checkpoint)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._publisher is not None:
             self._publisher.close()
-        self._stack.__exit__(kind, error, trace)
+        try:
+            self._stack.__exit__(kind, error, trace)
+        finally:
+            if self._ranks.is_first and not self.claim.has_begun:
+                self.resume_point.undo_if_refused(error)
 
     def _check_folder(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -171,8 +188,8 @@ class Checkpoints:
     @property
     def earlier(self) -> EarlierSteps:
         """Steps of earlier jobs that this one goes on counting."""
-        origin = self.origin
-        return EarlierSteps(rows=origin.get("rows_step", 0), schedule=origin.get("schedule_step", 0))
+        counted = {field.name: self.origin.get(f"{field.name}_step", 0) for field in dataclasses.fields(EarlierSteps)}
+        return EarlierSteps(**counted)
 
     @property
     def num_published(self) -> int:
@@ -260,7 +277,7 @@ class Checkpoints:
         return self._rows.contains(table, ids)
 
     def claim_if_resumed(self) -> None:
-        """Collective, after training: recover the rows of a resumed job that had no batches left to train."""
+        """Collective: recover the rows of a resumed job that has no batches left to train, unless that is done."""
         if self.resume_point.is_trained and not self.claim.is_taken:
             self.claim.take()
 
@@ -350,7 +367,7 @@ def _first_checkpoint(
     job = NewJob(
         rows=facts.rows,
         dense=JobDense(
-            initial=capture(cache.streams, dense.model, optimizer).get(),
+            initial=capture(cache.streams, dense.model, new_optimizer(optimizer, dense.model)).get(),
             trainable=tuple(dense.parameters),
             optimizer=optimizer_name(facts.settings),
             keeps_state=not is_plain,
@@ -358,6 +375,11 @@ def _first_checkpoint(
         ),
         settings=facts.settings,
         world_size=facts.world_size,
+        parts={
+            part.name: {name: tensor for chunk in dense.chunks for name, tensor in part.tensors(chunk, 0).items()}
+            for part in (dense, *parts)
+            if part.name
+        },
     )
     return FirstCheckpoint(settings.start_from, settings.start_without, job)
 

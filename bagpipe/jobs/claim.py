@@ -11,7 +11,6 @@ The store is read-only until `take`.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from types import TracebackType
@@ -34,12 +33,9 @@ from bagpipe.store.fencing.fence import Fence, Ledger, invalidated
 from bagpipe.store.interface import Store
 from bagpipe.store.job_record import JobRecord
 from bagpipe.store.row_sums import RowSums
-from bagpipe.util.program import note
+from bagpipe.util.program import PacedNotes, note
 
 __all__ = ["Claim"]
-
-#: Interval of the progress notes of a reload.
-_NOTE_INTERVAL_S = 5.0
 
 
 class Claim:
@@ -52,12 +48,15 @@ class Claim:
         resume_point: what the job starts from.
         rows: rows of the checkpoint it resumes from; None without a checkpoint.
         on_adopted: called on rank 0 with the checkpoint that holds another job's rows, if the job adopts them.
+        on_taken: called on rank 0 when the claim is taken.
+        deletes_rows: rows expire in the job.
         clears_refused: remove the rows of a job that ends with an InputError before its first checkpoint, if the
             namespace was new.
 
     Attributes:
         ledger: administers the namespace; used by rank 0, entered when the claim is taken.
         continued: the job trains another job's rows on.
+        has_begun: the store can have changed; rank 0 only.
         row_check: the check of the store's rows after training; rank 0 uses it.
         has_published: the job has written a checkpoint. Its rows are kept if it is refused later.
     """
@@ -71,10 +70,13 @@ class Claim:
         *,
         rows: CheckpointRows | None,
         on_adopted: Callable[[Checkpoint], None],
+        on_taken: Callable[[], None] = lambda: None,
+        deletes_rows: bool = False,
         clears_refused: bool = True,
     ) -> None:
         self.ledger: Ledger = store.ledger()
         self.continued = False
+        self.has_begun = False
         self.has_published = False
         self._label = namespace_label(namespace)
         self.row_check = RowCheck(
@@ -87,6 +89,7 @@ class Claim:
         self._resume_point = resume_point
         self._rows = rows
         self._on_adopted = on_adopted
+        self._on_taken = on_taken
         self._clears_refused = clears_refused
         self._stack = ExitStack()
         self._watch: Ledger | None = None
@@ -96,6 +99,7 @@ class Claim:
         self._record = JobRecord(
             job=resume_point.lineage or resume_point.token.partition("-")[2],
             has_checkpoints=bool(resume_point.lineage),
+            deletes_rows=deletes_rows,
         )
 
     def __enter__(self) -> Self:
@@ -123,6 +127,8 @@ class Claim:
         is_new, self.continued = ranks.share(self._prepare_rows() if ranks.is_first else None)
         self._store.fence(Fence(token=self._resume_point.token, writer=ranks.rank, epoch=1))
         self._watch = self._stack.enter_context(self._store.ledger())
+        if ranks.is_first:
+            self._on_taken()
         return bool(is_new)
 
     def inspect(self) -> None:
@@ -151,13 +157,19 @@ class Claim:
         if newest is None:
             return
         rows = CheckpointRows(newest.folder, newest.manifest, self._store.schema)
-        for number, table in enumerate(self._store.schema.tables):
-            missing = np.setdiff1d(rows.ids(number), self._store.ids(number), assume_unique=True)
-            if len(missing):
-                raise LostRowError(
-                    f"table {table.name} id {missing[0]} was written, but is not in the store any more "
-                    f"({len(missing)} such rows at the end)"
-                )
+        tables = self._store.schema.tables
+        for group in self._store.ids_by_table(range(len(tables))):
+            for number, ids in group.items():
+                missing = np.setdiff1d(rows.ids(number), ids, assume_unique=True)
+                if len(missing):
+                    raise LostRowError(
+                        f"table {tables[number].name} id {missing[0]} was written, but is not in the store any more "
+                        f"({len(missing)} such rows at the end)"
+                    )
+
+    def num_rows(self) -> int:
+        """On rank 0: rows of the namespace. Raises StoreError if the store fails."""
+        return sum(state.num_rows for state in self.ledger.state())
 
     def finish(self, *, steps: int, dense_digest: str, stopped: bool) -> None:
         """On rank 0: record how the job ended. A later error, such as one of the held-out data, changes nothing.
@@ -166,7 +178,12 @@ class Claim:
             StoreError: the record cannot be written.
         """
         if self.is_taken:
-            self._write_record(state="stopped" if stopped else "finished", steps=steps, dense_digest=dense_digest)
+            self._write_record(
+                state="stopped" if stopped else "finished",
+                steps=steps,
+                dense_digest=dense_digest,
+                num_rows=self.num_rows(),
+            )
         self._has_ended = True
 
     def _prepare_rows(self) -> tuple[bool, bool]:
@@ -181,6 +198,7 @@ class Claim:
             existing=self._existing,
             is_trained=resume_point.is_trained,
         )
+        self.has_begun = True
         if existing is Existing.RESET or (self._existing == Existing.RESET.value and self._has_other_schema()):
             store.reset(resume_point.token)
         store.claim(reloads=resume_point.checkpoint is not None)
@@ -279,14 +297,15 @@ class _ReloadProgress:
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
-        self._start_s = self._printed_s = time.monotonic()
+        self._notes = PacedNotes()
 
     def __call__(self, num_rows: int, num_bytes: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self._printed_s >= _NOTE_INTERVAL_S:
-            self._printed_s = now_s
-            rate = num_bytes / (now_s - self._start_s) / 1e6
-            note(f"{num_rows} of at most {self._num_records} rows loaded into the store, {rate:.0f} MB/s")
+        self._notes(
+            lambda seconds: (
+                f"{num_rows} of at most {self._num_records} rows loaded into the store, "
+                f"{num_bytes / seconds / 1e6:.0f} MB/s"
+            )
+        )
 
 
 def _note_reload(done: Recovered, num_buckets: int) -> None:

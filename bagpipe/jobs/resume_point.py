@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.checkpoint.existing_rows import Existing, decide
+from bagpipe.checkpoint.files import link_or_copy
 from bagpipe.checkpoint.folder import Checkpoint, CheckpointFolder
-from bagpipe.checkpoint.manifest import Manifest, Part
+from bagpipe.checkpoint.manifest import KNOWN_ROWS, Manifest, Part
 from bagpipe.checkpoint.mirror import CheckpointMirror
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
-from bagpipe.errors import InputError
+from bagpipe.errors import InputError, JobError, PeerError, StoreError
 from bagpipe.jobs.job_facts import JobFacts, compare
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.start_from.first_checkpoint import FirstCheckpoint
@@ -45,12 +46,14 @@ class ResumePoint:
         generation: number of this start; 0 without a folder.
         checkpoint: the checkpoint it resumes from; None without a folder.
         folder: the checkpoint folder. The object of rank 0 remembers which checkpoints are broken.
+        known_rows: file in the folder of the names of the rows that the job began with; empty: it needs none.
     """
 
     token: str
     generation: int = 0
     checkpoint: Checkpoint | None = None
     folder: CheckpointFolder | None = field(default=None, compare=False)
+    known_rows: str = ""
 
     @property
     def checkpoint_id(self) -> str:
@@ -75,6 +78,25 @@ class ResumePoint:
     def parts(self) -> tuple[Part, ...]:
         """Parts of the checkpoint, one per rank that wrote it; empty for initial values."""
         return self.checkpoint.manifest.parts if self.checkpoint is not None else ()
+
+    @contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """On rank 0: remove this start's generation if the job is refused in the block, or fails by a defect.
+
+        Nothing is trained yet: a corrected command starts as the first one. What passes (a store that is not there, a
+        signal) leaves the checkpoint to the next start.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.undo_if_refused(error)
+            raise
+
+    def undo_if_refused(self, error: BaseException | None) -> None:
+        """The same after a job's error, before it has written rows."""
+        passes = isinstance(error, StoreError | JobError) and not isinstance(error, PeerError)
+        if self.folder is not None and isinstance(error, Exception) and not passes:
+            self.folder.abandon(self.generation)
 
 
 def namespace_label(namespace: StoreConfig) -> str:
@@ -102,8 +124,8 @@ def start_generation(
 
     Raises:
         InputError: a job runs on the folder, no checkpoint can be used, the store holds another job's rows, `origin`
-            does not fit, the folder cannot be written, or this rank's folder is not that of rank 0. The first four
-            errors change nothing.
+            does not fit, the folder cannot be written, or this rank's folder is not that of rank 0. No error leaves a
+            new generation.
         StoreError: the store failed.
     """
     if not checkpoint.dir:
@@ -137,15 +159,21 @@ def start_generation(
                 folder.abandon(generation)
                 raise
         token = _token(generation)
-        with _file_errors_as_input_errors(folder):
-            folder.note_start(generation, token, found)
-        while found is not None and found.position not in folder.positions():
-            # A job that still runs on this folder removed the checkpoint before it saw the new generation.
-            found = _choose(folder, resume, facts)
+        first = ResumePoint(token=token, generation=generation, folder=folder)
+        with first.undone_if_refused():
             with _file_errors_as_input_errors(folder):
                 folder.note_start(generation, token, found)
-        first = ResumePoint(token=token, generation=generation, checkpoint=found, folder=folder)
-        first = dataclasses.replace(first, checkpoint=_publish_first(folder, first, lineage, facts, origin))
+            while found is not None and found.position not in folder.positions():
+                # A job that still runs on this folder removed the checkpoint before it saw the new generation.
+                found = _choose(folder, resume, facts)
+                with _file_errors_as_input_errors(folder):
+                    folder.note_start(generation, token, found)
+            first = dataclasses.replace(first, checkpoint=found)
+            begun = _publish_first(folder, first, lineage, facts, origin)
+            with _file_errors_as_input_errors(folder):
+                first = dataclasses.replace(
+                    first, checkpoint=begun, known_rows=_show_known_rows(folder, begun, generation)
+                )
     message = ranks.share(None if first is None else _to_message(first))
     if first is not None:
         return first
@@ -188,6 +216,20 @@ def _publish_first(
             return folder.publish(manifest)
         # If the newer checkpoints are all broken, a restart skips them again.
         return folder.adopt(found, start.generation) if folder.has_newer(found) else found
+
+
+def _show_known_rows(folder: CheckpointFolder, checkpoint: Checkpoint, generation: int) -> str:
+    """Link the names of the rows that a job began with into its generation's folder, where they stay while it runs.
+
+    Returns:
+        The name of the link below the folder of checkpoints; empty: there is no such file.
+    """
+    known = checkpoint.manifest.known_rows
+    if known is None:
+        return ""
+    target = folder.generation_folder(generation) / KNOWN_ROWS
+    link_or_copy(checkpoint.folder / known.name, target)
+    return str(target.relative_to(folder.path))
 
 
 def _initial_manifest(start: ResumePoint, lineage: str, facts: JobFacts) -> Manifest:
@@ -233,6 +275,7 @@ def _to_message(resume_point: ResumePoint) -> dict[str, Any]:
         "token": resume_point.token,
         "generation": resume_point.generation,
         "position": list(checkpoint.position),
+        "known_rows": resume_point.known_rows,
     }
 
 
@@ -244,7 +287,13 @@ def _from_message(folder: CheckpointFolder, message: Mapping[str, Any]) -> Resum
             "all ranks need one folder on a shared file system"
         )
     checkpoint = folder.known(*message["position"])
-    return ResumePoint(token=message["token"], generation=message["generation"], checkpoint=checkpoint, folder=folder)
+    return ResumePoint(
+        token=message["token"],
+        generation=message["generation"],
+        checkpoint=checkpoint,
+        folder=folder,
+        known_rows=message["known_rows"],
+    )
 
 
 def _check_existing(namespace: StoreConfig, store: Store, lineage: str = "", *, is_trained: bool = False) -> None:

@@ -99,6 +99,7 @@ class JobSession:
         loss_sums = {name: float(value) for name, value in job.engine.dense.loss_sums().items()}
         self.carried = {**run.carried(), "loss_sum": sum(loss_sums.values()), "loss_sums": loss_sums}
         self.run = None
+        job.checkpoints.recorder.rest()
         self._run_stack.close()
         if job.replicas is not None:
             job.replicas.share_buffers()
@@ -129,16 +130,34 @@ class JobSession:
             self.write_rows()
             self.job.meet(f"{call}: rows are written", step)
 
-    def checkpoint(self, step: int) -> None:
-        """Make a checkpoint of the batches trained so far, unless the end of a run has made it. Collective.
+    def checkpoint(self, step: int, *, again: bool = False) -> None:
+        """Make a checkpoint of the batches trained so far. Collective.
 
         Args:
             step: batches trained.
+            again: in place of one that the end of a run or an earlier call has made of them.
         """
         with self.failing():
             self.job.meet("save", step)
-            if self.run is not None:
-                self.run.checkpoint()
+            self._checkpoint(step, again=again)
+
+    def renew_checkpoint(self, call: str, step: int) -> None:
+        """Make the checkpoint of the latest batch again, if a part has other counters since, on any rank. Collective.
+
+        Args:
+            call: that the ranks make.
+            step: batches trained.
+        """
+        with self.failing():
+            self.job.meet(call, step)
+            if any(self.job.ranks.gather(self.job.checkpoints.recorder.has_changed(step))):
+                self._checkpoint(step, again=True)
+
+    def _checkpoint(self, step: int, *, again: bool) -> None:
+        if self.run is not None:
+            self.run.checkpoint(again=again)
+        else:
+            self.job.checkpoints.recorder.checkpoint(step, again=again)
 
     @contextmanager
     def failing(self) -> Iterator[None]:

@@ -15,7 +15,6 @@ import mmap
 import os
 import select
 import struct
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bagpipe.util.temporary_folder import temporary_file
 
 __all__ = ["Frame", "Link", "LinkClosed", "open_shared_file"]
 
@@ -56,7 +57,7 @@ def open_shared_file(num_bytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("bagpipe")
     else:
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, num_bytes)
     return fd

@@ -104,8 +104,9 @@ class _Own:
 class RankedPlanner:
     """A `BatchPlanner` of one rank among several. Every rank makes one, and all make the same calls.
 
-    A rank's batch b is its part of global batch b. All ranks begin at the same batch. If the batches of a rank raise an
-    error, all ranks get the batches before; then that rank raises the error, and the others that of a failed rank.
+    A rank's batch b is its part of global batch b, with as many micro-batches as that of any rank: those that a rank
+    lacks have no examples. All ranks begin at the same batch. If the batches of a rank raise an error, all ranks get
+    the batches before; then that rank raises the error, and the others that of a failed rank.
 
     Args:
         spec: what to plan for, for all ranks. The examples are always assigned to the ranks that brought them.
@@ -229,7 +230,8 @@ class RankedPlanner:
             status, frame = _Status.FAILURE, [_encode_failures([Failure.of(self._transport.rank, own.error)])]
         elif batch is not None:
             status, frame = _Status.BATCH, [*encode_ids(batch)]
-        rows = self._transport.gather_numbers([status, own.num_features, sum(map(len, frame))])
+        num_parts = len(batch.parts) if batch is not None else 0
+        rows = self._transport.gather_numbers([status, own.num_features, sum(map(len, frame)), num_parts])
         statuses = [row[0] for row in rows]
         if _Status.FAILURE in statuses:
             own.has_ended = True
@@ -239,14 +241,17 @@ class RankedPlanner:
             own.has_ended = True
             return []
         own.num_features = max(row[1] for row in rows)
-        own.waiting.append(batch if batch is not None else empty_batch(own.index, own.num_features))
+        none = empty_batch(own.index, own.num_features)
+        batch = none if batch is None else batch
+        lacking = max(row[3] for row in rows) - num_parts
+        own.waiting.append(dataclasses.replace(batch, parts=batch.parts + (none,) * lacking) if lacking else batch)
         index, own.index = own.index, own.index + 1
         frames = self._transport.gather_bytes(frame, [row[2] for row in rows])
         others = [decode_ids(data) if data else empty_batch(index, own.num_features) for data in frames[1:]]
         return [own.waiting[-1], *others] if frames else []
 
     def _gather_failures(self, own: _Own, frame: Sequence[Any], rows: Sequence[Sequence[int]]) -> None:
-        sizes = [size if status == _Status.FAILURE else 0 for status, _, size in rows]
+        sizes = [size if status == _Status.FAILURE else 0 for status, _, size, _ in rows]
         frames = self._transport.gather_bytes(frame if sizes[self._transport.rank] else [], sizes)
         if self._transport.rank == 0:
             mine = [Failure.of(0, own.error)] if own.error is not None else []

@@ -120,13 +120,25 @@ class RowAdmission:
 
     def forget(self, expired: RowList) -> None:
         """Count the uses of rows from 0 again. `expired`: rows by number of the data's table; counts are exact."""
-        parts = [
-            expired.ids[expired.table_offsets[number] : expired.table_offsets[number + 1]] for number in self._numbers
-        ]
+        rows = self._of_tables(expired)
+        if len(rows):
+            self._uses.forget(rows)
+
+    def know(self, rows: RowList) -> None:
+        """Admit rows, by number of the data's table, that are there before the first batch."""
+        rows = self._of_tables(rows)
+        if len(rows):
+            self._uses.add(rows, np.repeat(self._min_uses, np.diff(rows.table_offsets)))
+
+    def _of_tables(self, rows: RowList) -> RowList:
+        """Rows of the tables that admit rows, without default rows."""
+        parts = []
+        for number, table in zip(self._numbers, self._tables, strict=True):
+            ids = rows.ids[rows.table_offsets[number] : rows.table_offsets[number + 1]]
+            parts.append(ids[ids != table.default_id])
         table_offsets = np.zeros(len(parts) + 1, dtype=np.int64)
         np.cumsum([ids.shape[0] for ids in parts], out=table_offsets[1:])
-        if table_offsets[-1]:
-            self._uses.forget(RowList(table_offsets=table_offsets, ids=np.concatenate(parts)))
+        return RowList(table_offsets=table_offsets, ids=np.concatenate([np.empty(0, np.int64), *parts]))
 
     def admit(self, batch: Batch) -> Batch:
         """Count a batch. Returns it with the ids of its admitted rows alone.

@@ -122,6 +122,10 @@ class RowExpiry:
         """Live rows of tables whose rows expire."""
         return self._lifetimes.num_alive
 
+    def know(self, rows: RowList) -> None:
+        """Rows, by number of the data's table, that are there before the first batch: as old as the job."""
+        self._lifetimes.know(rows)
+
     def begin(self, batch: Batch) -> RowList | None:
         """The rows that expire before a batch, by number of the data's table; None: none expires.
 

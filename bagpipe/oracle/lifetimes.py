@@ -29,7 +29,9 @@ __all__ = ["LEAST_GAP", "RowLifetimes"]
 LEAST_GAP = 4
 #: Entries of a queue beyond two for each live row, before stale ones are dropped.
 _SPARE_ENTRIES = 1 << 16
-_NOT_ALIVE = -1
+#: Last uses are batches. Rows of earlier jobs were used by the one before the first.
+_BEFORE_ALL = -1
+_NOT_ALIVE = -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,14 +51,14 @@ class _Queue:
 
     Attributes:
         limit, tables: as given.
-        expired_to: the last batch whose rows have expired, unless a later one used them; -1: none.
+        expired_to: the last batch whose rows have expired, unless a later one used them; -2: none.
         num_alive: rows that have not expired. num_entries: uses held, stale ones included.
     """
 
     def __init__(self, limit: float, tables: NDArray[np.bool_]) -> None:
         self.limit = limit
         self.tables = tables
-        self.expired_to = -1
+        self.expired_to = _BEFORE_ALL - 1
         self.num_alive = self.num_entries = 0
         self._uses: deque[_Uses] = deque()
 
@@ -111,16 +113,22 @@ class RowLifetimes:
         )
         # Clocks of the batches from `_first` on: those before have no use in any queue.
         self._clocks: deque[float] = deque()
-        self._first = 0
-        self._batch_index = -1
+        self._first = _BEFORE_ALL
+        self._batch_index = _BEFORE_ALL
 
     @property
     def num_alive(self) -> int:
         """Live rows of tables with a limit."""
         return sum(queue.num_alive for queue in self._queues)
 
+    def know(self, rows: RowList) -> None:
+        """Rows that are alive before the first batch: as old as it. `rows`: distinct; before `begin`."""
+        self.use(rows)
+
     def begin(self, clock: float) -> None:
         """Begin the next batch. `clock`: at least that of the batch before."""
+        if self._batch_index == _BEFORE_ALL:
+            self._clocks.append(clock)  # of the rows that were there
         self._clocks.append(clock)
         self._batch_index += 1
 

@@ -9,7 +9,7 @@ schedule.ir.loop.Loop, handlers ──compile──> steps ──> runner.Runner
                                                       │           (cuda_stream: CUDA's)
                                                       ├── trace   spans of actions and waits ──> Perfetto
                                                       └── device_times  device times of actions, for the trace
-signals: SIGINT, SIGTERM ──> Runner.request_stop()
+signals: SIGINT, SIGTERM ──> Runner.request_stop(), or deferred to the end of a step
 interpret: runs the same handlers sequentially; the reference for the runner
 
 devices: the streams of each device type

@@ -94,8 +94,12 @@ class Board:
             if waiting:
                 self._release([w for w in waiting if w.needs[op] <= self.done[op]])
 
-    def wait(self, lane: int, op: int, need: int, batch: int) -> bool:
+    def wait(self, lane: int, op: int, need: int, batch: int, check: Callable[[], object] | None = None) -> bool:
         """Block lane until `need` units of `op` are done.
+
+        Args:
+            lane, op, need, batch: see `wait_any`.
+            check: called about twice a second meanwhile. What it raises ends the wait, and nothing else.
 
         Returns:
             False if `batch`, the lane's next batch, is at or after the end.
@@ -103,15 +107,18 @@ class Board:
         Raises:
             Aborted: a lane failed, or the lanes are deadlocked.
         """
-        return self.wait_any(lane, {op: need}, batch)
+        return self.wait_any(lane, {op: need}, batch, check)
 
-    def wait_any(self, lane: int, needs: Mapping[int, int], batch: int) -> bool:
+    def wait_any(
+        self, lane: int, needs: Mapping[int, int], batch: int, check: Callable[[], object] | None = None
+    ) -> bool:
         """Block lane until so many units of one of several ops are done.
 
         Args:
             lane: its number.
             needs: op -> units; at least one.
             batch: the lane's next batch.
+            check: see `wait`.
 
         Returns:
             False if the batch is at or after the end.
@@ -133,18 +140,30 @@ class Board:
             self.peak_waiting = max(self.peak_waiting, self._num_waiting)
             self._call_deadlock()
             self._resting.notify_all()
-        self._pass_gate(lane)
+        try:
+            self._pass_gate(lane, check)
+        except BaseException:  # of a check, or of a signal
+            self._withdraw(waiter)
+            raise
         if self.error is not None:
             raise Aborted
         return batch < self.end
 
-    def _pass_gate(self, lane: int) -> None:
-        check = self._checks.get(lane)
-        if check is None:
+    def _pass_gate(self, lane: int, check: Callable[[], object] | None) -> None:
+        checks = [each for each in (self._checks.get(lane), check) if each is not None]
+        if not checks:
             self._gates[lane].acquire()
             return
         while not self._gates[lane].acquire(timeout=_CHECK_S):
-            check()
+            for each in checks:
+                each()
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        """A lane does not wait any more. Its gate is closed, as it was."""
+        with self._lock:
+            if any(waiter in waiting for waiting in self._waiting):
+                self._release([waiter])
+        self._gates[waiter.lane].acquire()
 
     def finish(self, end: int) -> None:
         """Set the number of batches to `end`. Lanes that wait for a later batch return."""

@@ -204,8 +204,12 @@ class Lane:
             raise Aborted
         return batch < self._board.end
 
-    def wait_for(self, op: int, need: int, batch: int) -> bool:
+    def wait_for(self, op: int, need: int, batch: int, check: Callable[[], object] | None = None) -> bool:
         """Wait until `need` actions of an operation are done, on its device too. In the lane's own thread.
+
+        Args:
+            op, need, batch: see `Board.wait`.
+            check: see `Board.wait`.
 
         Returns:
             False if the data ends before the batch.
@@ -216,7 +220,7 @@ class Lane:
         board = self._board
         if board.done[op] < need:
             start_ns = time.monotonic_ns()
-            reached = board.wait(self._number, op, need, batch)
+            reached = board.wait(self._number, op, need, batch, check)
             self._waited(op, need - 1, start_ns)
             if not reached:
                 return False

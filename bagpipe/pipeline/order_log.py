@@ -7,13 +7,13 @@ Memory holds no order that is taken down. A lane writes to a file of its own.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from typing import IO
 
 from bagpipe.schedule.formats.order_text import OrderKey, Orders
+from bagpipe.util.temporary_folder import temporary_file
 
 __all__ = ["LaneLog", "OrderLog"]
 
@@ -51,7 +51,7 @@ class LaneLog:
         if not self._records:
             yield
             return
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             self._file = file
             try:
                 yield

@@ -264,8 +264,12 @@ class Runner:
             self.end()
         next(lane for lane in self._lanes if lane.does(number)).stream.synchronize()
 
-    def await_batch(self, op: str, b: int) -> bool:
+    def await_batch(self, op: str, b: int, check: Callable[[], object] | None = None) -> bool:
         """Wait until an operation of another lane is done for a batch; between two steps. Counted as the sink's wait.
+
+        Args:
+            op, b: the operation and the batch.
+            check: called about twice a second. What it raises leaves the run as it is.
 
         Returns:
             False if the data ends before the batch.
@@ -276,7 +280,7 @@ class Runner:
         assert self._stepped is not None, "started"
         number = self._compiled.op_names.index(op)
         try:
-            return self._stepped.wait_for(number, (b + 1) * self._compiled.op_actions[number], b)
+            return self._stepped.wait_for(number, (b + 1) * self._compiled.op_actions[number], b, check)
         except Aborted:
             self.end()
             raise

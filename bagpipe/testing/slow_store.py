@@ -10,7 +10,7 @@ with SlowStore(store, read_gate=gate) as slow:
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -171,6 +171,10 @@ class SlowStore:
     def ids(self, table: int) -> NDArray[np.int64]:
         """See `Store.ids`."""
         return self.store.ids(table)
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        """See `Store.ids_by_table`."""
+        return self.store.ids_by_table(tables)
 
     def sum_changes(self) -> RowSums:
         """See `Store.sum_changes`."""

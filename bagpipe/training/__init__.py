@@ -13,8 +13,8 @@
     chunked_stages  the same with memory in chunks, which move in lanes chunks<k>      lanes compute<k>, reduce<p>
     preconditioned_dense, preconditioned_stages   whole models and stages with K-FAC   their lanes
     evaluation      F         scores                                                   lane compute
-    nonfinite, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work before and after
-                    others' actions
+    nonfinite, lookup_guard, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work
+                    before and after others' actions
     verification: the first batches against a serial reference
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest; absent_rows: those that the store does not have

@@ -75,7 +75,8 @@ class AccumulatedDense(WholeDense):
         if part < len(inputs) and inputs[part] is not None:
             num_examples = batch.rank_batch.num_global_examples
             batch.dense_pass = made = self._executor.forward(inputs[part], num_examples, self.loss_scale)
-            batch.loss_sum = made.loss_sum if batch.loss_sum is None else batch.loss_sum + made.loss_sum
+            if made is not None:
+                batch.loss_sum = made.loss_sum if batch.loss_sum is None else batch.loss_sum + made.loss_sum
 
     def backward(self, index: int) -> None:
         batch = self._run.in_flight[index // self._microbatches]

@@ -82,9 +82,9 @@ class Checkpointing(LoopPart):
     def before_flush(self) -> None:
         self._recorder.drain()
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, again: bool) -> None:
         """Make a checkpoint now, between two batches. See `Recorder.checkpoint`."""
-        self._recorder.checkpoint(self._totals.num_batches)
+        self._recorder.checkpoint(self._totals.num_batches, again=again)
 
     def end(self) -> None:
         """Make the last checkpoint."""

@@ -126,9 +126,18 @@ class DensePart(LoopPart):
         """Names of the parameters whose gradients are complete at an operation of a check point, and values that are
         finite if these gradients are."""
 
+    def checked_losses(self, point: Point, key: OpKey, b: int) -> Iterable[Tensor]:
+        """Losses of a batch that are complete at an operation of a check point, each once; scalars."""
+        loss, self._run.in_flight[b].loss = self._run.in_flight[b].loss, None
+        return () if loss is None else (loss,)
+
     @abstractmethod
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         """The chunk of an operation of `Point.STEP` or `Point.WEIGHTS`; None if it has no parameters."""
+
+    def stepped(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and values of what this process steps, where nothing moves them (`rest`)."""
+        return (named for chunk in self.chunks.values() for named in chunk.parameters)
 
     def row_givers(self, b: int) -> Sequence[bool] | None:
         """By rank, whether the backward of a batch reaches rows of its examples; None: all do."""
@@ -268,10 +277,10 @@ class WholeDense(DensePart):
         self.begin(b)
         batch = self._run.in_flight[b]
         with self._held.forward():
-            if batch.inputs is not None:  # few models take an empty batch
+            if batch.inputs is not None:
                 num_examples = batch.rank_batch.num_global_examples
-                batch.dense_pass = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
-                batch.loss_sum = batch.dense_pass.loss_sum
+                batch.dense_pass = made = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
+                batch.loss_sum = None if made is None else made.loss_sum
 
     def backward(self, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -339,6 +348,9 @@ class WholeDense(DensePart):
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self._held.gradients()
+
+    def stepped(self) -> Iterable[tuple[str, Tensor]]:
+        return self._held.named()
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks["model"]

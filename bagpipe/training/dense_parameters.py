@@ -22,10 +22,22 @@ from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 from bagpipe.training.digest import dense_digest, state_digest
 
-__all__ = ["DenseParameters", "GradientSum", "ShardedParameters", "WholeParameters"]
+__all__ = ["DenseParameters", "GradientSum", "ShardedParameters", "WholeParameters", "step_with_hooks"]
 
 #: They step each element by itself, so a share is stepped as the whole is.
 _ELEMENTWISE = (SGD, Adagrad, Adam, AdamW)
+
+
+def step_with_hooks(optimizer: Optimizer) -> None:
+    """One step of an optimizer. Hooks of one whose class torch has not prepared, such as torchrec's, are called too."""
+    if getattr(type(optimizer).step, "hooked", False):
+        optimizer.step()
+        return
+    for hook in (*vars(optimizer).get("_optimizer_step_pre_hooks", {}).values(),):
+        hook(optimizer, (), {})
+    optimizer.step()
+    for hook in (*vars(optimizer).get("_optimizer_step_post_hooks", {}).values(),):
+        hook(optimizer, (), {})
 
 
 class GradientSum(Protocol):
@@ -64,6 +76,10 @@ class DenseParameters(ABC):
         """What the optimizer steps, with the summed gradients after `reduce`."""
 
     @abstractmethod
+    def named(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """What the optimizer steps, with the names of the parameters that it is or is of."""
+
+    @abstractmethod
     def gradients(self) -> Iterable[tuple[str, Tensor]]:
         """Names, and values that are finite if the gradients of this rank's batch are; after its backward."""
 
@@ -76,8 +92,8 @@ class DenseParameters(ABC):
         return nullcontext()
 
     def step(self) -> None:
-        """One step of the optimizer."""
-        self.optimizer.step()
+        """One step of the optimizer, with its hooks."""
+        step_with_hooks(self.optimizer)
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -155,6 +171,9 @@ class WholeParameters(DenseParameters):
     def stepped(self) -> Iterable[nn.Parameter]:
         return (parameter for _, parameter in self._parameters())
 
+    def named(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return ((name, parameter) for name, parameter in self._parameters() if parameter.requires_grad)
+
     def gradients(self) -> Iterable[tuple[str, Tensor]]:
         for name, parameter in self._parameters():
             if parameter.grad is not None:
@@ -200,6 +219,9 @@ class ShardedParameters(DenseParameters):
     @property
     def stepped(self) -> Iterable[nn.Parameter]:
         return self._shards.segments.values()
+
+    def named(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self._shards.segments.items()
 
     def gradients(self) -> Iterable[tuple[str, Tensor]]:
         return self._shards.largest_gradients()

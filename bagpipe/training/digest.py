@@ -7,27 +7,36 @@ embedding_digest  SHA-256 over all rows of a namespace by (table name, id): name
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bagpipe.errors import LostRowError
+from bagpipe.store.audit import every_row
 from bagpipe.store.interface import Store
 from bagpipe.store.row_sums import RowSums
 
 __all__ = ["dense_digest", "embedding_digest", "state_digest"]
 
-#: Rows read at a time: 16 MiB of 256-byte records.
-CHUNK_ROWS = 65_536
-
 
 def dense_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Hex SHA-256 over the dense parameters and buffers, then the optimizer's state."""
-    state = optimizer.state_dict()["state"]
-    return state_digest(model, (state[number][name] for number in sorted(state) for name in sorted(state[number])))
+    """Hex SHA-256 over the dense parameters and buffers, then the optimizer's state without settings of groups."""
+    state = {key: value for key, value in optimizer.state_dict().items() if key != "param_groups"}
+    return state_digest(model, _values(state))
+
+
+def _values(state: object) -> Iterator[object]:
+    """What is in the containers of a state, by sorted keys."""
+    if isinstance(state, Mapping):
+        for key in sorted(state, key=lambda key: (type(key).__name__, key)):
+            yield from _values(state[key])
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _values(value)
+    else:
+        yield state
 
 
 def state_digest(model: nn.Module, states: Iterable[object]) -> str:
@@ -40,38 +49,30 @@ def state_digest(model: nn.Module, states: Iterable[object]) -> str:
     return sha.hexdigest()
 
 
-def embedding_digest(store: Store, sums: RowSums | None = None) -> str:
-    """Hex SHA-256 over all rows of the namespace. Memory: 8 B per row of the largest table, and one chunk of rows.
+def embedding_digest(
+    store: Store, sums: RowSums | None = None, on_rows: Callable[[int], None] = lambda num_rows: None
+) -> str:
+    """Hex SHA-256 over all rows of the namespace. Memory and errors: see `bagpipe.store.audit.every_row`.
 
     Args:
         store: open store.
         sums: the rows' check words are added to these sums.
-
-    Raises:
-        LostRowError: a row vanished meanwhile.
+        on_rows: called with the number of rows of each part.
     """
-    sha = hashlib.sha256()
-    for table in sorted(range(len(store.schema.tables)), key=lambda number: store.schema.tables[number].name):
-        name = store.schema.tables[table].name.encode() + b"\0"
-        ids = store.ids(table)
-        for first in range(0, len(ids), CHUNK_ROWS):
-            chunk = ids[first : first + CHUNK_ROWS]
-            result = store.read(table, chunk)
-            if not result.found.all():
-                lost = chunk[~result.found]
-                raise LostRowError(
-                    f"table {store.schema.tables[table].name} id {lost[0]} vanished while the rows were digested "
-                    f"({len(lost)} such rows)"
-                )
-            if sums is not None:
-                sums.add_rows(np.array([table], np.uint32), chunk, result.checks)
-            record = np.dtype([("name", f"V{len(name)}"), ("id", "<i8"), ("row", f"V{store.schema.row_bytes(table)}")])
-            records = np.empty(len(chunk), dtype=record)
-            records["name"] = np.void(name)
-            records["id"] = chunk
-            rows = np.ascontiguousarray(result.rows, dtype=result.rows.dtype.newbyteorder("<"))
-            records["row"] = rows.view(f"V{store.schema.row_bytes(table)}")[:, 0]
-            sha.update(records.tobytes())
+    sha, schema = hashlib.sha256(), store.schema
+    by_name = sorted(range(len(schema.tables)), key=lambda number: schema.tables[number].name)
+    for table, ids, result in every_row(store, by_name):
+        if sums is not None:
+            sums.add_rows(np.array([table], np.uint32), ids, result.checks)
+        name = schema.tables[table].name.encode() + b"\0"
+        record = np.dtype([("name", f"V{len(name)}"), ("id", "<i8"), ("row", f"V{schema.row_bytes(table)}")])
+        records = np.empty(len(ids), dtype=record)
+        records["name"] = np.void(name)
+        records["id"] = ids
+        rows = np.ascontiguousarray(result.rows, dtype=result.rows.dtype.newbyteorder("<"))
+        records["row"] = rows.view(f"V{schema.row_bytes(table)}")[:, 0]
+        sha.update(records.tobytes())
+        on_rows(len(ids))
     return sha.hexdigest()
 
 

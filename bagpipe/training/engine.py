@@ -1,7 +1,7 @@
 """`Engine`: trains and evaluates one model on planned batches. A run is a sum of parts, composed here.
 
 train     Reading + Rows + (LocalRows | ExchangedRows) + DensePart + NonfiniteGuard + Checkpointing + … + Totals
-evaluate  Reading + EvaluationRows + (LocalRows | EvaluationExchange) + Scoring + Totals
+evaluate  Reading + EvaluationRows + (LocalRows | EvaluationExchange) + Scoring + LookupGuard + Totals
 
 parts ──declare──> one checked Loop ──Runner──> one thread per lane
 """
@@ -35,6 +35,7 @@ from bagpipe.training.checkpointing import Checkpointing
 from bagpipe.training.current_rows import RowReader
 from bagpipe.training.dense import DensePart
 from bagpipe.training.evaluation import OnScores, Scoring
+from bagpipe.training.lookup_guard import LookupGuard
 from bagpipe.training.nonfinite import NonfiniteGuard
 from bagpipe.training.part import EarlierSteps, LoopPart, LoopRun, handlers_of
 from bagpipe.training.progress import RunResult
@@ -129,8 +130,7 @@ class Engine:
         self.settings = settings
         self._earlier = EarlierSteps() if earlier is None else earlier
         self.row_steps = going_on(_same_step(settings) if row_steps is None else row_steps, self._earlier)
-        self.trace = trace
-        self.layout = layout
+        self.trace, self.layout = trace, layout
         self.prepare = prepare
         self.peers = peers
         self._wake, self._await_batch = wake, await_batch
@@ -249,7 +249,7 @@ class Engine:
         rows = EvaluationRows(cache=cache, store=self._reader, prefetch_depth=depth, known=known)
         lookups = LocalRows(cache) if peers is None else EvaluationExchange(cache, peers)
         totals = Totals(rows, scoring.loss_sums)
-        run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, totals))
+        run = LoopRun(batches=batches, parts=(reading, rows, lookups, scoring, LookupGuard(cache.verdicts), totals))
         with ExitStack() as stack:
             for part in (self.dense, *self.parts):
                 stack.enter_context(part.evaluating())
@@ -268,7 +268,7 @@ class Engine:
         """A run of training, not started."""
         cache, peers, delay, expires = self.cache, self.peers, self.settings.rows_delay, self.settings.expires
         reading, depth = self._reading(self._await_batch), self.settings.prefetch_depth
-        guard = NonfiniteGuard(cache.streams, self.dense, rank=None if peers is None else peers.rank)
+        guard = NonfiniteGuard(cache.streams, self.dense, cache.verdicts, rank=None if peers is None else peers.rank)
         # A row of a batch that changes no rows is not written, and its id can be of a row that was, and expired.
         known = [] if expires and (guard.skips or cache.is_partial) else list(self._known)
         clips, givers = self.dense.clip.limits_rows, self.dense.row_givers

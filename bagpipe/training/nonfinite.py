@@ -1,5 +1,8 @@
 """`NonfiniteGuard`: a loss or gradient that is not finite changes no parameter and no row.
 
+What an update makes of finite gradients is looked at when it leaves the device: rows before they are stored
+(`bagpipe.cache.row_transfer`), dense parameters before a checkpoint has them and at a run's end (`NonfiniteGuard.end`).
+
     end of the backward of b: loss, gradients of parameters, gradients of rows ──sum──> finite? ──no──> stop, or skip b
 
 A NaN or an infinity among the terms makes a sum NaN or infinite, so one number per batch tells. A sum that is not
@@ -16,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +28,8 @@ from torch import Tensor
 
 from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.staging import PendingTensor, to_host
+from bagpipe.cache.verdicts import Verdict, Verdicts
+from bagpipe.checkpoint.optimizer_state import check_finite
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
@@ -59,33 +63,26 @@ class _Suspect:
     terms: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """A batch's sum on its way from the device."""
-
-    batch: int
-    what: str
-    total: PendingTensor
-
-
 class NonfiniteGuard(LoopPart):
     """Checks losses and gradients of one rank.
 
     Args:
         streams: of the model's device.
         dense: the dense part whose gradients are examined. It says whether a bad batch is left out or ends the job.
+        verdicts: also of other numbers of these batches, such as whether their lookups are of their own ids; None: new.
         rank: of this process, for messages; None: there is only one.
     """
 
-    def __init__(self, streams: Streams, dense: DensePart, *, rank: int | None = None) -> None:
+    def __init__(
+        self, streams: Streams, dense: DensePart, verdicts: Verdicts | None = None, *, rank: int | None = None
+    ) -> None:
         self.skips = dense.skips_nonfinite
         self._streams = streams
         self._dense = dense
         self._hint = dense.precision.loss_scale.hint
         self._run: LoopRun
         self._rank_text = "" if rank is None else f" of rank {rank}"
-        self._verdicts: list[_Verdict] = []
-        self._lock = threading.Lock()
+        self._verdicts = Verdicts() if verdicts is None else verdicts
 
     def hooks(self) -> Iterable[Hook]:
         for point in self._dense.gradient_points:
@@ -94,7 +91,7 @@ class NonfiniteGuard(LoopPart):
 
     def start(self, run: LoopRun) -> None:
         self._run = run
-        self._verdicts = []
+        self._verdicts.clear()
 
     def before_write(self, epoch: int) -> None:
         self.check()
@@ -102,20 +99,31 @@ class NonfiniteGuard(LoopPart):
     def before_flush(self) -> None:
         self.check()
 
+    def end(self) -> None:
+        """Look at what the last steps have made of dense parameters: no later loss tells."""
+        self._dense.rest()
+        parameters = [(name, value.detach()) for name, value in self._dense.stepped() if value.numel()]
+        if parameters:
+            total = _TOTALS[parameters[0][1].device.type]([value for _, value in parameters])
+            if not _is_finite(to_host(self._streams, total)):
+                check_finite(parameters)
+
     def _examine(self, point: Point, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
+        losses = [*self._dense.checked_losses(point, key, b)]
+        name = "the loss" if batch.rank_batch.num_global_examples else "the loss of a batch without examples"
         gradients = self._dense.checked_gradients(point, key)
         if point is Point.GRADIENTS:
-            loss, batch.loss = batch.loss, None
-            batch.is_skipped = self.is_bad(b, loss=loss, gradients=gradients, groups=batch.groups)
+            batch.is_skipped = self.is_bad(b, losses=losses, name=name, gradients=gradients, groups=batch.groups)
         else:
-            self.is_bad(b, gradients=gradients)
+            self.is_bad(b, losses=losses, name=name, gradients=gradients)
 
     def is_bad(
         self,
         batch: int,
         *,
-        loss: Tensor | None = None,
+        losses: Sequence[Tensor] = (),
+        name: str = "the loss",
         gradients: Iterable[tuple[str, Tensor]] = (),
         groups: Sequence[ActiveTableGroup] = (),
         arrived: Sequence[Tensor] = (),
@@ -124,7 +132,8 @@ class NonfiniteGuard(LoopPart):
 
         Args:
             batch: its number.
-            loss: scalar.
+            losses: scalars.
+            name: of a loss, for the error.
             gradients: names of parameters, and their gradients or values that are finite if these are.
             groups: of the batch; gradients of their vectors are looked at.
             arrived: gradients of rows that the ranks have sent.
@@ -135,15 +144,15 @@ class NonfiniteGuard(LoopPart):
         Raises:
             JobError: it is bad and not to be skipped; names batch, rank, and the first thing that is not finite.
         """
-        suspects = [s for s in _suspects(loss, gradients, groups, arrived) if s.terms.numel()]
+        suspects = [s for s in _suspects(losses, name, gradients, groups, arrived) if s.terms.numel()]
         if not suspects:
             return False
         total = _TOTALS[suspects[0].terms.device.type]([suspect.terms for suspect in suspects])
         arrival = to_host(self._streams, total)
         if not self.skips and not arrival.is_ready():
             what = f"{suspects[0].what}, or a gradient," if len(suspects) > 1 else suspects[0].what
-            with self._lock:
-                self._verdicts.append(_Verdict(batch, what, arrival))
+            error = functools.partial(self._error, batch, what)
+            self._verdicts.add(Verdict(batch, arrival, _is_finite_number, error))
             return False
         return not _is_finite(arrival) and self._judge(batch, suspects)
 
@@ -161,17 +170,7 @@ class NonfiniteGuard(LoopPart):
         Raises:
             JobError: as `is_bad`.
         """
-        with self._lock:
-            # Lanes' sums do not arrive in the order in which the lanes have sent them: one may hold up no other.
-            here: list[_Verdict] = []
-            late: list[_Verdict] = []
-            for verdict in self._verdicts:
-                (here if verdict.total.is_ready() else late).append(verdict)
-            bad = next((verdict for verdict in here if not _is_finite(verdict.total)), None)
-            if bad is not None:
-                # None is forgotten: a lane and the thread that makes checkpoints both ask, and neither may go on.
-                raise self._error(bad.batch, bad.what)
-            self._verdicts = late
+        self._verdicts.check()
 
     def check_before(self, batch: int) -> None:
         """Wait for the sums of all batches before this one; later ones count for nothing. From a thread that may wait.
@@ -179,11 +178,7 @@ class NonfiniteGuard(LoopPart):
         Raises:
             JobError: as `is_bad`.
         """
-        with self._lock:
-            verdicts = [verdict for verdict in self._verdicts if verdict.batch < batch]
-        for verdict in verdicts:
-            if not _is_finite(verdict.total):
-                raise self._error(verdict.batch, verdict.what)
+        self._verdicts.check_before(batch)
 
     def _judge(self, batch: int, suspects: Sequence[_Suspect]) -> bool:
         bad = next((s for s in suspects if not bool(torch.isfinite(s.terms).all())), None)
@@ -201,23 +196,29 @@ class NonfiniteGuard(LoopPart):
 
 
 def _is_finite(total: PendingTensor) -> bool:
-    return math.isfinite(total.get().item())
+    return _is_finite_number(total.get())
+
+
+def _is_finite_number(total: Tensor) -> bool:
+    return math.isfinite(total.item())
 
 
 def _suspects(
-    loss: Tensor | None,
+    losses: Sequence[Tensor],
+    loss_name: str,
     gradients: Iterable[tuple[str, Tensor]],
     groups: Sequence[ActiveTableGroup],
     arrived: Sequence[Tensor],
 ) -> Iterable[_Suspect]:
-    if loss is not None:
-        yield _Suspect("the loss", loss.detach())
+    for loss in losses:
+        yield _Suspect(loss_name, loss.detach())
     for name, gradient in gradients:
         if gradient.layout is torch.strided:
             yield _Suspect(f"the gradient of {name}", gradient)
     for group in groups:
-        for vectors, _ in group.gradients:
+        for found in group.gradients:
             tables = group.context.tables
-            yield _Suspect(f"a gradient of rows of tables {tables.first_table} to {tables.end_table - 1}", vectors)
+            what = f"a gradient of rows of tables {tables.first_table} to {tables.end_table - 1}"
+            yield _Suspect(what, found.vectors)
     for gradients in arrived:
         yield _Suspect("a gradient of rows that a rank has sent", gradients)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -89,10 +89,14 @@ class EarlierSteps:
     Attributes:
         rows: in the steps of row optimizers.
         schedule: in the positions of learning rates.
+        dense: in the turns of the dense part: of K-FAC, of versions of weights, of partial backwards.
+        masks: in the seeds of the stages' random numbers.
     """
 
     rows: int = 0
     schedule: int = 0
+    dense: int = 0
+    masks: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -118,6 +122,10 @@ class LoopRun:
     in_flight: dict[int, InFlightBatch] = field(default_factory=dict)
     runner: Runner | None = None
     trace: Trace | None = None
+
+    def at_rest(self) -> LoopRun:
+        """The run for checkpoints once this one is left: its parts, without batches and runner."""
+        return replace(self, batches=iter(()), in_flight={}, runner=None)
 
     def abort(self, error: BaseException) -> None:
         """End the run with this error, unless it has one. From any thread."""

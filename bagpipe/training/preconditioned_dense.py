@@ -54,11 +54,11 @@ class PreconditionedDense(WholeDense):
 
     def start(self, run: LoopRun) -> None:
         super().start(run)
-        self.kfac.begin()
+        self.kfac.begin(run.earlier.dense)
         self._capture = self.kfac.capture(self.kfac.layers)
 
     def forward(self, b: int) -> None:
-        if self.kfac.settings.makes_factors(b):
+        if self.kfac.makes_factors(b):
             self._capture.during(b, partial(super().forward, b))
         else:
             super().forward(b)
@@ -97,7 +97,7 @@ class PreconditionedDense(WholeDense):
             self.kfac.share()
 
     def update(self, batch: InFlightBatch) -> None:
-        lr = float(self.optimizer.param_groups[0]["lr"])
+        lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))
         self.kfac.limit(step_limit(self.kfac.sizes, kappa=self.kfac.settings.kappa, lr=lr))
         self.limit((), batch)  # of rows
         self._held.step()

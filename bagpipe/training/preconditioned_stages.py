@@ -40,7 +40,7 @@ class PreconditionedStages(StagedDense):
 
     def start(self, run: LoopRun) -> None:
         for kfac in self._kfacs.values():
-            kfac.begin()  # before the runtime copies modules, with their hooks
+            kfac.begin(run.earlier.dense)  # before the runtime copies modules, with their hooks
         super().start(run)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         found: dict[int, LayerCapture] = {}
@@ -84,7 +84,7 @@ class PreconditionedStages(StagedDense):
         }
 
     def _captured(self, instance: int, forward: Handler, index: int) -> None:
-        if self._kfacs[self._stage_of[instance]].settings.makes_factors(index // self._units[instance]):
+        if self._kfacs[self._stage_of[instance]].makes_factors(index // self._units[instance]):
             self._captures[instance].during(index, partial(forward, index))
         else:
             forward(index)

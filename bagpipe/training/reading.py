@@ -34,7 +34,7 @@ __all__ = ["PrepareInputs", "Reading"]
 #: Longest wait for a batch before the lane looks whether it is to stop.
 _LOOK_UP_S = 0.5
 
-#: Makes the inputs of the dense part (`DenseExecutor.forward`) of a batch with examples, and of what it uploads.
+#: Makes the inputs of the dense part (`DenseExecutor.forward`) of a batch, and of what it uploads. None: it has none.
 PrepareInputs: TypeAlias = Callable[[Batch, Uploader], Any]
 
 
@@ -106,7 +106,7 @@ class Reading(LoopPart):
         batch = found.batch
         with self._uploads.batch() as upload:
             context = prepare_batch(self._layout, batch, found.consumer, found.exchange, upload=upload)
-            inputs = self._prepare(batch, upload) if batch.num_examples else None
+            inputs = self._prepare(batch, upload)
         in_flight[b] = InFlightBatch(rank_batch=found, context=context, inputs=inputs)
         if self._trace is not None:
             self._trace.note("oracle", "0X_PLAN", b, found.span.plan_start_ns, found.span.plan_end_ns)

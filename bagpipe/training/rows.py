@@ -22,7 +22,7 @@ from bagpipe.cache.gradient_squares import limbs_of_gradients
 from bagpipe.cache.lookup import ActiveTableGroup, gradients_of
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.cache.row_transfer import WRITE_DEPTH, FetchRequests
-from bagpipe.errors import LostRowError
+from bagpipe.errors import JobError, LostRowError
 from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import RowSteps
 from bagpipe.oracle.plan import NO_BATCH, OwnerPlan
@@ -205,9 +205,8 @@ class Rows(EvaluationRows):
 
     def write_back(self, b: int) -> None:
         batch = self._run.in_flight[b]
-        assert batch.writes is not None, "evicted before"
         # On a device the lane has waited for the eviction by now, so the rows are here.
-        self._write(batch.writes(), batch.epoch, b)
+        self._write(self._arrived(batch), batch.epoch, b)
         batch.writes = None
         self._delete(batch, b)
 
@@ -251,10 +250,20 @@ class Rows(EvaluationRows):
         """Write all updated rows after an error that has ended the lanes: those on their way first, in order."""
         for b, batch in sorted(self._run.in_flight.items()):
             if batch.writes is not None:
-                self._write(batch.writes(), batch.epoch, b)
+                self._write(self._arrived(batch), batch.epoch, b)
                 batch.writes = None
                 self._delete(batch, b)
         self.flush()
+
+    def _arrived(self, batch: InFlightBatch) -> Sequence[WriteRequest]:
+        """The rows that left for a batch. Raises JobError: one is not finite, or before that a gradient was not."""
+        assert batch.writes is not None, "evicted before"
+        try:
+            return batch.writes()
+        except JobError:
+            for part in self._run.parts:
+                part.before_write(batch.epoch)
+            raise
 
     def _write(self, requests: Sequence[WriteRequest], epoch: int, b: int) -> None:
         for part in self._run.parts:
@@ -347,7 +356,7 @@ def scale_gradients(groups: Sequence[ActiveTableGroup], factor: Tensor) -> None:
     """Multiply the gradients of a batch's rows by a scalar."""
     for group in groups:
         # Not in place: two groups may hold the same tensor.
-        group.gradients[:] = [(vectors * factor, weights) for vectors, weights in group.gradients]
+        group.gradients[:] = [gradient._replace(vectors=gradient.vectors * factor) for gradient in group.gradients]
 
 
 def drop_gradients(groups: Sequence[ActiveTableGroup]) -> None:

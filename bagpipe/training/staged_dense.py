@@ -6,6 +6,7 @@ StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -26,7 +27,7 @@ from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.runtime import StageRuntime
-from bagpipe.pipeline.stream import Streams
+from bagpipe.pipeline.stream import Streams, keep_for_current_stream
 from bagpipe.schedule.builders.prefetch_loop import TURN, declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
@@ -107,6 +108,7 @@ class StagedDense(DensePart):
             )
             for stage, share in pipeline.shares.items()
         }
+        self._losses_lock = threading.Lock()
         self._runtime: StageRuntime
         self._loss_before: float = 0.0
         self._next_batch = 0
@@ -152,9 +154,9 @@ class StagedDense(DensePart):
         is_same = sums.keys() == set(self.pipeline.instances)
         self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
         for versions in self.pipeline.versions.values():
-            versions.start(run.first_batch)
-            if run.first_batch == 0:
-                versions.begin()
+            versions.start(run.first_batch, run.earlier.dense)
+        if self.pipeline.partial_backward is not None:
+            self.pipeline.partial_backward.earlier = run.earlier.dense
         for activations in self.pipeline.activations.values():
             activations.lane.open(run.trace)
         self.pipeline.parameters.join()  # an earlier run can have been given up
@@ -164,6 +166,7 @@ class StagedDense(DensePart):
             label_shape=self._loss.target_shape,
             loss_sums=sums if is_same else {},
             loss_scale=self.loss_scale.value,
+            earlier=run.earlier.masks,
         )
         self.pipeline.parameters.begin(self._runtime)
 
@@ -218,6 +221,23 @@ class StagedDense(DensePart):
         if stage in self.pipeline.shares:
             return self.pipeline.shares[stage].checked()
         return ((name, parameter.grad) for name, parameter in parameters if parameter.grad is not None)
+
+    def checked_losses(self, point: Point, key: OpKey, b: int) -> Iterable[Tensor]:
+        # At its step a stage has computed all its losses, and at the gradients of rows most stages have.
+        stages = None if point is Point.GRADIENTS else {self._stage_of[key[0]]}
+        for number in self.pipeline.instances:
+            losses = self._runtime.runner(number).unchecked
+            if stages is None or self._stage_of[number] in stages:
+                with self._losses_lock:  # lanes look at the same time
+                    found = [losses.popleft()[1] for _ in range(sum(batch <= b for batch, _ in losses))]
+                for loss in found:
+                    keep_for_current_stream(loss)
+                yield from found
+
+    def stepped(self) -> Iterable[tuple[str, Tensor]]:
+        for stage in self.pipeline.stages:
+            names = (name for name, _ in self.chunks[str(stage)].parameters)
+            yield from zip(names, self.pipeline.stepped(stage), strict=True)
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks[str(self._stage_of[key[0]])]

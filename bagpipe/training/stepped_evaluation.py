@@ -52,7 +52,8 @@ class Outputs(LoopPart):
         if inputs is not None and not self.is_dropping:
             with torch.no_grad():
                 loss, self.outputs = call_model(self._model, inputs.batch)
-                self._loss_sum += loss * inputs.num_examples
+                if inputs.num_examples:  # a mean over none is not finite
+                    self._loss_sum += loss * inputs.num_examples
 
     def loss_sums(self) -> Mapping[str, Tensor]:
         """The sum of the losses so far; see `DensePart.loss_sums`."""

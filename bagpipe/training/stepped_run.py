@@ -94,6 +94,18 @@ class SteppedRun:
         """
         return self._run.in_flight[self._next_batch] if self._runner.await_batch("0X_READ", self._next_batch) else None
 
+    def await_batch(self, check: Callable[[], object]) -> None:
+        """Wait until the batch of the next step is read, there is none, or the run has failed, which `step` raises.
+
+        Args:
+            check: called about twice a second. What it raises leaves the run as it is between two steps.
+        """
+        try:
+            self._runner.await_batch("0X_READ", self._next_batch, check)
+        except BaseException as error:
+            if error is not self._runner.first_error():
+                raise
+
     def progress(self) -> Progress:
         """The totals so far. Any thread may ask."""
         return self._totals.progress()
@@ -192,12 +204,12 @@ class SteppedRun:
         self.rest()
         self._rows.flush()
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, again: bool = False) -> None:
         """Rest, write all updated rows, and make a checkpoint at `next_batch`; then training can go on.
 
         Returns on rank 0 when the checkpoint is published, on another rank when its part is durable. All ranks call it
         before the same batch; micro-batches whose step is not done are given up. One at the step where the run began,
-        or of the latest call, exists and is not made again.
+        or of the latest call, exists and is not made anew, unless `again`.
 
         Raises:
             JobError: a checkpoint could not be written.
@@ -209,7 +221,7 @@ class SteppedRun:
         in_flight = list(self._run.in_flight.values())
         assert all(batch.writes is None for batch in in_flight), "rows that left are written before lanes rest"
         self._rows.flush()
-        self._checkpointing.checkpoint()
+        self._checkpointing.checkpoint(again=again)
 
     def rescue(self) -> None:
         """Write all updated rows after an error of the model, its loss or its optimizer, when all lanes have ended."""
@@ -243,6 +255,11 @@ class SteppedRun:
     def is_stopping(self) -> bool:
         """A signal, this rank or another one has asked the run to stop."""
         return self._runner.stop_requested
+
+    @property
+    def can_end_here(self) -> bool:
+        """`end_here` computes no further batch: a step does not begin the next one. Equal on all ranks."""
+        return not self._begun_ahead
 
     def give_up(self) -> None:
         """End the lanes, unless `end` was called; micro-batches whose step is not done are given up. Idempotent."""

@@ -18,6 +18,7 @@ __all__ = [
     "STATE_WIDTH",
     "RowType",
     "base_optimizer",
+    "moves_without_gradient",
 ]
 
 #: Optimizer of a table whose rows are read and never updated. Only tables have it (`RowTable.optimizer`).
@@ -60,6 +61,11 @@ def base_optimizer(name: str) -> tuple[str, bool]:
     """The optimizer without decay, and whether its rows decay."""
     base = name.removesuffix(DECAYED).removesuffix(L2_DECAYED)
     return base, base != name
+
+
+def moves_without_gradient(name: str) -> bool:
+    """Whether an update with gradient zero differs from none. With L2 decay, rows have one at every batch anyway."""
+    return base_optimizer(name)[0] in ("momentum", "adam", "ftrl") and not name.endswith(L2_DECAYED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

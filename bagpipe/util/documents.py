@@ -1,11 +1,13 @@
 """JSON and TOML from outside: parsed without tracebacks, and read into records with their types checked.
 
+file that a person writes ──file_text──> text                                           InputError
 text ──parse_json | parse_toml──> plain values ──read_value──> a frozen dataclass        ValueError, InputError
 text of a named file ──toml_tables | versioned_toml──> plain values                     InputError
 """
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import json
@@ -13,11 +15,34 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import InputError
 
-__all__ = ["parse_json", "parse_toml", "read_value", "toml_tables", "versioned_toml"]
+__all__ = ["file_text", "parse_json", "parse_toml", "read_value", "toml_tables", "versioned_toml"]
+
+
+def file_text(path: str | Path, *, subject: str) -> str:
+    """The text of a file that a person writes, in UTF-8, without the byte order mark with which some editors begin it.
+
+    Args:
+        path: of the file.
+        subject: the flag or key that names it, for errors.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        is_utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = f"expected UTF-8 text, got {'UTF-16' if is_utf16 else f'byte 0x{error.object[error.start]:02x}'}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:  # a path with a zero byte
+        reason = str(error)
+    raise InputError(f"{subject}: cannot read {path}: {reason}")
 
 
 def parse_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Checks that the installed torch, fbgemm and torchrec are compatible, before any of them is imported.
+"""Checks that the installed torch, fbgemm and torchrec are compatible and can be imported, before any of them is.
 
     importlib.metadata ──Installed──> find_problem ──one line: installed, required, the command──> InputError
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from bagpipe.errors import InputError
 from bagpipe.util.packages import distribution_of, explain_missing, missing_line
+from bagpipe.util.temporary_folder import temporary_place
 
 __all__ = [
     "RECOMMENDED",
@@ -89,14 +90,16 @@ def read_installed() -> Installed:
 
 
 def check_environment(device: str = "cpu") -> None:
-    """Check the installed packages before torchrec is imported. Programs that use torchrec call it first.
+    """Check what torch and torchrec need before they are imported. Programs that use them call it first.
 
     Args:
         device: `run.device`; ``cuda`` requires CUDA builds.
 
     Raises:
-        InputError: the installed packages are incompatible; the line holds the command that fixes it.
+        InputError: the installed packages are incompatible, and the line holds the command that fixes it; or there is
+            no folder for temporary files, which torch looks up while it is imported.
     """
+    temporary_place()
     problem = find_problem(read_installed(), device=device)
     if problem is not None:  # the command must change this environment, whichever shell runs it
         raise InputError(problem.replace("python -m pip", f"{shlex.quote(sys.executable)} -m pip"))

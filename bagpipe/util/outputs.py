@@ -25,6 +25,7 @@ __all__ = [
     "reason_of",
     "write_json",
     "write_whole",
+    "written_whole",
 ]
 
 #: Numbers of a full disk, and the text with which libraries in other languages report them without a number.
@@ -100,6 +101,25 @@ def write_whole(path: str, content: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise JobError(f"cannot write {path}: {reason_of(error)}") from error
+
+
+@contextmanager
+def written_whole(path: str) -> Iterator[str]:
+    """The name of a file beside `path`, for the block to write; it takes the place of `path` at a clean exit.
+
+    Raises:
+        InputError: it cannot be written.
+        JobError: the disk is full.
+    """
+    partial = f"{path}.partial"
+    try:
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(partial)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Names of columns, files and metrics, and answers of servers, can hold characters
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 __all__ = ["print_error", "print_text", "printable"]
 
@@ -29,5 +30,7 @@ def print_text(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print lines to stderr."""
-    sys.stderr.write(f"{printable(text)}\n")
+    """Print lines to stderr, if it is there: a program without one, such as a user's in the background, goes on."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"{printable(text)}\n")

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from bagpipe.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, JobError, St
 from bagpipe.util.environment import explain_import
 from bagpipe.util.printing import print_error
 
-__all__ = ["PrintError", "exiting", "note", "printed_warnings", "run_program"]
+__all__ = ["PacedNotes", "PrintError", "exiting", "note", "printed_warnings", "run_program"]
 
 #: Prints an error with the given function, or leaves it to another process.
 PrintError = Callable[[BaseException, Callable[[BaseException], None]], None]
@@ -28,6 +29,9 @@ _INSTALLED_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+#: Seconds between two notes about the progress of the same work.
+NOTE_INTERVAL_S = 5.0
+
 #: Errors that say all in one line. Any other exception is a defect.
 _EXPECTED = (InputError, StoreError, JobError)
 
@@ -35,6 +39,24 @@ _EXPECTED = (InputError, StoreError, JobError)
 def note(text: str) -> None:
     """Print a note to stderr."""
     print_error(f"note: {text}")
+
+
+class PacedNotes:
+    """Prints notes about long work to stderr, at most one in `NOTE_INTERVAL_S`."""
+
+    def __init__(self) -> None:
+        self._start_s = self._noted_s = time.monotonic()
+
+    def __call__(self, text_of: Callable[[float], str]) -> None:
+        """Print a note, if one is due.
+
+        Args:
+            text_of: the note, from the seconds since the work began.
+        """
+        now_s = time.monotonic()
+        if now_s - self._noted_s >= NOTE_INTERVAL_S:
+            self._noted_s = now_s
+            note(text_of(now_s - self._start_s))
 
 
 class _WarningLines(logging.Handler):

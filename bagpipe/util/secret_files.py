@@ -6,6 +6,7 @@ BAGPIPE_CACHER_SECRET, BAGPIPE_STORE_PASSWORD ─────┴──read_secre
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 
@@ -67,4 +68,4 @@ def _read(subject: str, path: str) -> bytes:
         )
     if len(content) > _MAX_BYTES:
         raise InputError(f"{subject} {path}: expected at most {_MAX_BYTES} bytes")
-    return content
+    return content.removeprefix(codecs.BOM_UTF8)  # of an editor

@@ -156,7 +156,6 @@ class DenseJob:
 
         for versions in self.pipeline.versions.values():
             versions.start(0)
-            versions.begin()
         builder = LoopBuilder(read_ahead=self._read_ahead)
         declare_reading(builder)
         builder.provide(Point.ROWS_READY, "X_READ")

@@ -70,6 +70,7 @@ class ResidentModel:
                     with uploads.batch() as upload:
                         context = prepare_batch(built.converted.layout, step.batch, step.consumer, upload=upload)
                         inputs = prepare(step.batch, upload)
+                    assert inputs is not None, "its batches have examples"
                     self._batches.append(_Batch(context=context, inputs=inputs, num_examples=step.num_global_examples))
 
     def run(self) -> Sequence[float]:

@@ -39,6 +39,15 @@ from tests.relays import OnReadable, SocketRelay, close_pair
 ROOT = Path(__file__).parents[2]
 
 
+def children_of(process: int | str) -> list[int]:
+    """Process ids of what any thread of a process has started, and that has not been waited for."""
+    found = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += [int(child) for child in path.read_text().split()]
+    return found
+
+
 def config(
     *,
     batch_size: int = 50,

@@ -9,14 +9,25 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from bagpipe.client.address import parse_address
 from bagpipe.errors import InputError
+from bagpipe.util.temporary_folder import temporary_folder
 from cacher.embedded import EmbeddedCacher
-from tests.cacher.daemons import ROOT, all_batches, assert_same_batches, config, planned_batches, remote, spec_of
+from tests.cacher.daemons import (
+    ROOT,
+    all_batches,
+    assert_same_batches,
+    children_of,
+    config,
+    planned_batches,
+    remote,
+    spec_of,
+)
 
 pytestmark = pytest.mark.multiproc
 
@@ -46,8 +57,13 @@ def test_the_embedded_cacher_leaves_nothing_behind(world_size: int) -> None:
         assert_same_batches(ours[rank], expected)
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def test_its_socket_may_be_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = config()
+    with temporary_folder("a b%41?caf\udce9") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with EmbeddedCacher(job) as cacher:
+            assert Path(parse_address(cacher.url).path).is_relative_to(folder)
+            assert_same_batches(all_batches(cacher.url, job, 1)[0], planned_batches(job, 1)[0])
 
 
 def test_an_embedded_cacher_takes_its_shards_along() -> None:
@@ -106,6 +122,7 @@ def test_the_embedded_cacher_can_end_in_the_middle_of_a_run() -> None:
 
 PARENT = """
 import sys, time
+from bagpipe.util.temporary_folder import temporary_folder
 from cacher.embedded import EmbeddedCacher
 from tests.cacher.daemons import config, remote, spec_of
 job = config()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from bagpipe.errors import JobError
 from cacher.planning import PlannedData
-from tests.cacher.daemons import Daemon, assert_same_batches, config, planned_batches, served, spec_of
+from tests.cacher.daemons import Daemon, assert_same_batches, children_of, config, planned_batches, served, spec_of
 from tests.cacher.sharding import data_of, sharded
 
 pytestmark = pytest.mark.multiproc
@@ -40,19 +40,11 @@ def test_a_local_shard_that_is_killed_is_started_again() -> None:
 
 def kill_next(known: set[int]) -> None:
     """Wait for a process that this one has not started before, and kill it."""
-    while not (started := children() - known):
+    while not (started := set(children_of("self")) - known):
         pass
     known |= started
     for pid in started:
         os.kill(pid, signal.SIGKILL)
-
-
-def children() -> set[int]:
-    found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            found |= set(map(int, path.read_text().split()))
-    return found
 
 
 @pytest.mark.parametrize("kills", [2, 3])
@@ -61,7 +53,7 @@ def test_a_shard_that_is_killed_while_it_starts_again_is_lost_once_more(kills: i
     job = sharded(config(limit=2000, batch_size=20, lookahead=6), "2")
     with data_of(job) as data:
         phase = data.phase("train", spec_of(job, data.schema, 1))
-        batches, known = [next(phase)], children()
+        batches, known = [next(phase)], set(children_of("self"))
         kill(data, 1)
         for _ in range(kills - 1):
             kill_next(known)

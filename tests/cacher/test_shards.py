@@ -13,7 +13,7 @@ import pytest
 from bagpipe.errors import InputError
 from cacher.planning import PlannedData
 from cacher.shards import Shards
-from tests.cacher.daemons import Daemon, config, refused_daemon, served
+from tests.cacher.daemons import Daemon, children_of, config, refused_daemon, served
 from tests.cacher.sharding import sharded
 from tests.data.files import criteo_lines
 
@@ -58,8 +58,7 @@ def test_a_signal_while_shards_start_ends_the_daemon(number: signal.Signals, tmp
     daemon = Daemon(config(), f"unix:{tmp_path}/c.sock", "--cacher.shards=2", environment={"TMPDIR": str(tmp_path)})
     daemon.start()
     try:
-        children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
-        while not (shards := children.read_text().split()):
+        while not (shards := children_of(daemon.process.pid)):
             assert daemon.process.poll() is None
         assert daemon.end(number) == 0
     finally:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 import uuid
 from contextlib import ExitStack
@@ -81,8 +82,9 @@ def test_reads_match_the_model(saved):
             assert not len(rows.read(table, ids[:0]).rows)
 
 
-@pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 1 << 20])
 def test_all_rows_come_once_and_by_bucket(saved, monkeypatch, chunk_bytes):
+    """In arrays of the caller's own, also a single row of a file."""
     monkeypatch.setattr(merge, "CHUNK_BYTES", chunk_bytes)
     for checkpoint, model in saved:
         rows = rows_of(checkpoint)
@@ -96,6 +98,9 @@ def test_all_rows_come_once_and_by_bucket(saved, monkeypatch, chunk_bytes):
                         assert (request.table, row_id) not in found
                         found[request.table, row_id] = float(row[0])
         assert found == model
+        for request in itertools.chain.from_iterable(map(rows.rows, range(len(SCHEMA.tables)))):
+            assert request.ids.flags.writeable
+            assert request.rows.flags.writeable
 
 
 @costly(6)

@@ -66,6 +66,7 @@ def changed(value: object, *path: object, to: object) -> bytes:
 def _signed(document: dict[str, object]) -> bytes:
     from bagpipe.checkpoint.codec import _checksum
 
+    document = {name: value for name, value in document.items() if name != "checksum"}
     return json.dumps(document | {"checksum": _checksum(document)}).encode()
 
 
@@ -87,10 +88,20 @@ def test_a_manifest_with_deletions():
     assert [file.is_deletions for file in DELETING.row_files] == [True, False, True, False]
 
 
-def test_a_manifest_without_deletions_is_of_the_version_before():
-    """An earlier bagpipe reads it."""
+KNOWN = {"known_rows": {"name": "known-rows.npy", "num_bytes": 9, "xxh3_128": "7" * 32}}
+
+
+def test_a_manifest_is_of_the_earliest_version_that_has_all_of_it():
+    """An earlier bagpipe reads it, unless it would lose something."""
     assert json.loads(encode(MANIFEST))["format_version"] == 6
-    assert json.loads(encode(DELETING))["format_version"] == FORMAT_VERSION == 7
+    assert json.loads(encode(DELETING))["format_version"] == 7
+    known = dataclasses.replace(MANIFEST, origin=KNOWN)
+    assert json.loads(encode(known))["format_version"] == FORMAT_VERSION == 8
+    assert decode_manifest(encode(known), "x") == known
+    assert known.files[-1] == known.linked[-1] == known.known_rows == FileEntry(**KNOWN["known_rows"])
+    for value in ({"name": "known-rows.npy"}, 7, {**KNOWN["known_rows"], "name": "../x.npy"}):
+        with pytest.raises(InputError, match=r"known_rows|file name"):
+            decode_manifest(_signed(json.loads(encode(MANIFEST)) | {"origin": {"known_rows": value}}), "x")
 
 
 def test_a_manifest_of_an_earlier_version_reads():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -43,14 +45,16 @@ def test_restored_training_continues_bit_for_bit(tmp_path, optimizer_type, optio
     model, optimizer = fresh(optimizer_type, **options)
     train(model, optimizer, 3)
     state = captured(model, optimizer, rng=random_state(CPU))
-    entry = state.save(tmp_path, 0)
-    check(tmp_path, entry)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")  # names of files need not be UTF-8
+    folder.mkdir()
+    entry = state.save(folder, 0)
+    check(folder, entry)
     assert entry.name == "dense-0000.safetensors"
     train(model, optimizer, 3)
 
     torch.manual_seed(2)
     again, optimizer_again = fresh(optimizer_type, **options)
-    loaded = load(tmp_path, entry)
+    loaded = load(folder, entry)
     assert loaded.digest() == state.digest()
     loaded.restore(again, optimizer_again)
     restore_random_state(loaded.rng(), CPU)

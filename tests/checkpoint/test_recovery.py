@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -273,7 +273,7 @@ def test_an_audit_that_meets_a_damaged_row_loads_all_rows(started: tuple[RowsOfJ
 class DamagedStore(MemoryStore):
     """A store that refuses every row it reads."""
 
-    def read(self, table: int, ids: NDArray[np.int64]) -> ReadResult:
+    def read_many(self, requests: Sequence[tuple[int, NDArray[np.int64]]]) -> list[ReadResult]:
         raise CorruptRowError("its check word does not match")
 
 

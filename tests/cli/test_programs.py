@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import bagpipe
+
 pytestmark = pytest.mark.multiproc
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +50,8 @@ def test_a_package_of_the_user_that_hides_them_is_refused(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: expected the package data of the checkout {ROOT}, but Python finds ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_table_of_commands_tells_its_version(tmp_path):
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stdout) == (0, f"bagpipe {bagpipe.__version__}\n")

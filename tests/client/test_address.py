@@ -46,3 +46,12 @@ def test_invalid_addresses(text: str) -> None:
 def test_a_path_too_long_for_a_socket() -> None:
     with pytest.raises(InputError, match="expected a socket path of at most 107 bytes, got 108"):
         parse_address("unix:/" + "x" * 107)
+
+
+def test_a_path_may_have_any_bytes_but_commas() -> None:
+    """gRPC reads addresses as URLs, and a comma as the end of one."""
+    address = parse_address("unix:/tmp/a b/50%41/?#/caf\udce9")
+    assert address.target == "unix:/tmp/a%20b/50%2541/%3F%23/caf%E9"
+    assert parse_address(str(address)) == address
+    with pytest.raises(InputError, match=r"cacher.url: expected a socket path without commas, got /tmp/a,b"):
+        parse_address("unix:/tmp/a,b")

@@ -36,9 +36,10 @@ def test_odd_names_and_infinities_are_read_back() -> None:
 
 def test_a_file_and_its_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(to_toml(cluster()))
-    assert load_cluster(str(path)) == cluster()
-    with pytest.raises(InputError, match=r"cluster: .*gone\.toml cannot be read: "):
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text(to_toml(cluster()), encoding=encoding)
+        assert load_cluster(str(path)) == cluster()
+    with pytest.raises(InputError, match=r"cluster: cannot read .*gone\.toml: "):
         load_cluster(str(tmp_path / "gone.toml"))
     with pytest.raises(InputError, match=r"cluster: expected a \.toml file or one of commodity, .*, got 'mine'"):
         load_cluster("mine")

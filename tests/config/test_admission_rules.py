@@ -8,7 +8,7 @@ import pytest
 
 from bagpipe.config.cacher_section import CacherConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, OptimConfig, OracleConfig, StoreConfig
+from bagpipe.config.sections import Config, DataConfig, OptimConfig, OracleConfig, StoreConfig
 from bagpipe.errors import InputError
 
 MANY = {"min_uses": 3}
@@ -33,12 +33,6 @@ def test_consistent_keys_pass() -> None:
             {"store": StoreConfig(existing="rows-only")},
             "data.min_uses needs a job that begins without rows, got store.existing rows-only: nobody counted the uses "
             "of the rows there",
-        ),
-        (
-            {"min_uses_by_table": ("a=3",)},
-            {"checkpoint": CheckpointConfig(dir="here", start_from="there")},
-            "data.min_uses needs a job that begins without rows, got checkpoint.start_from there: nobody counted the "
-            "uses of the rows there",
         ),
         (
             MANY,

@@ -1,5 +1,6 @@
 """Each format as its files begin, and what is none."""
 
+import bz2
 import gzip
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from bagpipe.config import data_format
 from bagpipe.config.data_format import with_format
 from bagpipe.config.load import parse_config
 from bagpipe.config.sections import DataConfig
@@ -54,6 +56,8 @@ FILES = [
     ("u.data", b"196\t242\t3\t881250949\n", "u.data", "movielens"),
     ("ratings.dat", b"1::1193::5::978300760\n", "ratings.dat", "movielens"),
     ("any.csv", b"\xef\xbb\xbf" + RATINGS_CSV, "any.csv", "movielens"),
+    ("mark.tsv", b"\xef\xbb\xbf" + criteo_lines(2), "mark.tsv", "criteo-tsv"),
+    ("mark/u.data", b"\xef\xbb\xbf196\t242\t3\t881250949\n", "mark", "movielens"),
     ("ml/ratings.csv.gz", RATINGS_CSV, "ml", "movielens"),
     ("a", parquet, "a", "parquet"),
     ("parts/part-0.parquet", parquet, "parts", "parquet"),
@@ -64,6 +68,11 @@ FILES = [
     ("x", arrays, "day_0_labels.npy", "mlperf-npz"),
     ("clicks.csv", b"y,user\n1,7\n", "clicks.csv", "csv"),
     ("clicks.gz", b"1;7\n", "clicks.gz", "csv"),
+    # the first bytes tell compression and format, not the names
+    ("plain.gz", lambda path: path.write_bytes(criteo_lines(2)), "plain.gz", "criteo-tsv"),
+    ("packed.tsv", lambda path: path.write_bytes(gzip.compress(criteo_lines(2))), "packed.tsv", "criteo-tsv"),
+    ("hive/dt=1/000000_0", parquet, "hive", "parquet"),
+    ("one.pq/part-0.PQ", parquet, "one.pq", "parquet"),
 ]
 
 
@@ -92,6 +101,8 @@ UNKNOWN = [
     (b"some words\n", "the format of a.file cannot be told from its content: expected data.format, one of avazu-csv, "),
     (b"\x00\x01", "the format of a.file cannot be told"),
     (b"", "the format of a.file cannot be told"),
+    (bz2.compress(criteo_lines(2)), "a.file is compressed by bzip2, which no format reads: uncompress it"),
+    (gzip.compress(criteo_lines(2), mtime=0)[:20], "the format of a.file cannot be told"),
     (criteo_lines(1).replace(b"\t", b",").lstrip(b"01") or b"?", "the format of a.file cannot be told"),
 ]
 
@@ -144,3 +155,23 @@ def test_the_tools_tell_the_format_too(tmp_path, capsys):
         assert cli.main(command) == 2
         assert "b.txt cannot be told from its content" in capsys.readouterr().err
     assert cli.main(["convert", "", "b.arrow"]) == 2
+
+
+def test_programs_name_a_format_that_they_tell(tmp_path, capsys, monkeypatch):
+    """In one line, once in a process; of several ranks the first one."""
+    path = str(tmp_path / "a.txt")
+    write(tmp_path / "a.txt", criteo_lines(9))
+    said = f"note: data.format is criteo-tsv, told from the content of {path}\n"
+    flags = ["--data.path", path, "--data.batch_size", "2,3", "--policy", "lru"]
+    monkeypatch.setenv("RANK", "1")
+    parse_config([f"--data.path={path}"], "test")
+    assert capsys.readouterr().err == ""
+    for command in (["replay", *flags], ["convert", path, str(tmp_path / "a.arrow")]):
+        data_format._named.clear()
+        monkeypatch.setenv("RANK", "0")
+        assert cli.main(command) == 0
+        assert capsys.readouterr().err.count(said) == 1
+    data_format._named.clear()
+    parse_config([f"--data.path={path}", "--data.format=criteo-tsv"], "test")
+    with_format(DataConfig(path=path))
+    assert capsys.readouterr().err == "", "it is given, or no program asks"

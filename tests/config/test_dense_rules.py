@@ -87,11 +87,6 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "dense.shard parameters is not possible with optim.ema_decay, which averages whole weights: use gradients",
         ),
         (
-            {"checkpoint": {"start_from": "other", "dir": "own"}},
-            "dense.shard parameters is not possible with checkpoint.start_from: start with none, stop, and resume with "
-            "parameters; a resume can change it",
-        ),
-        (
             {"dense": {"wrap": ("top*",)}},
             "dense.wrap top* needs dense.shard optimizer, gradients or parameters, got none",
         ),

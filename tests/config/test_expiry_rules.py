@@ -8,7 +8,7 @@ import pytest
 
 from bagpipe.config.cacher_section import CacherConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DataConfig, StoreConfig
+from bagpipe.config.sections import Config, DataConfig, StoreConfig
 from bagpipe.errors import InputError
 
 OLD = {"expire_after": 1e6}
@@ -46,12 +46,6 @@ def test_consistent_keys_pass() -> None:
             {"store": StoreConfig(existing="rows-only")},
             "data.expire_after needs a job that begins without rows, got store.existing rows-only: nobody followed the "
             "uses of the rows there",
-        ),
-        (
-            OLD,
-            {"checkpoint": CheckpointConfig(dir="here", start_from="there")},
-            "data.expire_after needs a job that begins without rows, got checkpoint.start_from there: nobody followed "
-            "the uses of the rows there",
         ),
         (
             {**OLD, "path": "here", "format": "parquet", "follow": "marker", "eval_fraction": 0.0},

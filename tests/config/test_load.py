@@ -60,6 +60,9 @@ def test_extra_options_come_beside_the_configuration():
         (["--data.batchsize", "3"], "unknown option --data.batchsize; did you mean --data.batch_size?"),
         (["--lookahead", "3"], "unknown option --lookahead; did you mean --oracle.lookahead?"),
         (["--data.batch", "3"], "unknown option --data.batch; did you mean --data.batch_size?"),
+        (["--optim.lr", "3"], "unknown option --optim.lr; did you mean --optim.rows_lr or --optim.dense_lr?"),
+        (["--batch", "3"], "unknown option --batch; did you mean --data.batch_size or --model.batch_norm?"),
+        (["--dir", "x"], "unknown option --dir; did you mean --checkpoint.dir or --run.dir?"),
         (["--reslt=x"], "unknown option --reslt; did you mean --result?"),
         (["--zzz"], "unknown option --zzz (--help lists them)"),
         (["train.tsv"], "expected flags such as --data.path FILE, got 'train.tsv'"),
@@ -82,6 +85,7 @@ def test_a_bad_flag_gets_one_line(argv, line):
         ("# hi\n[dta]\nx = 1\n", ":2: unknown section 'dta'; did you mean data?"),
         ("[data]\nlimit = 2\n\nlookahead = 3\n", ":4: unknown key data.lookahead; did you mean oracle.lookahead?"),
         ("data.limit = 2\ndata.limt = 3\n", ":2: unknown key data.limt; did you mean data.limit?"),
+        ("[optim]\nlr = 1\n", ":2: unknown key optim.lr; did you mean optim.rows_lr or optim.dense_lr?"),
         ("batch_size = 3\n", ":1: unknown section 'batch_size'; did you mean data.batch_size?"),
         ("[run]\nseed = 1\n[data.limit]\nx = 1\n", ":3: data.limit must be an integer, got {'x': 1}"),
         ("\ndata = 3\n", ":2: data is a section, written [data], got 3"),
@@ -93,6 +97,18 @@ def test_a_bad_file_gets_one_line_with_its_line_number(tmp_path, text, line):
     file = tmp_path / "job.toml"
     file.write_text(text)
     assert problem("--config", str(file)) == f"{file}{line}"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    """Of the configuration, and of the schema by which the format is told."""
+    schema, log, job = tmp_path / "schema.toml", tmp_path / "log.csv", tmp_path / "job.toml"
+    schema.write_text("\ufefflabel = 'y'\nsparse = ['a']", encoding="utf-8")
+    log.write_text("y,a\n1,2\n")
+    job.write_text(f'\ufeff[run]\nseed = 7\n[data]\npath = "{log}"\nschema = "{schema}"\n', encoding="utf-8")
+    config = parse("--config", str(job))
+    assert (config.run.seed, config.data.format) == (7, "csv")
+    job.write_text("\ufeff[run]\nsed = 1", encoding="utf-8")
+    assert "job.toml:2: unknown key run.sed" in problem("--config", str(job))
 
 
 def test_unreadable_files(tmp_path):

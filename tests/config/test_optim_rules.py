@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ def optim(**values: Any) -> Config:
         {"schedule": "cosine", "schedule_length": 9, "rows_schedule": "polynomial", "schedule_power": 2.0},
         {"rows": "adam", "rows_weight_decay": 0.1, "rows_decay_kind": "l2"},
         {"rows": "adamw", "rows_weight_decay": 0.1, "rows_by_table": ("a=frozen", "b=sgd")},
+        {"rows": "ftrl", "ftrl_beta": 0.0, "ftrl_l2": 0.1},
         {"rows": "ftrl", "ftrl_l1": 0.1, "schedule": "cosine", "schedule_length": 9, "rows_schedule": "constant"},
         {"rows_by_table": ("a=momentum", "b=frozen"), "rows_momentum": 0.5, "rows_lr_by_table": ("a=0.1", "c=1e-3")},
     ],
@@ -129,6 +132,11 @@ def test_consistent_keys_pass(values: dict[str, Any]) -> None:
         ),
         ({"rows_momentum": 0.5}, "optim.rows_momentum 0.5 needs optim.rows momentum, got adagrad"),
         ({"ftrl_l1": 0.5, "rows": "adam"}, "optim.ftrl_l1 0.5 needs optim.rows ftrl, got adam"),
+        ({"ftrl_beta": 0.5, "rows": "adam"}, "optim.ftrl_beta 0.5 needs optim.rows ftrl, got adam"),
+        (
+            {"ftrl_beta": 0.0, "rows_by_table": ("a=ftrl",)},
+            "optim.ftrl_beta 0 needs optim.ftrl_l2 above 0, as a small gradient would be divided by 0, got 0",
+        ),
         (
             {"rows_by_table": ("a=ftrl",), "warmup_steps": 3},
             "optim.rows ftrl needs a rate of rows that does not change, its state is in units of it: "
@@ -201,6 +209,15 @@ def test_keys_that_a_resume_may_change() -> None:
         with pytest.raises(InputError) as refused:
             check_config(dataclasses.replace(Config(), checkpoint=CheckpointConfig(change=change)))
         assert str(refused.value) == f"checkpoint.change {words}"
+
+
+def test_the_documentation_names_the_keys_that_a_resume_may_not_change() -> None:
+    text = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    named = re.search(r"All keys\sof `optim` can change except (.*?):", text, re.DOTALL)
+    assert named is not None
+    free = {"optim.ema_evaluate"}  # named behind them: it changes no trained bit
+    keys = {f"optim.{item.name}" for item in dataclasses.fields(OptimConfig)}
+    assert set(re.findall(r"`([\w.]+)`", named[1])) == keys - set(CHANGEABLE) - free
 
 
 def test_a_limit_of_the_norm_needs_the_gradients_of_all_stages() -> None:

@@ -55,7 +55,7 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ),
         (
             {"schedule": "zb-auto", "costs": "none.json"},
-            "pipeline.schedule zb-auto: pipeline.costs none.json: [Errno 2] No such file or directory: 'none.json'",
+            "pipeline.schedule zb-auto: pipeline.costs: cannot read none.json: No such file or directory",
         ),
         ({"schedule": "1f1b", "costs": "F=1"}, "pipeline.costs F=1 needs pipeline.schedule zb-auto, got 1f1b"),
         ({"schedule": "1f1b", "memory": "4"}, "pipeline.memory 4 needs pipeline.schedule zb-auto, got 1f1b"),

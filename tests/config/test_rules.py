@@ -131,6 +131,11 @@ def test_every_number_has_a_range():
         ),
         ("optim.dense", "lion", "optim.dense must be one of sgd, adagrad, adam, adamw, lamb, got 'lion'"),
         ("optim.rows_lr", 0.0, "optim.rows_lr must be more than 0, got 0.0"),
+        (
+            "optim.eps",
+            0.0,
+            "optim.eps must be at least 1.18e-38, so that no step is 0 / 0 where a gradient is 0, got 0.0",
+        ),
         ("pipeline.stages", 2, "pipeline.stages 2 needs pipeline.schedule, the name of a schedule, got none"),
         ("pipeline.microbatches", 0, "pipeline.microbatches must be at least 1, got 0"),
         ("pipeline.chunks", -1, "pipeline.chunks must be at least 0, got -1"),

@@ -47,6 +47,25 @@ def test_a_vector_of_losses_is_summed() -> None:
     assert (float(loss), outputs) == (7.0, "kept")
 
 
+def test_no_examples_beside_those_of_others_count_for_nothing() -> None:
+    executor = LossExecutor(_Model())
+    executor.forward(LossInputs(batch=torch.ones(3, 2, dtype=torch.float64), num_examples=3), 3, LossScale())
+    before = executor.loss
+    nothing = LossInputs(batch=None, num_examples=0)
+    assert executor.forward(nothing, 3, LossScale()) is None
+    assert executor.outputs is None
+    assert executor.loss is before
+
+
+def test_a_global_batch_without_examples_is_computed() -> None:
+    executor = LossExecutor(model := _Model((torch.zeros(0, requires_grad=True), "kept")))
+    step = executor.forward(LossInputs(batch=None, num_examples=0), 0, LossScale())
+    assert step is not None
+    step.backward()
+    assert (float(step.loss_sum), executor.outputs) == (0.0, "kept")
+    assert model.weight.grad is None
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bagpipe.cache.lookup import LookupGradient
 from bagpipe.config.keys import config_keys
 from bagpipe.dense.loss_scale import MAX_LOSS_SCALE, LossScale
 
@@ -42,7 +43,8 @@ def test_a_scale_divided_out_leaves_the_same_bits(exponent: int, seed: int, exam
 def test_gradients_of_rows_are_divided_in_new_memory() -> None:
     """Two groups can share a tensor: in-place division would divide it twice."""
     shared = torch.full((2, 3), 8.0)
-    groups = [SimpleNamespace(gradients=[(shared, None)]), SimpleNamespace(gradients=[(shared, torch.ones(2))])]
+    gradients = [LookupGradient(shared, weights, ()) for weights in (None, torch.ones(2))]
+    groups = [SimpleNamespace(gradients=[gradient]) for gradient in gradients]
     LossScale(value=4).unscale_rows(cast(Any, groups))
     assert torch.equal(shared, torch.full((2, 3), 8.0))
     assert all(torch.equal(group.gradients[0][0], torch.full((2, 3), 2.0)) for group in groups)

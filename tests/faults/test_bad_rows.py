@@ -18,7 +18,7 @@ from data.testing import assert_same_batches, check_resume
 from tests.data.files import criteo_line, criteo_lines
 from tests.data.test_criteo import BAD
 
-#: In addition to those of the reader's own tests. A byte order mark can only stand at the beginning.
+#: In addition to those of the reader's own tests. A byte order mark can only stand at the beginning of the file.
 MORE_BAD = (
     b"\xef\xbb\xbf" + criteo_line(),
     criteo_line(dense="nan"),
@@ -38,10 +38,10 @@ BAD_LINES = [*MORE_BAD, *(line for line, _ in BAD)]
 
 
 def text() -> bytes:
-    """Alternating text of a bad line and two good ones; the good lines in order."""
+    """Alternating text of a good line, a bad one and a good one; the good lines in order."""
     lines = list(GOOD)
     for number, line in enumerate(BAD_LINES):
-        lines.insert(3 * number, line)
+        lines.insert(3 * number + 1, line)
     return b"\n".join(lines) + b"\n"
 
 
@@ -63,8 +63,8 @@ def served(source: CriteoSource, **options: Any) -> tuple[list[Batch], int]:
 @pytest.mark.parametrize("line", MORE_BAD, ids=[repr(line[:16]) for line in MORE_BAD])
 def test_every_bad_row_stops_a_job_that_does_not_skip(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "one.tsv"
-    path.write_bytes(line + b"\n" + GOOD[0] + b"\n")
-    with pytest.raises(InputError, match=r"one\.tsv:1: expected"):
+    path.write_bytes(GOOD[0] + b"\n" + line + b"\n")
+    with pytest.raises(InputError, match=r"one\.tsv:2: expected"):
         served(CriteoSource(files=(str(path),)))
 
 

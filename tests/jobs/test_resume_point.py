@@ -6,17 +6,19 @@ import dataclasses
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.checkpoint.manifest import Manifest
 from bagpipe.checkpoint.mirror import CheckpointMirror
 from bagpipe.config.sections import CheckpointConfig, StoreConfig
 from bagpipe.errors import InputError
 from bagpipe.jobs.job_facts import JobFacts
 from bagpipe.jobs.ranks import Ranks
 from bagpipe.jobs.resume_point import ResumePoint, start_generation
+from bagpipe.start_from.first_checkpoint import FirstCheckpoint
 from bagpipe.store.fencing.fence import Ledger
 from bagpipe.store.memory.store import MemoryStore
 from tests.jobs.facts import FACTS, ROWS, SETTINGS, identity_with
@@ -172,3 +174,25 @@ def test_another_jobs_checkpoint_is_refused(change: dict[str, Any], words: str, 
         with pytest.raises(InputError, match=f"the checkpoint at step 0 was made with {words}"):
             start(tmp_path, Rank(), store, dataclasses.replace(FACTS, **change))
         assert sorted(tmp_path.rglob("*")) == before
+
+
+class _Refused:
+    """Other weights that turn out not to fit while they are written."""
+
+    def compare(self) -> None:
+        """They seem to fit."""
+
+    def write(self, folder: Path, manifest: Manifest) -> Manifest:
+        (folder / "full-00000000-000032.npy").touch()
+        raise InputError("row 3 has a weight beyond the largest of float16")
+
+
+def test_weights_that_are_refused_while_they_are_written_leave_nothing(tmp_path: Path) -> None:
+    origin = cast(FirstCheckpoint, _Refused())
+    with MemoryStore(ROWS) as store:
+        for resume in ("auto", "never"):
+            config = CheckpointConfig(dir=str(tmp_path), start_from="there", resume=resume)
+            with pytest.raises(InputError, match="beyond the largest"):
+                start_generation(config, StoreConfig(namespace="n"), Rank(), FACTS, store, origin)
+            assert not [*tmp_path.iterdir()]
+        assert start(tmp_path, Rank(), store).generation == 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bagpipe.errors import InputError
 from bagpipe.oracle.admission import AdmissionRules, RowAdmission
+from bagpipe.oracle.plan import RowList
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import UNBOUNDED_DEFAULT_ID, Absent, DataSchema, Feature, Pooling, Table
 from tests.oracle.batches import make_batch
@@ -149,3 +150,17 @@ def test_refused_schemas() -> None:
         AdmissionRules(min_uses={"c": 2}).schema(schema_of())
     with pytest.raises(InputError, match="table 'a' must be sum-pooled, got mean: use trained"):
         AdmissionRules(min_uses={"a": 2}, absent="zero").schema(schema_of(pooling="mean"))
+
+
+@pytest.mark.parametrize("cells", [0, 64])
+@pytest.mark.parametrize("rows", [7, None])
+def test_rows_that_are_there_are_admitted(rows: int | None, cells: int) -> None:
+    """Their first use is that of a row that has enough. Those of other tables, and default rows, are none of theirs."""
+    default = UNBOUNDED_DEFAULT_ID if rows is None else rows
+    admission = RowAdmission(schema_of(rows), AdmissionRules(min_uses={"a": 3}, sketch_cells=cells))
+    admission.know(RowList(table_offsets=np.array([0, 3, 5]), ids=np.array([2, 5, default, 1, 6])))
+    batch = admission.admit(make_batch(0, [[[2, 3]], [[4]], [[5, 1]]]))
+    assert bags_of(batch) == [[[2, default]], [[4]], [[5, default]]]
+    if not cells:
+        admission.forget(RowList(table_offsets=np.array([0, 1, 1]), ids=np.array([2])))
+        assert bags_of(admission.admit(make_batch(1, [[[2]], [[4]], [[5]]]))) == [[[default]], [[4]], [[5]]]

@@ -46,3 +46,17 @@ def test_live_rows_bound_the_memory() -> None:
     assert lives.num_alive == 40_000
     (queue,) = lives._queues
     assert queue.num_entries <= 2 * 40_000 + (1 << 16) + 40_000
+
+
+def test_rows_that_are_there_are_as_old_as_the_first_batch() -> None:
+    """Used by a batch before it: they can expire a batch earlier than those of the first one."""
+    lives = RowLifetimes([None, 9], [2.0, 9.0], [None, None])
+    lives.know(rows([1, 2, 3], [7]))
+    assert lives.num_alive == 4
+    found = []
+    for clock in range(5, 9):
+        lives.begin(clock)
+        found.append(as_lists(lives.pop_expired()))
+        assert lives.use(rows([2, 4] if clock == 5 else [2], [])).tolist() == ([False, True] if clock == 5 else [False])
+    assert found == [[[], []]] * 3 + [[[1, 3], []]]
+    assert lives.use(rows([1], [7])).tolist() == [True, False]

@@ -142,3 +142,24 @@ def test_a_deadlock_names_all_that_a_lane_waits_for() -> None:
     assert str(b.error) == (
         "deadlock: lane0 at batch 5 waits for 0X_FETCH (0 done, 2 needed) or 0X_INSERT (0 done, 3 needed)"
     )
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_check_ends_its_wait_alone(monkeypatch: pytest.MonkeyPatch, is_released: bool) -> None:
+    """Whether or not what the lane waits for is done at the same time: the lane can wait again."""
+    monkeypatch.setattr("bagpipe.pipeline.board._CHECK_S", 1e-3)
+    b = board()
+
+    def check() -> None:
+        if is_released:
+            b.advance(0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        b.wait(1, 0, 1, 0, check)
+    waiter = threading.Thread(target=b.wait, args=(1, 0, 2, 0))
+    waiter.start()
+    b.advance(0)
+    b.advance(0)
+    waiter.join()
+    assert b.error is None

@@ -3,11 +3,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bagpipe.pipeline.runner import Interrupted, Runner
-from bagpipe.pipeline.signals import StopOnSignals
+from bagpipe.pipeline.signals import DeferredSignals, StopOnSignals
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 
 OPS = ("X_READ", "X_FETCH", "X_EVICT", "X_INSERT", "F", "B", "X_UPDATE", "OPT", "X_WRITEBACK")
@@ -71,3 +72,61 @@ def test_without_our_handlers_ctrl_c_still_ends_the_lanes() -> None:
     runner = Runner(LOOP, {**dict.fromkeys(OPS, lambda index: None), "F": forward}, HAZARDS)
     with pytest.raises(KeyboardInterrupt):
         runner.run()
+
+
+def test_deferred_handlers_run_at_the_end_and_come_back() -> None:
+    called: list[int] = []
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD]
+    before = {number: signal.signal(number, lambda number, frame: called.append(number)) for number in numbers}
+    ours = [signal.getsignal(number) for number in numbers]
+    try:
+        with DeferredSignals():
+            with DeferredSignals() as inner:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+                inner.check()
+            assert not called, "a block inside another one calls none"
+        assert sorted(called) == sorted(numbers)
+        assert [signal.getsignal(number) for number in numbers] == ours
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_handler_that_raises_keeps_no_other_from_its_call() -> None:
+    called: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: called.append(number))
+    try:
+        with DeferredSignals() as signals:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                signals.check()
+        assert called == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_second_stop_is_not_deferred() -> None:
+    with DeferredSignals():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_without_a_handler_in_python_are_left_alone() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with DeferredSignals():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.signal(signal.SIGTERM, handler) is signal.SIG_IGN, "what the work sets stays"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_no_signals_to_defer() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(DeferredSignals().__enter__).result()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

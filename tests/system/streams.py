@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -67,6 +67,9 @@ class _Wrapped:
 
     def ids(self, table: int) -> NDArray[np.int64]:
         return self.inner.ids(table)
+
+    def ids_by_table(self, tables: Sequence[int]) -> Iterator[Mapping[int, NDArray[np.int64]]]:
+        return self.inner.ids_by_table(tables)
 
     def statistics(self) -> StoreStatistics:
         return self.inner.statistics()

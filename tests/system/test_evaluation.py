@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import uuid
 from collections.abc import Callable
@@ -13,8 +14,13 @@ from typing import Any
 import pytest
 
 from bagpipe.checkpoint.best import read_best
+from bagpipe.checkpoint.checkpoint_store import CheckpointStore
+from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.config.sections import Config
+from bagpipe.errors import EXIT_INTERRUPTED
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.training.digest import embedding_digest
+from bagpipe.types.schema import RowSchema
 from tests.effort import some_of
 from tests.system.jobs import change, largest_batch
 from tests.system.programs import await_gone, run_forked
@@ -66,6 +72,54 @@ def test_a_part_of_the_held_out_examples_is_scored_during_training(
     assert evaluated["evaluations"][0]["ne"] != _result(config, run__steps=6)["ne"]
 
 
+#: Rules by which a row of a later batch, which the cache has ahead, reads other values than its own.
+UNCREATED: dict[str, dict[str, object]] = {
+    "default row": {"data__min_uses": 3},
+    "no row": {"data__min_uses": 3, "data__default_row": "zero"},
+    "expired": {"data__expire_after": 6.0, "data__expire_unit": "steps", "data__expire_every": 3},
+}
+UNCREATED["all"] = {**UNCREATED["default row"], **UNCREATED["expired"]}
+#: A rate that halves unless an evaluation is better than those before.
+UNCREATED["plateau"] = {
+    **UNCREATED["no row"],
+    "optim__schedule": "plateau",
+    "optim__schedule_factor": 0.5,
+    "optim__schedule_patience": 1,
+}
+
+
+@pytest.mark.parametrize("rules", some_of(list(UNCREATED), {3, 4}))
+def test_rows_that_no_batch_has_created_are_no_rows(
+    rules: str, clicks: MakeConfig, redis_servers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Evaluations, checkpoints and rates are those without a cache, however far ahead rows are, also after a resume."""
+    config = change(clicks(eval_fraction=0.2), store__url=redis_servers[0], run__steps=10, eval__every=1)
+    config = change(config, checkpoint__every=4, checkpoint__keep=9, **UNCREATED[rules])
+    direct = _result(config, checkpoint__dir=str(tmp_path / "direct"))
+    assert direct["evaluations"][6]["ne"] == _result(config, run__steps=7)["ne"]
+    ahead = {"cache__rows": 300, "cache__prefetch_depth": 5, "oracle__lookahead": 20}
+    config = change(config, **ahead, checkpoint__dir=str(tmp_path / "cached"), store__namespace=uuid.uuid4().hex)
+    run_job(change(config, run__steps=5))
+    cached = dataclasses.asdict(run_job(config))
+    assert _digests(cached) == _digests(direct)
+    assert cached["evaluations"] == direct["evaluations"]
+    rows = [_rows_of(tmp_path / name) for name in ("direct", "cached")]
+    assert {0, 4, 8, 10} == rows[0].keys() == rows[1].keys() - {5}
+    assert rows[0].items() <= rows[1].items()
+
+
+def _rows_of(folder: Path) -> dict[int, str]:
+    """Digest of the rows of each checkpoint, by its step."""
+    found = {}
+    folders = CheckpointFolder(folder)
+    for generation, step in folders.positions():
+        checkpoint = folders.known(generation, step)
+        schema = RowSchema.from_json(checkpoint.manifest.row_schema)
+        store = CheckpointStore(checkpoint.folder, checkpoint.manifest, schema)
+        found[step] = embedding_digest(store)
+    return found
+
+
 def test_training_that_ends_early_has_the_bits_of_its_steps(clicks: MakeConfig, redis_servers: tuple[str, ...]) -> None:
     """No evaluation is better than the first by 2, which no AUC reaches."""
     config = change(clicks(eval_fraction=0.2), store__url=redis_servers[0], cache__rows=300)
@@ -95,6 +149,27 @@ def test_ranks_rest_together_where_rows_hardly_fit(clicks: MakeConfig) -> None:
     assert digests_of(run_to_the_end(tight, 2)) == digests_of(run_to_the_end(change(config, cache__rows=0), 2))
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_evaluation_that_is_due_at_once_sees_the_rows_of_the_checkpoint(
+    world_size: int, clicks: MakeConfig, tmp_path: Path
+) -> None:
+    """The job ended between a checkpoint and its evaluation; the store is a new one. Batches follow, or none."""
+    config = change(clicks(eval_fraction=0.2), cache__rows=200, store__url="", **UNCREATED["all"])
+
+    def result(**values: object) -> dict[str, Any]:
+        changed = change(config, **values)
+        return _result(changed) if world_size == 1 else run_to_the_end(changed, world_size)[0]
+
+    whole = result(eval__every=4, run__steps=8)
+    result(run__steps=4, checkpoint__dir=str(tmp_path / "first"))
+    for steps in (4, 8):
+        shutil.copytree(tmp_path / "first", folder := tmp_path / str(steps))
+        resumed = result(eval__every=4, run__steps=steps, checkpoint__dir=str(folder))
+        assert resumed["resumed_from"] == 4
+        assert resumed["evaluations"] == whole["evaluations"][: steps // 4]
+    assert _digests(resumed) == _digests(whole)
+
+
 EVALUATED = ["--data.eval_fraction", "0.2", "--eval.every", "4", "--eval.keep_best", "true"]
 
 
@@ -113,6 +188,38 @@ def test_a_killed_job_resumes_its_evaluations(point: str, server: EmbeddedServer
     results = [json.loads(path.read_text()) for path in (job.result, whole.result)]
     assert results[0]["evaluations"] == results[1]["evaluations"]
     assert results[0]["best_step"] == results[1]["best_step"]
+
+
+#: Evaluations decide what is trained, and when it ends.
+FOLLOWED = [
+    *EVALUATED, "--eval.patience", "3", "--eval.min_delta", "0.5", "--optim.schedule", "plateau",
+    "--optim.schedule_patience", "0", "--optim.schedule_threshold", "0.5", "--optim.schedule_factor", "0.5",
+]  # fmt: skip
+#: The second kind has begun the forwards of the batch after an evaluation, and cannot end there.
+STOPPED = {
+    "whole": [],
+    "begun ahead": ["--pipeline.schedule=pipedream", "--pipeline.stages=2", "--pipeline.rows_delay=1"],
+}
+
+
+@pytest.mark.parametrize("dense", STOPPED)
+def test_no_evaluation_is_left_out_where_a_job_is_stopped(dense: str, server: EmbeddedServer, tmp_path: Path) -> None:
+    """A stop during an evaluation. Batches read ahead are not trained without it; the next start makes it."""
+    arguments = ["--store.url", server.url, *FOLLOWED, "--cache.rows", "900", *STOPPED[dense]]
+    whole = Resumed(folder=tmp_path / "whole", arguments=arguments)
+    whole.folder.mkdir()
+    assert whole.run().code == 0
+    job = Resumed(folder=tmp_path / "stopped", arguments=arguments)
+    job.folder.mkdir()
+    assert job.run(dies_at="after-fetch:9:SIGINT").code == EXIT_INTERRUPTED
+    stopped = json.loads(job.result.read_text())
+    assert {item["step"] for item in stopped["evaluations"]} >= set(range(4, stopped["steps"], 4))
+    assert job.run().code == 0
+    assert digests(job.result) == digests(whole.result)
+    results = [json.loads(path.read_text()) for path in (job.result, whole.result)]
+    for name in ("steps", "evaluations", "best_step", "early_stopped"):
+        assert results[0][name] == results[1][name], name
+    assert results[0]["early_stopped"]
 
 
 def test_the_best_checkpoint_is_kept_and_resumed_by_name(server: EmbeddedServer, tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
-"""Batches with non-finite loss or gradients end the job or are skipped, and never change a row."""
+"""Batches with non-finite loss or gradients end the job or are skipped, and never change a row.
+
+Updates that make rows or dense parameters non-finite end the job before either is saved.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +19,7 @@ import torch
 from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.config.sections import Config
 from bagpipe.errors import JobError
+from bagpipe.kernels.interface import map_steps
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline import devices
 from bagpipe.pipeline.stream import NullStreams
@@ -27,7 +33,7 @@ from cacher.planning import PlannedData
 from tests.system.jobs import change
 from tests.system.lagging import LaggingStreams
 from tests.system.rank_threads import run_ranks
-from tests.system.recording import Recorded
+from tests.system.recording import Recorded, recorded
 from tests.system.staging import staged
 from tests.training.small import guard_of
 from trainer.assembly import build_engine, build_training_model
@@ -35,6 +41,18 @@ from trainer.assembly import build_engine, build_training_model
 MakeConfig = Callable[..., Config]
 
 BAD = 7
+
+#: How a job trains its dense part -> changes of its configuration.
+WAYS: Mapping[str, Callable[[Config], Config]] = {
+    "whole": lambda config: config,
+    **{
+        schedule: partial(staged, schedule=schedule, num_ranks=2, pipeline__microbatches=2)
+        for schedule in ("1f1b", "zb-v", "chimera", "pipedream")
+    },
+    "rows-delay": partial(staged, schedule="pipedream", num_ranks=2, pipeline__microbatches=2, pipeline__rows_delay=1),
+    "chunked": lambda config: change(config, dense__budget_bytes=4096),
+    "k-fac": lambda config: change(config, optim__precondition="kfac"),
+}
 
 
 def with_bad_batch(batches: Iterator[RankBatch], value: float, at: int = BAD) -> Iterator[RankBatch]:
@@ -131,6 +149,80 @@ def test_stages_stop(clicks: MakeConfig, schedule: str) -> None:
         with pytest.raises(JobError, match=rf"batch {BAD}: .* is not finite"):
             job.engine.train(with_bad_batch(job.batches(), float("nan")))
         assert job.is_finite()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_infinite_loss_with_finite_gradients_ends_the_job(clicks: MakeConfig, way: str) -> None:
+    config = change(clicks(limit=24), cache__rows=200, model__loss="weighted_bce", model__pos_weight=3.3e38)
+    job = Small(WAYS[way](config))
+    with job.store:
+        with pytest.raises(JobError, match="batch 0: the loss is not finite"):
+            job.engine.train(job.batches())
+        assert job.is_finite()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [0, 200])
+def test_rows_that_an_update_made_infinite_are_not_stored(clicks: MakeConfig, way: str, rows: int) -> None:
+    """The last batch: no later loss tells."""
+    config = change(clicks(optimizer="sgd", limit=12), cache__rows=rows, cache__dtype="float16", optim__rows_lr=1e9)
+    job = Small(WAYS[way](config))
+    with job.store:
+        with pytest.raises(JobError, match=r"table \w+ id -?\d+: an update made .* not finite in float16"):
+            job.engine.train(job.batches())
+        assert job.is_finite()
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "k-fac"])  # which limits its steps
+def test_dense_parameters_that_a_step_made_infinite_end_the_job(clicks: MakeConfig, way: str) -> None:
+    config = change(clicks(limit=12), model__loss="weighted_bce", model__pos_weight=1e8, optim__rows_lr=1e-9)
+    config = change(config, optim__dense="sgd", optim__dense_lr=3e37)
+    job = Small(WAYS[way](config))
+    with job.store, pytest.raises(JobError, match=r"a step of the dense optimizer made [\w.]+ not finite"):
+        job.engine.train(job.batches())
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+@pytest.mark.parametrize("rows", [0, 10_000])
+def test_the_checkpoint_before_an_infinite_row_is_the_last(
+    clicks: MakeConfig, tmp_path: Path, nonfinite: str, rows: int
+) -> None:
+    config = change(clicks(optimizer="sgd"), cache__rows=rows, cache__dtype="float16", run__nonfinite=nonfinite)
+    job = recorded(config, tmp_path, every=2, by_hand=(BAD - 1,))
+
+    def prepare(engine: Engine) -> None:
+        before = engine.row_steps
+        engine.row_steps = lambda b: map_steps(
+            before(b), lambda step: dataclasses.replace(step, lr=1e9 if b == BAD else step.lr)
+        )
+
+    job.prepare = prepare
+    with pytest.raises(JobError, match="not finite"):
+        job.run()
+    job.prepare = lambda engine: None
+    end = job.run()
+    assert end.first_batch == BAD - 1
+    assert end.digests == recorded(config, tmp_path).run().digests
+
+
+def test_a_checkpoint_with_an_infinite_dense_parameter_is_not_made(clicks: MakeConfig, tmp_path: Path) -> None:
+    """A parameter that no loss depends on."""
+    job = recorded(clicks(), tmp_path, every=2, by_hand=(BAD - 1,))
+
+    def prepare(engine: Engine) -> None:
+        first, steps = next(iter(engine.dense.parameters.values())), itertools.count()
+
+        def after_step(*_: object) -> None:
+            if next(steps) == BAD:
+                first.data.view(-1)[0] = float("inf")
+
+        engine.dense.optimizer.register_step_post_hook(after_step)
+
+    job.prepare = prepare
+    with pytest.raises(JobError, match="not finite"):
+        job.run()
+    job.prepare = lambda engine: None
+    assert job.run().first_batch == BAD - 1
 
 
 def test_rows_not_updated_are_not_lost(clicks: MakeConfig, tmp_path: Path) -> None:

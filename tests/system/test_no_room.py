@@ -128,7 +128,19 @@ def test_data_tools_that_find_no_room_leave_nothing(
     assert data_main(["synth", "--out", str(log), "--rows", "3000"]) == 0
     capsys.readouterr()
     disk.fill(leave_bytes=16 << 10)
-    replay = ["replay", "--data.path", str(log), "--cache_rows", "20000", "--lookahead", "2", "--policy", "lru"]
+    replay = [
+        "replay",
+        "--data.path",
+        str(log),
+        "--data.format",
+        "criteo-tsv",
+        "--cache_rows",
+        "20000",
+        "--lookahead",
+        "2",
+        "--policy",
+        "lru",
+    ]
     for command, name in (
         (["synth", "--rows", "3000", "--out"], "synth.tsv"),
         (["convert", str(log), "--format", "criteo-tsv"], "out.arrow"),

@@ -139,3 +139,29 @@ def test_evaluations_during_training_are_events(tmp_path: Path) -> None:
     evaluations = [event for event in events if event["event"] == "evaluation"]
     assert [event["step"] for event in evaluations] == [10, 20, 22]
     assert [event["auc"] for event in evaluations] == [each["auc"] for each in events[-1]["evaluations"]]
+
+
+def test_a_job_that_is_started_again_says_from_where_and_when_nothing_is_left(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    job = [*SMALL, "--store.url", "memory://", "--checkpoint.dir", str(folder), "--data.limit", "640"]
+    some = ["--run.steps", "3"]
+    beginnings, notes = [], []
+    for flags in (some, some, [], []):
+        done = run_forked([*job, *flags], tmp_path)
+        assert done.code == 0, done.err
+        beginnings.append(re.findall(r"\] resumed from (.*)", done.out))
+        notes.append([line for line in done.err.splitlines() if "loaded from the checkpoint" not in line])
+    newest = sorted(folder.glob("generation-*/step-*"))
+    last = int(newest[-1].name.removeprefix("step-"))
+    resumed = [[], *([f"the checkpoint of step {step}, epoch 0: {newest[-1]}"] for step in (3, 3, last))]
+    assert [[line.partition(":")[0] for line in lines] for lines in beginnings] == [
+        [line.partition(":")[0] for line in lines] for lines in resumed
+    ]
+    assert beginnings[-1] == resumed[-1]
+    nothing = "note: nothing is left to train: the job resumes at step"
+    assert notes == [
+        [],
+        [f"{nothing} 3, and run.steps is 3"],
+        [],
+        [f"{nothing} {last}, and the data has no further batch (data.epochs 1)"],
+    ]

@@ -88,6 +88,16 @@ def test_every_field_of_the_result(tmp_path: Path) -> None:
     assert result["loss"] == pytest.approx(sum(end.losses[:-1]) * 64 / 1350 + end.losses[-1] * 6 / 1350)
 
 
+def test_a_result_without_the_digest_of_the_rows(tmp_path: Path) -> None:
+    """Null, and nothing else differs. Without a digest no row is read again after training."""
+    done, without = run(["--run.digest", "false"], tmp_path)
+    assert without["embedding_digest"] is None
+    assert "embedding digest not computed (run.digest = false)" in done.out
+    end = run_job(change(parse_config(SMALL, "test").config, store__url="memory://"))
+    assert without["dense_digest"] == end.digests[0]
+    assert (without["auc"], without["rows_unique"]) == (end.auc, end.trained.progress.rows_unique)
+
+
 def test_digests_by_hand(redis_servers: tuple[str, ...], namespace: str, tmp_path: Path) -> None:
     """Digests can be recomputed from the servers' hashes with redis-py and the documented format alone."""
     url = ",".join(redis_servers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,10 @@ def test_averaged_weights_are_scored_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_predictions_are_those_of_the_evaluation_in_the_order_of_the_data(suffix: str, job: Resumed) -> None:
     trained = json.loads(job.result.read_text())
-    out = job.folder / f"scores{suffix}"
+    out = job.folder / os.fsdecode(b"scores\xe9%b" % suffix.encode())  # names of files need not be UTF-8
     assert _score(job, "predict", "--out", str(out)) == (0, "")
-    table = (pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.csv.read_csv)(out)
+    with out.open("rb") as file:
+        table = (pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.csv.read_csv)(file)
     assert table["example"].to_pylist() == list(range(3_000))
     held_out = table.slice(2_400)
     scores = Scores(logits=held_out["logit"].to_numpy(), labels=held_out["label"].to_numpy().astype(np.float64))

@@ -125,7 +125,7 @@ def check_predictions(job: Resumed, result: dict[str, Any]) -> None:
     tables = []
     for data in (
         ["--data.schema", str(job.folder / "tasks.toml")],
-        ["--data.schema", "", "--data.path", str(job.folder / "unlabelled.parquet")],
+        ["--data.schema", "", "--data.path", str(job.folder / "unlabelled.parquet"), "--data.format", "parquet"],
     ):
         out = job.folder / "scores.parquet"
         done = run_forked(["predict", *flags, *data, "--out", str(out)], job.folder)

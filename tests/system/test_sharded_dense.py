@@ -70,3 +70,22 @@ def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Pa
     assert numbers(results) == expected
     assert results[0]["resumed_from"] > 0
     assert dense_of(job.checkpoints).digest() == dense_of(plain.checkpoints).digest(), "exports read the same"
+
+
+@pytest.mark.parametrize(
+    "level", ["parameters", pytest.param("optimizer", marks=pytest.mark.slow), pytest.param("", marks=pytest.mark.slow)]
+)
+def test_a_divided_job_starts_from_another_job(server: EmbeddedServer, tmp_path: Path, level: str) -> None:
+    """From a divided one or not, with the optimizer state of that job and, of some parameters, that of a new one."""
+    few = ["--store.url", server.url, "--data.limit", "800"]
+    first = Resumed(folder=tmp_path / "first", arguments=[*few, *(() if level else ("--dense.shard", "gradients"))])
+    run_to_the_end(config_of(first.settings()), 2)
+    flags = ["--checkpoint.start_from", str(first.checkpoints), "--checkpoint.start_without", "state.dense.over_arch.*"]
+
+    def started(name: str, *own: str) -> tuple[object, ...]:
+        results = run_to_the_end(config_of(Resumed(folder=tmp_path / name, arguments=[*few, *flags]).settings(*own)), 2)
+        states = {item.get("state") for item in results[0]["started_from"]["items"] if item["kind"] == "dense"}
+        assert states == {"taken", "adagrad: dropped, adagrad: new", None}
+        return numbers(results)
+
+    assert started("divided", "--dense.shard", level or "gradients") == started("plain")

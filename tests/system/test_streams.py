@@ -176,3 +176,26 @@ def test_a_topic_trains_like_a_file_and_says_what_it_lost(
         f"error: {kafka.url()}, partition 0: expected offset 672, the lowest available is "
     )
     assert job.steps() == steps
+
+
+def test_a_stream_starts_from_another_job(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Like a folder that was there; the same command goes on after a kill."""
+
+    def job(name: str, days: int, *more: str) -> Resumed:
+        (tmp_path / name).mkdir()
+        path = growing(tmp_path / name / "days", days)
+        (path / "_END").touch()
+        return Resumed(
+            folder=tmp_path / name, arguments=["--store.url", server.url, *DATA, "--data.path", str(path), *more]
+        )
+
+    first = job("first", 2)
+    assert first.run().code == 0
+    start = ["--checkpoint.start_from", str(first.checkpoints)]
+    whole, stream = job("whole", 3, *start), job("stream", 3, *start, *STREAM)
+    assert whole.run().code == 0
+    assert stream.run(dies_at="after-checkpoint-data:2").code == -signal.SIGKILL
+    done = stream.run()
+    assert done.code == 0
+    assert "this job starts from" not in done.err
+    assert digests(stream.result) == digests(whole.result)

@@ -17,7 +17,7 @@ from bagpipe.pipeline.stage.dense_pipeline import Mesh
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
-from trainer.job import run_job
+from trainer.job import _DigestProgress, run_job
 from trainer.stages import StagedJob, has_losses
 
 
@@ -109,3 +109,15 @@ def test_a_rank_leaves_the_cacher_before_the_ranks_end_together(monkeypatch: pyt
     monkeypatch.setattr("trainer.job.open_ranks", lambda *_, **__: nullcontext(ranks))
     run_job(Config(data=DataConfig(limit=200, workers=0), store=StoreConfig(url="memory://")))
     assert ranks.connected[-2:] == [True, False]
+
+
+def test_a_long_digest_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are counted when the first note is due, and once."""
+    counts = iter([30])
+    progress = _DigestProgress(lambda: next(counts))
+    progress(10)
+    monkeypatch.setattr("bagpipe.util.program.NOTE_INTERVAL_S", 0.0)
+    progress(10)
+    progress(10)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(" digested")[0] for line in told] == ["note: 20 of 30 rows", "note: 30 of 30 rows"]

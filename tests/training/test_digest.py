@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bagpipe.errors import LostRowError
+from bagpipe.store.audit import CHUNK_ROWS
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.training.digest import CHUNK_ROWS, dense_digest, embedding_digest
+from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.types.schema import RowSchema, RowTable
 
 
@@ -53,7 +54,7 @@ def test_a_row_that_vanishes_has_no_digest() -> None:
     with ForgetfulStore(RowSchema(tables=(RowTable(name="t", dim=2),), optimizer="rowwise_adagrad")) as store:
         store.claim()
         store.write(0, np.array([5]), np.zeros((1, 3), np.float32))
-        with pytest.raises(LostRowError, match=r"table t id 8 vanished while the rows were digested \(2 such rows\)"):
+        with pytest.raises(LostRowError, match=r"table t id 8 vanished while all rows were read \(2 such rows\)"):
             embedding_digest(store)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.util.documents import parse_json, parse_toml, read_value, toml_tables, versioned_toml
+from bagpipe.util.documents import file_text, parse_json, parse_toml, read_value, toml_tables, versioned_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,31 @@ def test_what_is_no_object_is_refused() -> None:
 def test_without_defaults_every_field_is_needed() -> None:
     with pytest.raises(InputError, match="file: missing field facts"):
         read_value(Outer, GOOD, "file")
+
+
+def test_a_file_that_a_person_writes(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content in (b"x = '\xc2\xb5'\r\n", b"\xef\xbb\xbfx = '\xc2\xb5'\n"):
+        file.write_bytes(content)
+        assert file_text(file, subject="--flag") == "x = 'µ'\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"ok \xe9", "got byte 0xe9"), ("x".encode("utf-16"), "got UTF-16"), (b"\xfe\xff\0x", "got UTF-16")],
+)
+def test_a_file_that_is_not_utf_8(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=f"^--flag: cannot read .*/file: expected UTF-8 text, {reason}$"):
+        file_text(tmp_path / "file", subject="--flag")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/no/such", "No such file or directory"), ("/", "Is a directory"), ("a\0b", "embedded null")]
+)
+def test_a_file_that_cannot_be_read(path: str, reason: str) -> None:
+    with pytest.raises(InputError, match=f"^--flag: cannot read .*: {reason}"):
+        file_text(path, subject="--flag")
 
 
 def test_a_toml_file_of_the_version() -> None:

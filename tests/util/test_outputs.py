@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.errors import InputError, JobError
-from bagpipe.util.outputs import cannot_write, check_folder, check_writable, new_folder, write_json
+from bagpipe.util.outputs import cannot_write, check_folder, check_writable, new_folder, write_json, written_whole
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
@@ -104,3 +104,18 @@ def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> 
         with new_folder(out, "--out"):
             assert first.exists(), "the folder of a living process"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.0123abcd.tmp", "out.of-mine.tmp"]
+
+
+def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with written_whole(str(path)) as partial:
+        Path(partial).write_text("first")
+        assert not path.exists()
+    with pytest.raises(InputError, match="out: No such file or directory"), written_whole(str(path)) as partial:
+        os.unlink(f"{partial}.other")
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("first", [path])
+    with (
+        pytest.raises(InputError, match=rf"^cannot write {path}/x: Not a directory$"),
+        written_whole(f"{path}/x") as partial,
+    ):
+        Path(partial).touch()  # its removal fails, too

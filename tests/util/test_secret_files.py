@@ -17,11 +17,11 @@ def read(path="", least=16):
     return read_secret(str(path), subject="--secret-file", variable="BAGPIPE_TEST_SECRET", least=least)
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o600, 0o440])
-def test_a_file_that_others_cannot_read(tmp_path, monkeypatch, mode):
+@pytest.mark.parametrize(("mode", "mark"), [(0o400, ""), (0o600, "\ufeff"), (0o440, "")])
+def test_a_file_that_others_cannot_read(tmp_path, monkeypatch, mode, mark):
     """It is taken rather than the variable. Kubernetes mounts secrets for the group (0440)."""
     file = tmp_path / "secret"
-    file.write_text(f"  {SECRET}\n")
+    file.write_text(f"{mark}  {SECRET}\n", encoding="utf-8")
     file.chmod(mode)
     monkeypatch.setenv("BAGPIPE_TEST_SECRET", "another secret of some length")
     assert read(file) == SECRET

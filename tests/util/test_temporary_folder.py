@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bagpipe.util.temporary_folder import temporary_folder
+from bagpipe.errors import InputError
+from bagpipe.util.temporary_folder import MAX_SOCKET_PATH_BYTES, temporary_file, temporary_folder
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +90,85 @@ def test_folders_of_others_stay(tmp_path: Path) -> None:
     assert without_lock.exists()
     assert (target / "owner.lock").exists()
     assert (tmp_path / "bagpipe-file").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 150, "a,b"])
+def test_a_folder_of_a_socket_is_elsewhere_if_no_socket_can_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    with temporary_folder("cacher", socket_name="a.sock") as folder, temporary_folder() as other:
+        assert folder.parent in (Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp")), Path("/tmp"), Path("/var/tmp"))
+        assert other.parent == tmp_path / name
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "a.sock"))
+    assert not folder.exists()
+
+
+def test_a_folder_of_a_socket_is_usually_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with temporary_folder(parent=Path("/tmp")) as parent:
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        with temporary_folder(socket_name="b" * 20) as folder:
+            assert folder.parent == parent
+        with pytest.raises(InputError, match=r"^TMPDIR: expected a folder in which a socket's path has at most "):
+            temporary_folder(socket_name="b" * MAX_SOCKET_PATH_BYTES).__enter__()
+
+
+def test_a_temporary_file_is_written_and_read_and_has_no_name(tmp_path: Path) -> None:
+    with temporary_file() as file:
+        file.write(b"some words")
+        file.seek(5)
+        assert (file.read(), list(tmp_path.iterdir())) == (b"words", [])
+
+
+def under_a_limit(program: str, num_bytes: int) -> str:
+    """What a program prints that can write only so many bytes to each file, as on a full disk."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes}, {num_bytes}))"
+    command = [sys.executable, "-c", program.replace("LIMIT", limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout
+
+
+_IMPORTS = """
+import sys
+from bagpipe.errors import InputError, JobError
+from bagpipe.util.environment import check_environment
+from bagpipe.util.temporary_folder import temporary_file, temporary_folder, temporary_place
+"""
+
+
+def test_without_any_folder_for_temporary_files_one_line_names_the_variable(tmp_path: Path) -> None:
+    """All are full; those that are missing or read-only look the same."""
+    program = f"""{_IMPORTS}
+LIMIT
+for make in (temporary_place, temporary_file().__enter__, temporary_folder().__enter__, check_environment):
+    try:
+        make()
+    except InputError as error:
+        print(error)
+"""
+    lines = under_a_limit(program, 0).splitlines()
+    start = "TMPDIR: expected a folder for temporary files that can be written and has room: "
+    assert [line.startswith(start) and str(tmp_path) in line for line in lines] == [True] * 4
+
+
+def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
+    program = f"""{_IMPORTS}
+temporary_place()
+LIMIT
+try:
+    with temporary_file() as file:
+        file.write(bytes(100_000))
+except JobError as error:
+    print(error)
+try:
+    temporary_folder().__enter__()
+except JobError as error:
+    print(error)
+"""
+    first = under_a_limit(program, 10)
+    line = f"TMPDIR: cannot write {tmp_path}: File too large; free space there, or choose another place\n"
+    assert first == line * 2
+    assert list(tmp_path.iterdir()) == []

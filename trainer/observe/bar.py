@@ -36,6 +36,8 @@ class Bar:
 
     def _phase(self, event: Event) -> None:
         phase = str(event.values["phase"])
+        if "checkpoint" in event.values:
+            self._line(event)
         self._bar.set_description_str(f"{self._label}: {phase}" if self._label else phase)
         if "samples" in event.values:  # training begins; a resumed job goes on where it was
             self._bar.reset()

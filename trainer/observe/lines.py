@@ -117,8 +117,16 @@ def _quality_words(event: Event) -> str:
     return "  ".join([f"evaluation at step {event.step}", *(found or ["no metric has a value"])])
 
 
+def _phase_words(event: Event) -> str:
+    phase, values = event.values["phase"], event.values
+    if "checkpoint" in values:
+        epoch = "" if values["epoch"] is None else f", epoch {values['epoch']}"
+        return f"{phase} from the checkpoint of step {values['checkpoint_step']}{epoch}: {values['checkpoint']}"
+    return ": ".join([phase, *filter(None, [values.get("server")])])
+
+
 _TEXTS: Mapping[Kind, Callable[[Event], str]] = {
-    "phase": lambda event: ": ".join([event.values["phase"], *filter(None, [event.values.get("server")])]),
+    "phase": _phase_words,
     "interval": lambda event: "  ".join([f"step {event.step}", *interval_words(event.values)]),
     "checkpoint": lambda event: f"checkpoint at step {event.values['checkpoint_step']}",
     "evaluation": _quality_words,

@@ -95,6 +95,8 @@ class Kfac:
         owned: numbers of the layers that this rank owns.
         exchange: with the other holders; None: this rank is the only one.
 
+    Numbers of batches are those of the job. Turns, and the state in checkpoints, count the batches of earlier jobs too.
+
     Attributes:
         sizes: ``[layers]``: preconditioned gradient times gradient, of the latest batch.
     """
@@ -119,6 +121,7 @@ class Kfac:
         self._captures: list[LayerCapture] = []
         self._pending: dict[int, dict[int, BatchSums]] = {}  # sums over the holders, by batch
         self._collected = -1  # latest batch of them
+        self._earlier = 0
         self._lock = threading.RLock()
         self._next_turn = dict.fromkeys(self.owned, 0)
         self._gradients: list[Tensor | None] = []
@@ -161,8 +164,20 @@ class Kfac:
         self._captures[-1].open()
         return self._captures[-1]
 
-    def begin(self) -> None:
-        """A run begins: forget what the one before has captured and not ended with."""
+    def makes_factors(self, batch: int) -> bool:
+        """Whether a batch enters the factors."""
+        return self.settings.makes_factors(self._earlier + batch)
+
+    def begin(self, earlier: int = 0) -> None:
+        """A run begins: forget what the one before has captured and not ended with.
+
+        Args:
+            earlier: batches of earlier jobs.
+        """
+        self._forget()
+        self._earlier = earlier
+
+    def _forget(self) -> None:
         for capture in self._captures:
             capture.close()
         self._captures, self._gradients = [], []
@@ -171,7 +186,7 @@ class Kfac:
         """The run is over: stop capturing. Sums of its last batch stay for the next turn."""
         for batch in {batch for capture in self._captures for batch in capture.sums}:
             self.add_up(batch)
-        self.begin()
+        self._forget()
 
     @property
     def kept_bytes(self) -> int:
@@ -198,12 +213,15 @@ class Kfac:
         Raises:
             PeerError: a peer is gone or silent.
         """
+        self._add_up(self._earlier + batch)
+
+    def _add_up(self, batch: int) -> None:
         with self._lock:
             if not self.settings.makes_factors(batch) or batch <= self._collected:
                 return
             total: dict[int, BatchSums] = {}
             for capture in self._captures:
-                for number, sums in capture.sums.pop(batch, {}).items():
+                for number, sums in capture.sums.pop(batch - self._earlier, {}).items():
                     keep_for_current_stream(sums.inputs)  # the lane of a stage has made them
                     keep_for_current_stream(sums.outputs)
                     if number in total:
@@ -221,7 +239,7 @@ class Kfac:
         """Forget the sums of a batch that is left out."""
         for capture in self._captures:
             capture.drop(batch)
-        self._collected = max(self._collected, batch)
+        self._collected = max(self._collected, self._earlier + batch)
 
     def invert(self, turn: int, layer: int) -> None:
         """Fold the sums of batch ``turn - lag`` into a layer's factors, and invert them if it is time.
@@ -229,11 +247,12 @@ class Kfac:
         Raises:
             InputError: a factor is singular.
         """
+        turn += self._earlier
         with self._lock:  # a checkpoint has a layer before it or after it
             if layer not in self._factors or turn < self._next_turn[layer]:
                 return
             batch, factors = turn - self.settings.lag, self._factors[layer]
-            self.add_up(batch)
+            self._add_up(batch)
             sums = self._pending.get(batch, {}).pop(layer, None)
             if sums is not None:
                 factors.fold(sums)

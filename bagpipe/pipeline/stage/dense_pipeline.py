@@ -160,8 +160,8 @@ class DensePipeline:
         self._dtype = dtype
         self._device = device
         self._seed = seed
-        divides = any(atom.op == "RESHARD" for atom in self.step.program.atoms())
-        self.parameters = StageParameters(staged, self.stages, shares, are_divided=divides)
+        ops = {atom.op for atom in self.step.program.atoms()}
+        self.parameters = StageParameters(staged, self.stages, shares, are_divided="RESHARD" in ops)
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
             stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
         }
@@ -171,6 +171,7 @@ class DensePipeline:
                 tuple(staged.parameters_of(stage)),
                 optimizer,
                 alternates=bool(self.step.turns),
+                recomputes="REC" in ops,
             )
             for stage, optimizer in self.optimizers.items()
             if self.step.version_lags
@@ -235,6 +236,7 @@ class DensePipeline:
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
+        earlier: int = 0,
     ) -> StageRuntime:
         """The runtime of one phase; see `StageRuntime`. The stages are whole here."""
         return StageRuntime(
@@ -247,6 +249,7 @@ class DensePipeline:
             dtype=self._dtype,
             device=self._device,
             seed=self._seed,
+            earlier=earlier,
             loss_sums=loss_sums,
             label_shape=label_shape,
             loss_scale=loss_scale,

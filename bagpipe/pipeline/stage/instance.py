@@ -11,6 +11,7 @@ one that a partial backward leaves out: its F keeps nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class StageRunner:
         batches: batches of the process.
         loss: loss of a head.
         device, seed: device and seed of the random numbers.
+        earlier: batches of earlier jobs, which their seeds count too.
         loss_scale: multiplies the loss, and thereby every gradient.
         versions: weights of an asynchronous schedule; None: every batch has the newest ones.
         parameters: trainable parameters of the module, in the order of `versions`.
@@ -105,6 +107,7 @@ class StageRunner:
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
         loss_sum: float64 on the device; sum of the loss over all examples so far.
+        unchecked: batch, and loss sum of a micro-batch, until someone has looked whether it is finite.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class StageRunner:
         loss: LossSum,
         device: torch.device,
         seed: int,
+        earlier: int = 0,
         loss_scale: float = 1.0,
         versions: StageVersions | None = None,
         parameters: Sequence[nn.Parameter] = (),
@@ -134,6 +138,7 @@ class StageRunner:
         self.module = module
         self.peak_live = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.unchecked: deque[tuple[int, Tensor]] = deque()
         self._stage = stage
         self._wiring = wiring
         self._units = units
@@ -144,6 +149,7 @@ class StageRunner:
         self._loss = loss
         self._device = device
         self._seed = seed
+        self._earlier = earlier
         self._loss_scale = loss_scale
         self._versions = versions
         self._parameters = parameters
@@ -188,6 +194,7 @@ class StageRunner:
             activations.saved(self.instance.number, index, saving, outputs.values())
         if total is not None:
             self.loss_sum += total.detach()
+            self.unchecked.append((batch, total.detach()))
         sent = {number: owned(outputs[number]) for number in self._sent}
         for channel in self._wiring.outputs:
             division.put(channel, index, [sent[number] for number in channel.numbers])
@@ -271,7 +278,7 @@ class StageRunner:
                 + division.pipes[self.instance.pipe]
                 + division.instances[self.instance.number][unit][0]
             )
-            with seeded(mix_seed(self._seed, batch, self.instance.stage, first), self._device):
+            with seeded(mix_seed(self._seed, self._earlier + batch, self.instance.stage, first), self._device):
                 results = self._call(arguments, buffers, batch)
         else:
             results = self._call(arguments, buffers, batch)

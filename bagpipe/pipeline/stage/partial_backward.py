@@ -33,6 +33,7 @@ class PartialBackward:
 
     Attributes:
         rule, replica: as given.
+        earlier: batches of earlier jobs, which the rotation counts too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PartialBackward:
         self.rule = rule
         self._step = step
         self.replica = replica
+        self.earlier = 0
         self._num_replicas = num_replicas
         self._examples = examples
         self._num_computed = lru_cache(_MAX_KINDS)(self._count)
@@ -55,18 +57,20 @@ class PartialBackward:
         """Whether a stage computes the backward of a micro-batch of a pipe of this replica. An embedding stage does."""
         if stage == self._step.graph.num_stages:
             return True
-        return self.rule.computes(stage, batch, self.rule.unit(self.replica, pipe, micro))
+        return self.rule.computes(stage, self.earlier + batch, self.rule.unit(self.replica, pipe, micro))
 
     def factor(self, stage: int, batch: int, num_global_examples: int) -> float | None:
         """Factor from the sum of a stage's gradients to the mean over the examples that reached it; None: none did."""
-        computed = self._num_computed(stage, batch % self.rule.num_shares, num_global_examples)
+        computed = self._num_computed(stage, (self.earlier + batch) % self.rule.num_shares, num_global_examples)
         return num_global_examples / computed if computed else None
 
     def gives(self, stage: int, batch: int, replica: int, pipes: Sequence[int]) -> bool:
         """Whether the instances of a stage in some pipes of a replica compute any backward of a batch."""
         micro = range(self.rule.microbatches or 1)
         return any(
-            self.rule.computes(stage, batch, self.rule.unit(replica, pipe, unit)) for pipe in pipes for unit in micro
+            self.rule.computes(stage, self.earlier + batch, self.rule.unit(replica, pipe, unit))
+            for pipe in pipes
+            for unit in micro
         )
 
     def _count(self, stage: int, place: int, num_global_examples: int) -> int:

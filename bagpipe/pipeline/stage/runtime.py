@@ -3,8 +3,8 @@
     StepProgram ──> stage instances and embedding stage of this process, a Channel per edge with an end here
     X_EMBED, X_EMBED_GRAD ─> EmbeddingStageRunner    F B I W REC ─> StageRunner    SEND RECV ─> Channel
 
-The same handlers serve lanes in threads of one process (the runner), lanes in several processes, and one thread that
-runs all actions in a topological order (`interpret`). Results are bit-identical.
+The same handlers serve lanes in threads of one process or several, and one thread that runs all actions in a
+topological order (`interpret`). Results are bit-identical.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class StageRuntime:
         loss: loss of a head's logits and labels of one micro-batch.
         dtype, label_shape: of the labels; the shape excludes the example dimension.
         device: device of all tensors.
-        seed: seed of the stages' random numbers.
-        loss_sums: initial loss sums by instance.
-        loss_scale: multiplies every gradient.
+        seed, earlier: of the stages' random numbers, and the batches of earlier jobs that these count too.
+        loss_sums, loss_scale: initial loss sums by instance; what multiplies every gradient.
         versions: stage -> its weights in an asynchronous schedule.
         activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
         partial_backward: which backwards are left out; None: none.
@@ -83,6 +82,7 @@ class StageRuntime:
         dtype: torch.dtype,
         device: torch.device | str,
         seed: int,
+        earlier: int = 0,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
         loss_scale: float = 1.0,
@@ -143,6 +143,7 @@ class StageRuntime:
                     loss=loss,
                     device=self._device,
                     seed=seed,
+                    earlier=earlier,
                     loss_scale=loss_scale,
                     versions=versions.get(instance.stage),
                     parameters=self._parameters[instance.stage][-1],

@@ -3,13 +3,15 @@
     parameters        the newest version: b before OPT of batch b
     versions          a ring of the `gap` versions before, if forwards use an older one     written before OPT
     predictions       a ring of weights for the forwards of the next `gap` batches          … or for the first of them
+    replaced          the prediction before those, if its forwards are recomputed beside forwards of the next batch
     backward          weights for the backwards of the batch, if they are predicted too     after OPT, as all with gap 0
 
 A forward that comes before the OPT that ends its version has the parameters themselves; its backward comes after it.
 
-Which batch has which weights is a function of its number (`VersionLags`). Buffers are made once and used again: batch b
-has place ``b % gap`` of a ring, and what that held has been used for the last time. Autograd counts the writes, and
-refuses a backward whose weights were overwritten. All of it is in checkpoints.
+Which batch has which weights is a function of its number (`VersionLags`), which counts on from earlier jobs. Buffers
+are made once and used again: batch b has place ``b % gap`` of a ring, and what that held has been used for the last
+time. Autograd counts the writes, and refuses a backward whose weights were overwritten. All of it is in checkpoints,
+except what is replaced: between two batches nothing needs it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class StageVersions:
         optimizer: of these parameters.
         alternates: forwards of a batch can precede backwards of the batch before. Predictions that a backward shares
             then take one place more.
+        recomputes: forwards are repeated before their backwards, with the same weights.
 
     Raises:
         InputError: the schedule predicts weights, for which the optimizer has no rule.
@@ -52,6 +55,7 @@ class StageVersions:
         optimizer: Optimizer,
         *,
         alternates: bool = False,
+        recomputes: bool = False,
     ) -> None:
         self._lags = lags
         self._names = [name for name, _ in parameters]
@@ -62,31 +66,52 @@ class StageVersions:
         self._versions = [] if lags.predicts_forward else [self._buffers() for _ in range(gap)]
         places = max(gap, 1) + (alternates and lags.is_same and gap > 0)
         self._predictions = [self._buffers() for _ in range(places)] if lags.predicts_forward else []
+        repeats = alternates and recomputes and gap > 0 and not lags.is_same
+        self._replaced = self._buffers() if self._predictions and repeats else []
+        self._earlier = 0
+        self._has_loaded = self._has_begun = False
         self._newest = 0  # version
         self._predicted = 0  # batches that have a prediction
         self._backward = self._buffers() if lags.predicts_backward else []
 
     def weights(self, of: Literal["forward", "backward"], b: int) -> Sequence[Tensor] | None:
         """The weights of batch b, in the order of the parameters; None: the parameters themselves."""
-        lags = self._lags
+        lags, b = self._lags, self._earlier + b
         if of == "backward" and not lags.is_same:
             return self._backward if lags.predicts_backward else None
         if lags.predicts_forward:
             if of == "forward" and b >= self._predicted:
                 self._predict_next()
+            if self._replaced and b < self._predicted - len(self._predictions):
+                return self._replaced
             return self._predictions[b % len(self._predictions)]
         version = max(0, b - lags.forward)
         is_newest = version == (self._newest if of == "forward" else b)
         return None if is_newest else self._versions[version % len(self._versions)]
 
-    def start(self, first_batch: int) -> None:
-        """Before a run, whose first batch this is: all batches before are done."""
-        self._newest = first_batch
-        self._predicted = first_batch + max(self._lags.forward_base, 1)
+    def start(self, first_batch: int, earlier: int = 0) -> None:
+        """Before a run, whose first batch this is: all batches before are done.
 
-    def begin(self) -> None:
+        Args:
+            first_batch: of the job. Before batch 0, unless `load` gave them, all versions are the present weights.
+            earlier: batches of earlier jobs, whose versions `load` gave.
+
+        Raises:
+            InputError: the weights of earlier batches were not loaded.
+        """
+        self._earlier = earlier
+        self._newest = earlier + first_batch
+        self._predicted = self._newest + max(self._lags.forward_base, 1)
+        if self._has_loaded:
+            return
+        if first_batch == 0:
+            self._begin()
+        elif not self._has_begun:
+            self._check({})
+
+    def _begin(self) -> None:
         """Before batch 0: the weights of the batches that begin before the first step."""
-        self.start(0)
+        self._has_begun = True
         for buffers in (*self._versions, *self._predictions, *filter(None, [self._backward])):
             self._copy(buffers)
         for b in range(max(self._lags.forward_base, 1) if self._predictions else 0):
@@ -96,7 +121,7 @@ class StageVersions:
 
     def before_step(self, b: int) -> None:
         """Before OPT of batch b: keep version b, and predict from it for the batch that starts from it."""
-        gap = self._lags.forward_base
+        gap, b = self._lags.forward_base, self._earlier + b
         if self._versions:
             self._copy(self._versions[b % gap])
         elif self._predictions and gap and b + gap >= self._predicted:
@@ -109,6 +134,7 @@ class StageVersions:
 
     def after_step(self, b: int) -> None:
         """After OPT of batch b: predict from version b + 1 for batch b + 1."""
+        b += self._earlier
         self._newest = b + 1
         if self._predictions and not self._lags.forward_base:
             self._predict_next()
@@ -117,7 +143,7 @@ class StageVersions:
 
     def num_bytes(self) -> int:
         """Bytes of what is kept beside the newest version, without last gradients."""
-        return sum(tensor.nbytes for buffers in self._named().values() for tensor in buffers)
+        return sum(tensor.nbytes for buffers in (*self._named().values(), self._replaced) for tensor in buffers)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, by name: ``version0.NAME``, ``prediction0.NAME``, ``backward.NAME``."""
@@ -132,11 +158,24 @@ class StageVersions:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `tensors` gave.
+        """Take back what `tensors` gave, of all stages. None at all: the checkpoint is of initial weights.
 
         Raises:
             InputError: a version or prediction is missing, or has another shape.
         """
+        if not tensors:
+            return
+        self._check(tensors)
+        self._has_loaded = True
+        for kind, buffers in self._named().items():
+            for name, buffer in zip(self._names, buffers, strict=True):
+                buffer.copy_(tensors[f"{kind}.{name}"])
+        if self._predictor is not None:
+            for name, parameter in zip(self._names, self._parameters, strict=True):
+                if f"gradient.{name}" in tensors:
+                    self._predictor.gradients[parameter] = tensors[f"gradient.{name}"].to(parameter.device)
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
         for kind, buffers in self._named().items():
             for name, buffer in zip(self._names, buffers, strict=True):
                 found = tensors.get(f"{kind}.{name}")
@@ -146,11 +185,6 @@ class StageVersions:
                         f"expected {kind} of {name} {list(buffer.shape)} in the checkpoint, got {shape}: it is of "
                         "another pipeline.schedule"
                     )
-                buffer.copy_(found)
-        if self._predictor is not None:
-            for name, parameter in zip(self._names, self._parameters, strict=True):
-                if f"gradient.{name}" in tensors:
-                    self._predictor.gradients[parameter] = tensors[f"gradient.{name}"].to(parameter.device)
 
     def _named(self) -> dict[str, _Buffers]:
         found = {f"version{n}": buffers for n, buffers in enumerate(self._versions)}
@@ -166,7 +200,10 @@ class StageVersions:
     def _predict_next(self) -> None:
         """Predict for the first batch without a prediction, which starts from the newest version."""
         b = self._predicted
-        self._predict(self._predictions[b % len(self._predictions)], self._newest, b, self._lags.forward)
+        place = b % len(self._predictions)
+        if self._replaced:
+            self._replaced, self._predictions[place] = self._predictions[place], self._replaced
+        self._predict(self._predictions[place], self._newest, b, self._lags.forward)
         self._predicted = b + 1
 
     def _predict(self, buffers: _Buffers, base: int, b: int, lag: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import interpret
-from bagpipe.pipeline.stage.batches import bounds
+from bagpipe.pipeline.stage.batches import StageBatch, bounds
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh
 from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.pipeline.stage.stage_versions import StageVersions
@@ -64,12 +64,11 @@ class Run:
             device=torch.device("cpu"),
             seed=5,
         )
-        self.runtime = self.pipeline.runtime(
-            lambda b: self.pipeline.batch(batch_of(b, SIZES[b]), SIZES[b]), loss_sum, label_shape=()
-        )
+        self.earlier = 0
+        self.runtime = self.pipeline.runtime(self._batch, loss_sum, label_shape=())
         self.losses: list[float] = []
         for versions in self.pipeline.versions.values():
-            versions.begin()
+            versions.start(0)
 
     def train(self, first: int = 0, end: int = BATCHES) -> None:
         step, number = self.pipeline.step, self.pipeline.step.embedding_stages[0].number
@@ -81,7 +80,7 @@ class Run:
         }
         micro = step.graph.microbatches
         for versions in self.pipeline.versions.values():
-            versions.start(first)
+            versions.start(first, self.earlier)
         for b in range(first, end):
             units = {text: 1 if OPS[text.lstrip("0123456789")].unit == "batch" else micro for text in handlers}
             before = float(self.runtime.loss_sum())
@@ -89,6 +88,10 @@ class Run:
                 step.program, {text: partial(_later, handler, b * units[text]) for text, handler in handlers.items()}
             )
             self.losses.append(float(self.runtime.loss_sum()) - before)
+
+    def _batch(self, b: int) -> StageBatch:
+        b += self.earlier
+        return self.pipeline.batch(batch_of(b, SIZES[b]), SIZES[b])
 
     def _embed(self, b: int) -> None:
         self.staged.embedding.zero_grad()
@@ -188,9 +191,10 @@ def test_recomputed_forwards_have_the_weights_of_the_first(schedule: str) -> Non
     assert all(map(torch.equal, plain.staged.model.parameters(), again.staged.model.parameters()))
 
 
+@pytest.mark.parametrize("earlier", [0, 5])
 @pytest.mark.parametrize("schedule", ASYNCHRONOUS_SCHEDULES)
-def test_a_resumed_run_has_the_same_bits(schedule: str) -> None:
-    """Weights, optimizer state and what `tensors` gives are all there is."""
+def test_a_resumed_run_has_the_same_bits(schedule: str, earlier: int) -> None:
+    """Weights, optimizer state and what `tensors` gives are all there is; also to a job that begins at batch 0."""
     micro = 1 if schedule != "pipedream-2bw" else 3
     whole, first, second = (Run("chain4", schedule, micro, "adagrad") for _ in range(3))
     whole.train(0, 12)
@@ -201,7 +205,8 @@ def test_a_resumed_run_has_the_same_bits(schedule: str) -> None:
     kept = {k: t.clone() for versions in first.pipeline.versions.values() for k, t in versions.tensors().items()}
     for versions in second.pipeline.versions.values():
         versions.load(kept)
-    second.train(5, 12)
+    second.earlier = earlier
+    second.train(5 - earlier, 12 - earlier)
     assert second.losses == pytest.approx(whole.losses[5:], rel=1e-12)  # differences of sums
     assert all(map(torch.equal, second.staged.model.parameters(), whole.staged.model.parameters()))
 
@@ -260,3 +265,19 @@ def test_weights_of_another_schedule_are_refused() -> None:
     stash, predicts = (StageVersions(lags[name], parameters, optimizer) for name in ("pipedream", "pipeoptim"))
     with pytest.raises(InputError, match=r"expected prediction0 of weight \[1, 2\] in the checkpoint, got none"):
         predicts.load(stash.tensors())
+    with pytest.raises(InputError, match=r"expected prediction0 of weight \[1, 2\] in the checkpoint, got none"):
+        predicts.start(3)  # nothing was loaded
+
+
+def test_a_job_from_other_weights_begins_with_them() -> None:
+    """Without versions in its checkpoint all versions are the present weights, whatever was before `load`."""
+    module = nn.Linear(2, 1, bias=False)
+    lags = step_program(chain(2, 2), [(0, True)], "pipedream").version_lags[0]
+    versions = StageVersions(lags, tuple(module.named_parameters()), torch.optim.Adam(module.parameters()))
+    with torch.no_grad():
+        module.weight.fill_(3.0)
+    versions.load({})
+    versions.start(0)
+    kept = versions.tensors()
+    assert kept
+    assert all(torch.equal(tensor, module.weight) for tensor in kept.values())

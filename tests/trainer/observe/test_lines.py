@@ -28,6 +28,13 @@ def test_other_events_as_text() -> None:
 
     phase = Event(kind="phase", elapsed_s=0.25, values={"phase": "building the model"})
     assert words(phase) == "[     0.2 s] building the model"
+    found = {"checkpoint": "/a/generation-000001/step-00000008", "checkpoint_step": 8, "epoch": 2}
+    resumed = Event(kind="phase", elapsed_s=0.25, values={"phase": "resumed", **found})
+    line = "[     0.2 s] resumed from the checkpoint of step 8, epoch 2: /a/generation-000001/step-00000008"
+    assert words(resumed) == line
+    assert words(Event(kind="phase", elapsed_s=0.25, values={**resumed.values, "epoch": None})) == line.replace(
+        ", epoch 2", ""
+    )
     assert words(Event(kind="checkpoint", elapsed_s=1, step=9, values={"checkpoint_step": 8})) == (
         "[     1.0 s] checkpoint at step 8"
     )
