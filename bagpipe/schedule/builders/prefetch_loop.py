@@ -132,12 +132,15 @@ def declare_rows(
         loop.hazard(Point.STORED, "X_WRITEBACK", WRITE_AFTER, 1)
 
 
-def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool = False, rows_delay: int = 0) -> None:
+def declare_update(
+    loop: LoopBuilder, *, after_steps: bool = False, skips: bool = False, clips: bool = False, rows_delay: int = 0
+) -> None:
     """One update per row and batch, where all rows are in this rank's cache.
 
     Args:
         loop: the loop.
         after_steps: rows wait for the dense steps of their lane, before which gradients of stages are examined.
+        skips: the dense steps find out whether the batch is left out, so that no row is updated before.
         clips: the norm of row gradients is limited; see the module.
         rows_delay: updates that a batch's lookup leaves out, besides those of later batches; see the module.
     """
@@ -145,8 +148,9 @@ def declare_update(loop: LoopBuilder, *, after_steps: bool = False, clips: bool 
         loop.insert("X_NORM", after=Point.GRADIENTS)
         loop.edge(Point.GRADIENTS, "X_NORM")
         loop.edge("X_NORM", Point.STEP)
+    if skips or clips:
         loop.edge(Point.STEP, "X_UPDATE")
-    if after_steps or clips:
+    if after_steps or skips or clips:
         loop.append("X_UPDATE", lookups_ahead=rows_delay)
     else:
         loop.insert("X_UPDATE", after=Point.GRADIENTS)
@@ -195,8 +199,8 @@ def declare_exchange(
     if clips:
         loop.edge("X_PUSH_LATE", "X_NORM")
         loop.edge("X_NORM", Point.STEP)
-        loop.edge(Point.STEP, "X_UPDATE")
     if skips or clips:
+        loop.edge(Point.STEP, "X_UPDATE")
         loop.edge(Point.STEP, "X_UPDATE_LATE")
     if decays:
         loop.edge(Point.LOOKUP, "X_PREPULL", delay=1)
@@ -244,6 +248,8 @@ def declare_stages(loop: LoopBuilder, step: StepProgram, process: int) -> None:
     loop.provide(Point.LOOKUP, lanes.embed)
     loop.provide(Point.FORWARD, *lanes.forwards)
     loop.provide(Point.GRADIENTS, lanes.embed_grad)
+    if lanes.measures:
+        loop.provide(Point.SUMMED, *lanes.measures)
     loop.provide(Point.STEP, *lanes.steps)
     loop.provide(Point.WEIGHTS, *(lanes.last or lanes.steps))
 
@@ -345,7 +351,7 @@ def prefetch_loop(
     if ranks > 1:
         declare_exchange(loop, write_depth=write_depth, skips=skips, clips=clips, rows_delay=delay, evict_lag=evict_lag)
     else:
-        declare_update(loop, after_steps=step is not None, clips=clips, rows_delay=delay)
+        declare_update(loop, after_steps=step is not None, skips=skips, clips=clips, rows_delay=delay)
     if step is None:
         declare_dense(loop, microbatches=microbatches)
     else:

@@ -30,6 +30,8 @@ _FILLS: Mapping[str, str] = {
     "PRECOND": "#bf812d",
     "X_BCAST": "#f6e8c3",
     "X_KL": "#e0d6bd",
+    "X_MEASURE": "#dadaeb",
+    "X_AGREE": "#bcbddc",
     "X_EMBED": "#fdd0a2",
     "X_EMBED_GRAD": "#fcbba1",
     "X_NORM": "#efedf5",

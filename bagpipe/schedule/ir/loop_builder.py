@@ -38,6 +38,8 @@ class Point(Enum):
     FORWARD = "forward"
     #: The gradients of the batch's rows are complete.
     GRADIENTS = "gradients"
+    #: The gradients of this process's stages are summed over the ranks, before all stages agree on the batch.
+    SUMMED = "summed"
     #: The dense optimizer steps of this process.
     STEP = "step"
     #: The new weights are on this rank: the steps, or the gathers behind them if their results are divided.

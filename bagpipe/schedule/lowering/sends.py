@@ -27,7 +27,7 @@ __all__ = ["add_sends", "defer_receives"]
 #: Ops whose results pass between processes -> F (an output) or B (a gradient).
 _DIRECTIONS: Mapping[str, str] = {"F": "F", "X_EMBED": "F", "I": "B", "B": "B"}
 #: Ops that exchange between processes themselves what they wait for.
-_EXCHANGES = frozenset({"X_KL"})
+_EXCHANGES = frozenset({"X_AGREE", "X_KL"})
 #: Direction -> step to the next stage of a chain.
 _STEPS: Mapping[str, int] = {"F": 1, "B": -1}
 

@@ -37,6 +37,7 @@ class StageLanes:
         embed, embed_grad: the operations of its embedding stage.
         in_flight: compute lane that chooses its order -> most micro-batches in flight.
         forwards, steps: its forwards and dense optimizer steps, each operation once.
+        measures: what examines gradients before all stages agree on a batch; empty: they do not.
         paced: what other lanes could take before the main lane begins the batch's turn: steps of other compute lanes,
             if forwards of a batch precede backwards of the batch before; gathers, if parameters are divided.
         last: the operations after which a batch is over in lanes that gather parameters.
@@ -51,6 +52,7 @@ class StageLanes:
     embed_grad: OpKey
     forwards: tuple[OpKey, ...]
     steps: tuple[OpKey, ...]
+    measures: tuple[OpKey, ...] = ()
     paced: tuple[OpKey, ...] = ()
     last: tuple[OpKey, ...] = ()
     sums: tuple[OpKey, ...] = ()
@@ -78,6 +80,7 @@ def stage_lanes(step: StepProgram, process: int) -> StageLanes:
         embed_grad=(number, "X_EMBED_GRAD"),
         forwards=tuple(dict.fromkeys(template.key for template in templates if template.op == "F")),
         steps=steps,
+        measures=tuple(template.key for template in templates if template.op == "X_MEASURE"),
         paced=(*(others if step.turns else ()), *(gathers if releases else ())),
         last=steps if releases else gathers,
         sums=tuple(dict.fromkeys(template.key for template in templates if template.op == "REDUCE_COV")),

@@ -6,8 +6,8 @@ reduce0                          REDUCE_GRAD  UNSHARD  lane of process 0, if sev
                                                        they divide them, and RESHARD if they divide the parameters
 recv2                                                  RECVs, where compute lanes choose their order (`receives`)
 
-With second-order work, COV_A, COV_G, X_INV and PRECOND are in the compute lanes, and its exchanges in the reduce lanes
-(`precondition`).
+With `agrees`, X_MEASURE and X_AGREE come before the OPTs (`agreement`). With second-order work, COV_A, COV_G, X_INV and
+PRECOND are in the compute lanes, and its exchanges in the reduce lanes (`precondition`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bagpipe.schedule.ir.program import Program, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
+from bagpipe.schedule.lowering.agreement import add_agreement
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.gathers import ACTIVE_STAGES, add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
@@ -55,6 +56,7 @@ def step_program(
     shards: bool = False,
     gathers: bool = False,
     active_stages: int = ACTIVE_STAGES,
+    agrees: bool = False,
     preconditioning: Preconditioning | None = None,
     costs: Costs | None = None,
 ) -> StepProgram:
@@ -77,6 +79,7 @@ def step_program(
         gathers: each holder of a stage has its share of the parameters only, and gathers them for its computations
             (`add_gathers`).
         active_stages: see `add_gathers`.
+        agrees: all stages agree on a batch before the first of them steps (`add_agreement`).
         preconditioning: second-order work of the stages; None: there is none.
         costs: durations by which it is put into gaps; see `cost_function`. Its actions are named as in the program.
 
@@ -114,16 +117,18 @@ def step_program(
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
+    if (shards or gathers) and loop is not None:
+        raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
+    if gathers:
+        program = add_gathers(program, home, active_stages=active_stages)
+    if agrees:
+        program = add_agreement(program, home)
     if preconditioning is not None:
         check_preconditioned(found)
         if shards or gathers:
             raise ScheduleError("stages that are divided among their holders cannot be preconditioned")
         program = add_preconditioning(program, home, preconditioning, costs)
-    if (shards or gathers) and loop is not None:
-        raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
-    if gathers:
-        program = add_gathers(program, home, active_stages=active_stages)
-    elif shards:
+    if shards:
         program = add_unshard(program, home)
     compute = tuple(home)
     home |= {reduce_lane(process): process for process in set(home.values())}
