@@ -181,6 +181,7 @@ def build_dense(
     shards: ShardedModel | None = None,
     groups: Mapping[tuple[int, ...], RankGroup] = MappingProxyType({}),
     layered: RankGroup | None = None,
+    ranks: RankGroup | None = None,
 ) -> DensePart:
     """Build the dense part, whole or in stages.
 
@@ -194,6 +195,7 @@ def build_dense(
         shards: without stages: the model as it is divided among the ranks.
         groups: with stages: groups of the ranks that hold a stage, by ascending ranks.
         layered: group of the ranks that hold layers of K-FAC; None: there is one.
+        ranks: with stages: group of all ranks; None: there is one, or their steps do not depend on each other.
 
     Raises:
         InputError: a growing loss scale is configured where batches cannot be skipped, or the model has no linear
@@ -247,7 +249,9 @@ def build_dense(
         "pipeline": pipeline,
         "optimizer": optimizer,
         "precision": built.dense.precision,
+        "skips_nonfinite": config.run.nonfinite == "skip",
         "clip": clip_of(config.optim),
+        "ranks": ranks,
         "loss": loss_of(config.model, built.data),
         "orders": built.stages.order_log(rank, records=bool(config.pipeline.record)),
     }

@@ -238,6 +238,7 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
             replicas=replicas,
             shards=shards,
             groups=stages.groups,
+            ranks=stages.ranks,
             layered=stages.layered if built.stages is not None else peers.dense,
         )
         _keep_orders(dense, stack)

@@ -32,7 +32,7 @@ from bagpipe.schedule.formats.order_text import Orders, OrderShape
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.ir.backward_shares import BackwardShares, backward_shares
 from bagpipe.schedule.lowering.step_program import step_program
-from bagpipe.schedule.registry import dense_schedule
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, dense_schedule
 from bagpipe.schedule.schedule import DenseSchedule, DynamicSchedule
 from bagpipe.split.assignment import graph_stages
 from bagpipe.split.batch_dependence import batch_dependent_operators
@@ -40,9 +40,11 @@ from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
+from bagpipe.training.staged_dense import needs_agreement
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import file_text
 from trainer.dense import precision_of
+from trainer.optimizers import clip_of
 from trainer.orders import model_hash, read_orders
 from trainer.precondition import layered_ranks, preconditioning_of, stage_costs
 from trainer.recompute import recomputed_shares
@@ -108,7 +110,9 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     if _is_divided(pipeline):
         _check_independent_examples(batch_dependent_modules(model), pipeline)
     if pipeline.rows_delay:
-        _check_statistics(batch_dependent_modules(model))
+        _check_statistics(batch_dependent_modules(model), "pipeline.rows_delay must be 0", "1")
+    if config.run.nonfinite == "skip" and pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        _check_statistics(batch_dependent_modules(model), "run.nonfinite must be stop", "skip")
     schedule, num_ranks = check_ranks(pipeline, world_size)
     precision = precision_of(config.run)
     staged = _split(model, data, config, precision, is_chain=schedule.linear)
@@ -131,6 +135,7 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
         rows_delay=pipeline.rows_delay,
         shards=config.dense.shard in ("optimizer", "gradients"),
         gathers=config.dense.shard == "parameters",
+        agrees=needs_agreement(clip_of(config.optim), skips=config.run.nonfinite == "skip"),
         **_preconditioning(staged, config, replicas),
     )
     if config.run.compile:
@@ -233,6 +238,7 @@ class OpenStages:
         shares: this rank's shares of the stages that are divided among their holders.
         groups: of the ranks that hold the same stages, by ascending ranks.
         layered: group of the ranks that hold layers of K-FAC, which adds up over stages; None: there are not several.
+        ranks: group of all ranks, which agree on a batch; None: their steps do not depend on each other.
     """
 
     held: tuple[HeldStage, ...] = ()
@@ -241,6 +247,7 @@ class OpenStages:
     shares: Mapping[int, StageShare] = field(default_factory=dict)
     groups: Mapping[tuple[int, ...], RankGroup] = field(default_factory=dict)
     layered: RankGroup | None = None
+    ranks: RankGroup | None = None
 
 
 def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> OpenStages:
@@ -256,7 +263,10 @@ def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> 
     num_processes = stages.mesh.step.num_processes
     links = peers.open_links(num_processes) if num_processes > 1 else None
     layered = layered_ranks(stages.staged, stages.mesh) if config.optim.precondition == "kfac" else ()
-    groups = peers.open_stage_groups([*(stage.holders for stage in held), layered])
+    every: tuple[int, ...] = ()
+    if needs_agreement(clip_of(config.optim), skips=config.run.nonfinite == "skip"):
+        every = tuple(range(peers.world_size))
+    groups = peers.open_stage_groups([*(stage.holders for stage in held), layered, every])
     dense = config.dense
     if dense.shard == "none":
         return OpenStages(
@@ -265,9 +275,10 @@ def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> 
             reduce=StageSums(held, groups, rank=peers.rank).reduce,
             groups=groups,
             layered=groups.get(layered),
+            ranks=groups.get(every),
         )
     shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank)
-    return OpenStages(held=held, links=links, shares=shares)
+    return OpenStages(held=held, links=links, shares=shares, ranks=groups.get(every))
 
 
 def _is_divided(pipeline: PipelineConfig) -> bool:
@@ -284,12 +295,12 @@ def _check_independent_examples(mixing: tuple[str, ...], pipeline: PipelineConfi
         raise InputError(f"pipeline.{rule} for a model whose examples depend on each other ({mixing[0]}), got {given}")
 
 
-def _check_statistics(mixing: tuple[str, ...]) -> None:
+def _check_statistics(mixing: tuple[str, ...], rule: str, got: str) -> None:
     """Raise InputError if forwards change the model: those of a batch precede the end of the batch before."""
     if mixing:
         raise InputError(
-            f"pipeline.rows_delay must be 0 for a model that keeps statistics of batches ({mixing[0]}): between two "
-            "batches they would be those of the next one, got 1"
+            f"{rule} for a model that keeps statistics of batches ({mixing[0]}): between two batches they would be "
+            f"those of the next one, got {got}"
         )
 
 

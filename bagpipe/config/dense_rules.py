@@ -50,11 +50,6 @@ def _shard_problem(config: Config) -> str | None:
         return f"{shard} is not possible with {problem}"
     if optim.dense == "lamb":
         return f"{shard} is not possible with optim.dense lamb, whose steps follow norms of whole tensors: use adamw"
-    if optim.clip_norm and optim.clip_scope != "rows":
-        return (
-            f"{shard} is not possible with optim.clip_norm {optim.clip_norm:g}: no rank has all gradients; "
-            f"optim.clip_value limits them one by one"
-        )
     if config.dense.is_chunked:
         return f"{shard} is not possible with dense.budget_bytes or dense.state host: use none"
     if run.compile or run.cuda_graph:

@@ -202,15 +202,6 @@ def _nesterov_problem(config: Config) -> str | None:
     return "needs optim.momentum above 0, got 0" if config.optim.nesterov and not config.optim.momentum else None
 
 
-def _clip_norm_problem(config: Config) -> str | None:
-    if not config.optim.clip_norm or config.pipeline.schedule == "none":
-        return None
-    return (
-        f"{config.optim.clip_norm:g} is not possible with stages (pipeline.schedule {config.pipeline.schedule}), "
-        "none of which has all gradients: use optim.clip_value"
-    )
-
-
 def _clip_scope_problem(config: Config) -> str | None:
     optim = config.optim
     if optim.clip_scope == "dense" or optim.clip_norm:
@@ -285,7 +276,6 @@ OPTIM_PROBLEMS: Mapping[str, Callable[[Config], str | None]] = {
     },
     "optim.nesterov": _nesterov_problem,
     "optim.weight_decay_exempt": _exempt_problem,
-    "optim.clip_norm": _clip_norm_problem,
     "optim.clip_scope": _clip_scope_problem,
     "optim.clip_value": _clip_value_problem,
     "optim.precondition": _precondition_problem,

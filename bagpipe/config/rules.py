@@ -179,7 +179,9 @@ def _best_problem(config: Config) -> str | None:
 def _nonfinite_problem(config: Config) -> str | None:
     if config.run.nonfinite == "stop" or not config.pipeline.is_staged:
         return None
-    return f"{config.run.nonfinite} is not possible with {config.pipeline.stages_text}: use stop"
+    if config.optim.precondition != "none":
+        return "skip is not possible with stages and optim.precondition kfac: use stop"
+    return None
 
 
 def _autocast_problem(config: Config) -> str | None:
@@ -192,8 +194,11 @@ def _growth_problem(config: Config) -> str | None:
     steps = config.run.loss_scale_growth_interval
     if not steps:
         return None
-    if config.pipeline.is_staged:
-        return f"{steps} is not possible with {config.pipeline.stages_text}: use 0"
+    if config.pipeline.rows_delay:
+        return (
+            f"{steps} is not possible with pipeline.rows_delay 1: a forward begins before it is known whether the "
+            "batch before was finite"
+        )
     return None if config.run.nonfinite == "skip" else f"{steps} needs run.nonfinite skip, got {config.run.nonfinite}"
 
 
@@ -218,6 +223,10 @@ def _verify_problem(config: Config) -> str | None:
         return f"{batches} is not possible with checkpoint.start_from: the reference has the state of a new job"
     if optim.clip_scope != "dense":
         return f"{batches} needs optim.clip_scope dense, got {optim.clip_scope}: rows are not computed again"
+    if config.run.nonfinite == "skip":
+        return f"{batches} needs run.nonfinite stop, got skip: the reference leaves no batch out"
+    if optim.clip_norm and config.pipeline.stages > 1:
+        return f"{batches} with stages needs optim.clip_norm 0, got {optim.clip_norm:g}: the reference steps one by one"
     if predicts_weights(config.pipeline) and (optim.schedule != "constant" or optim.warmup_steps):
         return (
             f"{batches} with predicted weights (pipeline.schedule {config.pipeline.schedule}) needs a constant rate: "

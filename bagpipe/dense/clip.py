@@ -90,6 +90,26 @@ class Clip:
             nn.utils.clip_grad_value_(parameters, self.value)
         return _norms(gradients) if self.norm and self.scope != "rows" else []
 
+    def norms(self, parameters: Sequence[nn.Parameter], *, squares: bool = False) -> Tensor:
+        """Clip the elements of gradients, in place, and measure each gradient.
+
+        Args:
+            parameters: at least one; each is the whole of a tensor or a share of it.
+            squares: of shares, squares are wanted: they can be added.
+
+        Returns:
+            Float64 ``[parameters]``: norms, or their squares in float64 arithmetic; 0 without a gradient.
+        """
+        graded = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+        found = torch.zeros(len(parameters), dtype=torch.float64, device=parameters[0].device)
+        own = [parameters[place] for place in graded]
+        norms = self.measure(own)
+        if squares and norms:
+            norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64).square() for p in own if p.grad is not None]
+        if norms:
+            found[graded] = torch.stack(norms).double()
+        return found
+
     def limited(self, norms: Sequence[Tensor], row_squares: Tensor | None = None) -> Limited | None:
         """What the limit of the norm does.
 

@@ -24,6 +24,7 @@ A batch under way is one `InFlightBatch`; parts pass their results on through it
 plan's hazards decide which lane does what when; no part does.
 
 dense_parameters: who holds, sums and steps the parameters of the whole model: all ranks, or each its share.
+agreement: what all stages of all ranks know of a batch before one of them steps.
 row_steps: settings of a batch's row updates, of row optimizers by table.
 engine: composes and runs the parts. stepped_run, stepped_evaluation: runs whose steps the caller takes.
 progress: results of a run. digest: its final state as hashes.

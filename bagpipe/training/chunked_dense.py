@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
 from bagpipe.dense.chunks.budget import Budget
@@ -25,10 +24,10 @@ from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.dense import DensePart, WholeDense
+from bagpipe.training.dense import WholeDense
 from bagpipe.training.part import InFlightBatch, LoopRun
 
-__all__ = ["ChunkedDense", "step_in_chunks"]
+__all__ = ["ChunkedDense"]
 
 
 class ChunkedDense(WholeDense):
@@ -105,34 +104,24 @@ class ChunkedDense(WholeDense):
     def update(self, batch: InFlightBatch) -> None:
         if self._has_replicas:
             self.chunked.gradients.take_shown()
-        step_in_chunks(self, self.chunked, self.optimizer, batch)
+        norms = list[Tensor]()
+        limited: Limited | None = None
+
+        def prepare(parameters: Sequence[nn.Parameter]) -> None:
+            self.loss_scale.unscale_parameters(parameters)
+            norms.extend(self.clip.measure(parameters))
+
+        def update(parameters: Sequence[nn.Parameter]) -> None:
+            if not self.clip.norm:
+                prepare(parameters)
+            elif limited is not None:
+                self.clip.scale(parameters, limited)
+            self.optimizer.step()
+
+        if self.clip.norm:  # it needs all gradients before the first step: one more pass through them
+            self.chunked.measure(prepare)
+            limited = self.limited(norms, batch)
+        self.chunked.step(update)
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.chunked.marks.items()
-
-
-def step_in_chunks(
-    dense: DensePart, chunked: ChunkedModel, optimizer: Optimizer, batch: InFlightBatch, *, piece: int = 0
-) -> None:
-    """Limit the gradients of a piece of a chunked model and step its optimizer, chunk by chunk.
-
-    A limit of the norm needs all gradients before the first step: one more pass through them.
-    """
-    clip, norms = dense.clip, list[Tensor]()
-    limited: Limited | None = None
-
-    def prepare(parameters: Sequence[nn.Parameter]) -> None:
-        dense.loss_scale.unscale_parameters(parameters)
-        norms.extend(clip.measure(parameters))
-
-    def update(parameters: Sequence[nn.Parameter]) -> None:
-        if not clip.norm:
-            prepare(parameters)
-        elif limited is not None:
-            clip.scale(parameters, limited)
-        optimizer.step()
-
-    if clip.norm:
-        chunked.measure(prepare, piece=piece)
-        limited = dense.limited(norms, batch)
-    chunked.step(update, piece=piece)

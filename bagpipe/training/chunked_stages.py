@@ -16,11 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bagpipe.checkpoint.dense_state import DenseCopy
 from bagpipe.dense.chunks.budget import Budget, ChunkPlan, Piece, divide_budget, plan_chunks
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
+from bagpipe.dense.clip import Limited
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.report import LaneReport
@@ -28,7 +30,6 @@ from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.chunked_dense import step_in_chunks
 from bagpipe.training.part import LoopRun
 from bagpipe.training.staged_dense import StagedDense
 
@@ -88,15 +89,51 @@ class ChunkedStages(StagedDense):
         for lane in self._lanes_held:
             lane.chunked.close()
 
-    def step(self, stage: int, b: int) -> None:
+    def measure(self, stage: int, b: int) -> None:
+        lane = self._held.get(stage)
+        if lane is None or stage not in self.pipeline.optimizers:
+            super().measure(stage, b)
+            return
+        batch, piece = self._run.in_flight[b], lane.stages.index(stage)
+        batch.is_reached[stage] = True
+        if stage in self._summed:
+            lane.chunked.take_back(piece)
+        if self._agreement is None or not self.clip.norm:
+            return
+        found: dict[nn.Parameter, Tensor] = {}
+
+        def look(parameters: Sequence[nn.Parameter]) -> None:
+            self.loss_scale.unscale_parameters(parameters)
+            found.update(zip(parameters, self.clip.norms(parameters), strict=True))
+
+        lane.chunked.measure(look, piece=piece)
+        none = torch.zeros((), dtype=torch.float64, device=self.pipeline.device)
+        batch.norms[stage] = torch.stack([found.get(each, none) for _, each in self.chunks[str(stage)].parameters])
+
+    def update(self, stage: int, b: int, limited: Limited | None) -> None:
         lane, optimizer = self._held.get(stage), self.pipeline.optimizers.get(stage)
         if lane is None or optimizer is None:
-            super().step(stage, b)
+            super().update(stage, b, limited)
             return
-        if stage in self._summed:
-            lane.chunked.take_back(lane.stages.index(stage))
-        step_in_chunks(self, lane.chunked, optimizer, self._run.in_flight[b], piece=lane.stages.index(stage))
+        is_measured = self._agreement is not None and self.clip.norm > 0
+
+        def update(parameters: Sequence[nn.Parameter]) -> None:
+            if not is_measured:
+                self.loss_scale.unscale_parameters(parameters)
+                self.clip.measure(parameters)
+            elif limited is not None:
+                self.clip.scale(parameters, limited)
+            optimizer.step()
+
+        lane.chunked.step(update, piece=lane.stages.index(stage))
         lane.stepped(stage)
+
+    def leave_out(self, stage: int, b: int) -> None:
+        lane = self._held.get(stage)
+        if lane is None:
+            super().leave_out(stage, b)
+        else:
+            lane.stepped(stage)
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         stage = self._stage_of.get(key[0], -1)  # an embedding stage has none

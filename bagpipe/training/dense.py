@@ -93,6 +93,7 @@ class DensePart(LoopPart):
         skips_nonfinite: bool = False,
         clip: Clip = NO_CLIP,
     ) -> None:
+        """Raises InputError: the loss scale grows where batches are not left out."""
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
@@ -100,6 +101,8 @@ class DensePart(LoopPart):
         self.clip = clip
         self.gradient_norm: Tensor | None = None
         self.loss_scale: LossScale = precision.loss_scale
+        if self.loss_scale.growth_interval and not skips_nonfinite:
+            raise InputError("a loss scale that grows needs batches that can be left out")
         self.chunks: Mapping[str, ModelChunk] = {}
         self.parameters: Mapping[str, nn.Parameter] = {}
         self._run: LoopRun
@@ -235,10 +238,6 @@ class WholeDense(DensePart):
             skips_nonfinite=skips_nonfinite,
             clip=clip,
         )
-        if self.loss_scale.growth_interval and not skips_nonfinite:
-            raise InputError("a loss scale that grows needs batches that can be left out")
-        if shards is not None and clip.norm and clip.scope != "rows":
-            raise InputError("a limit of the gradients' norm is not possible with dense.shard: no rank has all of them")
         parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self.parameters = dict(parameters)
         self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
@@ -332,7 +331,10 @@ class WholeDense(DensePart):
     def update(self, batch: InFlightBatch) -> None:
         """Step the optimizer with the gradients of a batch, which are complete."""
         self.loss_scale.unscale_parameters(self._held.stepped)
-        self.limit(self._held.stepped, batch)
+        if self.clip.norm or self.clip.value:
+            limited = self.limited(self._held.norms(self.clip), batch)
+            if limited is not None:
+                self.clip.scale(self._held.stepped, limited)
         self._held.step()
 
     def finish_batch(self, b: int) -> None:

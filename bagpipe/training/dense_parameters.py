@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
+from bagpipe.dense.clip import Clip
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
@@ -74,6 +75,11 @@ class DenseParameters(ABC):
     @abstractmethod
     def stepped(self) -> Iterable[nn.Parameter]:
         """What the optimizer steps, with the summed gradients after `reduce`."""
+
+    @abstractmethod
+    def norms(self, clip: Clip) -> Sequence[Tensor]:
+        """Clip the elements of the summed gradients, in place; scalars, the norms of whole gradients for the limit of
+        their norm (`Clip.measure`). By all ranks."""
 
     @abstractmethod
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -171,6 +177,9 @@ class WholeParameters(DenseParameters):
     def stepped(self) -> Iterable[nn.Parameter]:
         return (parameter for _, parameter in self._parameters())
 
+    def norms(self, clip: Clip) -> Sequence[Tensor]:
+        return clip.measure([parameter for parameter in self.stepped if parameter.grad is not None])
+
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self._parameters() if parameter.requires_grad)
 
@@ -219,6 +228,13 @@ class ShardedParameters(DenseParameters):
     @property
     def stepped(self) -> Iterable[nn.Parameter]:
         return self._shards.segments.values()
+
+    def norms(self, clip: Clip) -> Sequence[Tensor]:
+        segments = [*self.stepped]
+        squares = clip.norms(segments, squares=True)
+        if not clip.norm or clip.scope == "rows":
+            return ()
+        return self._shards.added_up(squares).sqrt().to(segments[0].dtype).unbind()
 
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
         return self._shards.segments.items()

@@ -274,7 +274,15 @@ class Engine:
         clips, givers = self.dense.clip.limits_rows, self.dense.row_givers
         update: LoopPart
         if peers is None:
-            update = LocalRows(cache, self.row_steps, after_steps=self.dense.is_staged, clips=clips, rows_delay=delay)
+            staged = self.dense.is_staged
+            update = LocalRows(
+                cache,
+                self.row_steps,
+                after_steps=staged,
+                skips=staged and guard.skips,
+                clips=clips,
+                rows_delay=delay,
+            )
         else:
             update = exchanged = ExchangedRows(
                 cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay, givers=givers

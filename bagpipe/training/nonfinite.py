@@ -113,10 +113,10 @@ class NonfiniteGuard(LoopPart):
         losses = [*self._dense.checked_losses(point, key, b)]
         name = "the loss" if batch.rank_batch.num_global_examples else "the loss of a batch without examples"
         gradients = self._dense.checked_gradients(point, key)
-        if point is Point.GRADIENTS:
-            batch.is_skipped = self.is_bad(b, losses=losses, name=name, gradients=gradients, groups=batch.groups)
-        else:
-            self.is_bad(b, losses=losses, name=name, gradients=gradients)
+        # Ranks send gradients of rows as soon as they are complete.
+        groups = batch.groups if point is Point.GRADIENTS else ()
+        if self.is_bad(b, losses=losses, name=name, gradients=gradients, groups=groups):
+            batch.is_skipped = True
 
     def is_bad(
         self,

@@ -60,6 +60,9 @@ class InFlightBatch:
         stage_batch: as the stages of a model divide it; None for a whole model.
         loss: scalar without history, the mean over the global batch of these examples; None without examples.
         loss_sum: scalar, the sum over these examples, until it is counted.
+        norms: by local stage of a model whose stages agree on a batch: float64 ``[parameters]``, see `Agreement.reach`.
+        all_norms: of the gradients of all stages, scalars in the order of the model's parameters.
+        is_reached: by local stage, whether any example's backward reached it.
         is_skipped: its loss or gradients are not finite, on some rank, so it changes nothing.
     """
 
@@ -79,6 +82,9 @@ class InFlightBatch:
     stage_batch: StageBatch | None = None
     loss: Tensor | None = None
     loss_sum: Tensor | None = None
+    norms: dict[int, Tensor] = field(default_factory=dict)
+    all_norms: tuple[Tensor, ...] = ()
+    is_reached: dict[int, bool] = field(default_factory=dict)
     is_skipped: bool = False
 
 

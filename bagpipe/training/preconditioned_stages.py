@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bagpipe.dense.clip import Limited
 from bagpipe.dense.precondition.capture import LayerCapture
 from bagpipe.dense.precondition.kfac import Kfac, step_limit
 from bagpipe.dense.precondition.layers import linear_layers
@@ -63,7 +64,7 @@ class PreconditionedStages(StagedDense):
             "X_INV": self.invert,
             "PRECOND": self.precondition,
             "X_BCAST": self.broadcast,
-            "X_KL": self.measure,
+            "X_KL": self.measure_steps,
         }
         for text, atom in self._atoms().items():
             if atom.op in ops:
@@ -118,19 +119,22 @@ class PreconditionedStages(StagedDense):
         """X_BCAST: the gradients of all layers of a stage."""
         self._kfac(instance).share()
 
-    def measure(self, instance: int, b: int) -> None:
+    def measure_steps(self, instance: int, b: int) -> None:
         """X_KL: the size of the step over all stages."""
         self._sizes.add_up(self._kfacs)
 
-    def step(self, stage: int, b: int) -> None:
+    def measure(self, stage: int, b: int) -> None:
+        if stage in self._kfacs:
+            self._run.in_flight[b].is_reached[stage] = True  # PRECOND has changed its gradients
+        else:
+            super().measure(stage, b)
+
+    def update(self, stage: int, b: int, limited: Limited | None) -> None:
         kfac = self._kfacs.get(stage)
-        if kfac is None:
-            super().step(stage, b)
-            return
-        lr = float(self.pipeline.optimizers[stage].param_groups[0]["lr"])
-        kfac.limit(step_limit(self._sizes.all, kappa=kfac.settings.kappa, lr=lr))
-        self.limit((), self._run.in_flight[b])  # of rows
-        self.pipeline.optimize(stage, b)
+        if kfac is not None:
+            lr = float(self.pipeline.optimizers[stage].param_groups[0]["lr"])
+            kfac.limit(step_limit(self._sizes.all, kappa=kfac.settings.kappa, lr=lr))
+        super().update(stage, b, limited)
 
     def end(self) -> None:
         for kfac in self._kfacs.values():

@@ -287,7 +287,7 @@ class LocalRows(LoopPart):
     Args:
         cache: the rows.
         row_steps: settings of a batch's updates; None: evaluation, nothing is updated.
-        after_steps, clips, rows_delay: see `declare_update`.
+        after_steps, skips, clips, rows_delay: see `declare_update`.
     """
 
     def __init__(
@@ -296,10 +296,12 @@ class LocalRows(LoopPart):
         row_steps: RowStepsOfBatch | None = None,
         *,
         after_steps: bool = False,
+        skips: bool = False,
         clips: bool = False,
         rows_delay: int = 0,
     ) -> None:
         self._rows_delay = rows_delay
+        self._skips = skips
         self._cache = cache
         self._clips = clips
         self._after_steps = after_steps
@@ -308,7 +310,13 @@ class LocalRows(LoopPart):
 
     def declare(self, loop: LoopBuilder) -> None:
         if self._row_steps is not None:
-            declare_update(loop, after_steps=self._after_steps, clips=self._clips, rows_delay=self._rows_delay)
+            declare_update(
+                loop,
+                after_steps=self._after_steps,
+                skips=self._skips,
+                clips=self._clips,
+                rows_delay=self._rows_delay,
+            )
 
     def handlers(self) -> Mapping[str, Handler]:
         measure = {"X_NORM": self.measure} if self._clips else {}

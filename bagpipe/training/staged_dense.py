@@ -2,6 +2,9 @@
 
 DensePipeline, StepProgram ──declare_stages──> lanes compute<k>, reduce<p>
 StageRuntime ──handlers──> X_EMBED  F B I W REC SEND RECV  X_EMBED_GRAD   REDUCE_GRAD OPT UNSHARD RESHARD per stage
+
+Where a step depends on all stages (a limit of the gradients' norm, batches that can be left out), they agree before it:
+X_MEASURE of each stage, X_AGREE of each process.
 """
 
 from __future__ import annotations
@@ -12,14 +15,15 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState
-from bagpipe.dense.clip import NO_CLIP, Clip
+from bagpipe.dense.clip import NO_CLIP, Clip, Limited
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
-from bagpipe.errors import InputError
+from bagpipe.distributed.interface import RankGroup
+from bagpipe.errors import JobError
 from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.order_log import OrderLog
@@ -32,10 +36,21 @@ from bagpipe.schedule.builders.prefetch_loop import TURN, declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.schedule.lowering.stage_lanes import stage_lanes
+from bagpipe.training.agreement import Agreement
 from bagpipe.training.dense import DensePart, ModelChunk
 from bagpipe.training.part import Hook, LoopRun
 
-__all__ = ["StagedDense"]
+__all__ = ["StagedDense", "needs_agreement"]
+
+
+def needs_agreement(clip: Clip, *, skips: bool) -> bool:
+    """Whether the step of a stage depends on the gradients of all stages of all ranks.
+
+    Args:
+        clip: limits of gradients.
+        skips: batches that are not finite are left out.
+    """
+    return skips or (clip.norm > 0 and clip.scope != "rows")
 
 
 class StagedDense(DensePart):
@@ -47,13 +62,14 @@ class StagedDense(DensePart):
         precision: as the stages were prepared.
         loss: of the model's outputs.
         orders: of lanes that choose theirs; None: the schedule has an order.
-        clip: a limit of the norm needs the gradients of all stages: only for one stage.
+        skips_nonfinite, clip: see `DensePart`. If they need it (`needs_agreement`), the program of `pipeline` has
+            X_AGREE.
+        ranks: group of all ranks, for X_AGREE; None: there is one.
 
     Raises:
-        InputError: the loss scale grows, or the norm of several stages has a limit.
+        InputError: the loss scale grows where batches are not left out.
     """
 
-    gradient_points = (Point.GRADIENTS, Point.STEP)
     is_staged = True
 
     def __init__(
@@ -63,14 +79,18 @@ class StagedDense(DensePart):
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         clip: Clip = NO_CLIP,
+        skips_nonfinite: bool = False,
         loss: Loss = BCE,
         orders: OrderLog | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
-        super().__init__(model=pipeline.staged.model, optimizer=optimizer, precision=precision, clip=clip)
-        if clip.norm and len(pipeline.staged.stages) > 1:
-            raise InputError("a limit of the gradients' norm is not possible with stages: no lane has all gradients")
-        if self.loss_scale.growth_interval:
-            raise InputError("a loss scale that grows is not possible with stages")
+        super().__init__(
+            model=pipeline.staged.model,
+            optimizer=optimizer,
+            precision=precision,
+            skips_nonfinite=skips_nonfinite,
+            clip=clip,
+        )
         self.pipeline = pipeline
         self.order_log = orders
         self._loss = loss
@@ -108,6 +128,10 @@ class StagedDense(DensePart):
             )
             for stage, share in pipeline.shares.items()
         }
+        self._agreement: Agreement | None = None
+        if needs_agreement(clip, skips=skips_nonfinite):
+            self._agreement = _agreement(pipeline, clip, self.parameters, ranks)
+        self.gradient_points = (Point.GRADIENTS, Point.STEP if self._agreement is None else Point.SUMMED)
         self._losses_lock = threading.Lock()
         self._runtime: StageRuntime
         self._loss_before: float = 0.0
@@ -128,11 +152,16 @@ class StagedDense(DensePart):
                 own.setdefault(instance.stage, instance.number)
         sums = step.program.lanes.get(f"reduce{process}", ())
         ops = {"REDUCE_GRAD": self.reduce, "UNSHARD": self.unshard, "RESHARD": self.reshard}
+        agreement: dict[str, Handler] = {}
+        if self._agreement is not None:
+            agreement[f"{self._embedding}X_AGREE"] = self.agree
+            agreement |= {f"{number}X_MEASURE": partial(self.measure, stage) for stage, number in own.items()}
         return {
             **self._runtime.handlers(),
             **({TURN: lambda b: None} if self._lanes.paced else {}),
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
+            **agreement,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
             **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums if a.op in ops},
         }
@@ -165,7 +194,8 @@ class StagedDense(DensePart):
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
             label_shape=self._loss.target_shape,
             loss_sums=sums if is_same else {},
-            loss_scale=self.loss_scale.value,
+            loss_scale=lambda: self.loss_scale.value,
+            can_leave_out=self.skips_nonfinite,
             earlier=run.earlier.masks,
         )
         self.pipeline.parameters.begin(self._runtime)
@@ -188,16 +218,64 @@ class StagedDense(DensePart):
         """The stage's whole parameters are not needed before their next UNSHARD."""
         self.pipeline.reshard(stage)
 
+    def measure(self, stage: int, b: int) -> None:
+        """X_MEASURE: the stage's gradients are as its optimizer takes them, but for a limit of their norm."""
+        batch = self._run.in_flight[b]
+        batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples)
+        parameters = [*self.pipeline.stepped(stage)] if batch.is_reached[stage] else []
+        if parameters:
+            self.loss_scale.unscale_parameters(parameters)
+            if self._agreement is not None:
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
+            if self.clip.norm or self.clip.value:
+                batch.norms[stage] = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
+
+    def agree(self, b: int) -> None:
+        """X_AGREE: whether any process has found the batch bad, and the norms of the gradients of all stages."""
+        assert self._agreement is not None, "the program has X_AGREE"
+        batch = self._run.in_flight[b]
+        for norms in batch.norms.values():
+            keep_for_current_stream(norms)
+        num_bad, norms = self._agreement.reach(is_bad=batch.is_skipped, norms=batch.norms)
+        if self.skips_nonfinite:
+            batch.is_skipped = bool(num_bad.item())
+        if self.clip.norm:
+            batch.all_norms = norms.to(next(iter(self.parameters.values())).dtype).unbind()
+
     def step(self, stage: int, b: int) -> None:
-        if not self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples):
-            return  # no micro-batch had a backward here: the stage keeps its parameters
-        parameters = [*self.pipeline.stepped(stage)]
-        self.loss_scale.unscale_parameters(parameters)
-        self.limit(parameters, self._run.in_flight[b])
+        """OPT of a batch, or nothing if all leave it out."""
+        batch = self._run.in_flight[b]
+        if self._agreement is None:
+            self.measure(stage, b)
+        if batch.is_skipped:
+            self.leave_out(stage, b)
+            for number in self.pipeline.instances:
+                if self._stage_of[number] == stage:
+                    self._runtime.runner(number).restore(b)
+            return
+        for norm in batch.all_norms:
+            keep_for_current_stream(norm)
+        limited = self.limited(batch.all_norms, batch)
+        if batch.is_reached[stage]:  # else no micro-batch had a backward here: the stage keeps its parameters
+            self.update(stage, b, limited)
+
+    def update(self, stage: int, b: int, limited: Limited | None) -> None:
+        """Step the stage's optimizer with the gradients of a batch, measured before, under their limit."""
+        if limited is not None:
+            self.clip.scale(self.pipeline.stepped(stage), limited)
         self.pipeline.optimize(stage, b)
+
+    def leave_out(self, stage: int, b: int) -> None:
+        """The stage keeps its parameters, and forgets the gradients of a batch."""
+        self.pipeline.optimize(stage, b, is_left_out=True)
 
     def finish_batch(self, b: int) -> None:
         super().finish_batch(b)
+        if self.skips_nonfinite:
+            for number in self.pipeline.instances:
+                self._runtime.runner(number).settle(b, is_left_out=self._run.in_flight[b].is_skipped)
         self._next_batch = b + 1
 
     def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
@@ -286,3 +364,21 @@ class StagedDense(DensePart):
         batch = self._run.in_flight[b].stage_batch
         assert batch is not None, "read before"
         return batch
+
+
+def _agreement(
+    pipeline: DensePipeline, clip: Clip, parameters: Mapping[str, nn.Parameter], ranks: RankGroup | None
+) -> Agreement:
+    staged, mesh, rank = pipeline.staged, pipeline.mesh, 0 if ranks is None else ranks.rank
+    if ranks is None and mesh.world_size > 1:
+        raise JobError(f"{mesh.world_size} ranks agree on a batch, but no group leads to them")
+    stages = range(len(staged.stages))
+    measured = {} if not clip.norm else {n: [name for name, _ in staged.parameters_of(n)] for n in stages}
+    return Agreement(
+        measured,
+        [name for name, _ in staged.model.named_parameters() if name in parameters],
+        gives=[stage for stage in pipeline.stages if mesh.holders(stage)[0] == rank],
+        divided=[stage for stage in stages if pipeline.is_divided and len(mesh.holders(stage)) > 1],
+        device=pipeline.device,
+        group=ranks,
+    )

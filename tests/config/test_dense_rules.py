@@ -72,11 +72,6 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "dense.shard parameters is not possible with optim.dense lamb, whose steps follow norms of whole tensors: "
             "use adamw",
         ),
-        (
-            {"optim": {"clip_norm": 1.0}},
-            "dense.shard parameters is not possible with optim.clip_norm 1: no rank has all gradients; "
-            "optim.clip_value limits them one by one",
-        ),
         ({"run": {"compile": True}}, "dense.shard parameters is not possible with run.compile: use none"),
         (
             {"dense": {"shard": "optimizer", "state": "host"}, "optim": {"dense": "adam"}},
@@ -101,8 +96,8 @@ def test_one_line_says_what_is_not_possible(values: dict[str, dict[str, Any]], l
     assert str(refused.value) == line
 
 
-@pytest.mark.parametrize("optim", [{"clip_value": 0.1}, {"clip_norm": 1.0, "clip_scope": "rows"}, {"dense": "adagrad"}])
-def test_limits_of_single_elements_and_of_rows_are_possible(optim: dict[str, Any]) -> None:
+@pytest.mark.parametrize("optim", [{"clip_value": 0.1}, {"clip_norm": 1.0, "clip_scope": "all"}, {"dense": "adagrad"}])
+def test_limits_of_divided_gradients_are_possible(optim: dict[str, Any]) -> None:
     base = Config()
     check_config(
         dataclasses.replace(

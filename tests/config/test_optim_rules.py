@@ -218,16 +218,3 @@ def test_the_documentation_names_the_keys_that_a_resume_may_not_change() -> None
     free = {"optim.ema_evaluate"}  # named behind them: it changes no trained bit
     keys = {f"optim.{item.name}" for item in dataclasses.fields(OptimConfig)}
     assert set(re.findall(r"`([\w.]+)`", named[1])) == keys - set(CHANGEABLE) - free
-
-
-def test_a_limit_of_the_norm_needs_the_gradients_of_all_stages() -> None:
-    check_config(dataclasses.replace(optim(clip_norm=0.5), pipeline=PipelineConfig(microbatches=2)))
-    stages = PipelineConfig(schedule="1f1b", stages=2)
-    config = dataclasses.replace(optim(clip_norm=0.5), pipeline=stages)
-    with pytest.raises(InputError) as refused:
-        check_config(config)
-    assert str(refused.value) == (
-        "optim.clip_norm 0.5 is not possible with stages (pipeline.schedule 1f1b), none of which has all gradients: "
-        "use optim.clip_value"
-    )
-    check_config(dataclasses.replace(config, optim=OptimConfig(clip_value=0.5)))

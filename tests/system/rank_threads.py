@@ -204,13 +204,14 @@ def dense_of_rank(
     mesh = built.stages.mesh
     held = held_stages(built.stages.staged, mesh)
     layered = layered_ranks(built.stages.staged, mesh) if built.config.optim.precondition == "kfac" else ()
-    groups = peer.open_stage_groups([*(stage.holders for stage in held), layered])
+    every = tuple(range(peer.world_size))
+    groups = peer.open_stage_groups([*(stage.holders for stage in held), layered, every])
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
     if built.config.dense.shard != "none":
         shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank)
-        return build_dense(built, rank=peer.rank, links=links, shares=shares)
+        return build_dense(built, rank=peer.rank, links=links, shares=shares, ranks=groups[every])
     sums = StageSums(held, groups, rank=peer.rank)
-    found = {"groups": groups, "layered": groups.get(layered)}
+    found = {"groups": groups, "layered": groups.get(layered), "ranks": groups[every]}
     return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce, **found)
 
 

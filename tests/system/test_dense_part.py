@@ -116,10 +116,21 @@ def test_a_growing_loss_scale_changes_no_bit(clicks: MakeConfig) -> None:
     assert grown.digests == run_job(config).digests
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_resumed_job_continues_the_loss_scale(clicks: MakeConfig, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "stages"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, STAGES),
+        (2, STAGES),
+        (2, {"pipeline__schedule": "pipedream-2bw", "pipeline__stages": 2, "pipeline__microbatches": 2}),
+    ],
+)
+def test_a_resumed_job_continues_the_loss_scale(
+    clicks: MakeConfig, tmp_path: Path, ranks: int, stages: dict[str, object]
+) -> None:
     """A job resumes among skipped batches and among finite ones, with any cache size."""
-    config = change(clicks(), **GROWING)
+    config = change(clicks(), **GROWING, **stages)
     job = recorded(smallest(change(config, data__limit=12 * 18)), tmp_path, every=2, world_size=ranks)
     with pytest.raises(Crash):
         job.run(crash_at=6)

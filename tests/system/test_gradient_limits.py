@@ -69,6 +69,35 @@ def test_a_loss_scale_changes_no_limit(clicks: MakeConfig) -> None:
     assert run_job(scaled).digests == run_job(config).digests
 
 
+#: Schedules of each kind, and the ranks on which they run.
+STAGED: dict[str, tuple[str, int, dict[str, object]]] = {
+    "chain": ("1f1b", 2, {}),
+    "free order": ("dynamic", 2, {}),
+    "two pipes": ("chimera", 2, {}),
+    "split backwards": ("zb-h1", 2, {}),
+    "unlike replicas": ("1f1b", 3, {"pipeline__replicas": "2,1"}),
+    "shares of the state": ("1f1b", 4, {"dense__shard": "optimizer"}),
+    "shares of parameters": ("breadth-first", 4, {"dense__shard": "parameters"}),
+    "versions": ("pipedream-2bw", 2, {}),
+    "versions, rows a batch late": ("pipedream-2bw", 2, {"pipeline__rows_delay": 1}),
+    "chunks": ("1f1b", 2, {"dense__state": "host"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "scope"), some_of([*itertools.product(STAGED, ["dense", "all"])], set(range(20))))
+def test_a_limit_of_the_norm_in_stages(kind: str, scope: str, clicks: MakeConfig) -> None:
+    """The norm is that of all stages of all ranks, which is the norm that the whole model has."""
+    schedule, world_size, keys = STAGED[kind]
+    config = change(clicks(limit=120), run__dtype="float64", optim__clip_norm=0.05, optim__clip_scope=scope)
+    config = change(config, optim__dense="adam")
+    split = staged(config, schedule, 2, pipeline__microbatches=2, **keys)
+    if "versions" not in kind:
+        assert_equal_numbers(run_staged(split, world_size), run_staged(config))
+    cached = run_staged(change(split, cache__rows=largest_batch(config)), world_size)
+    assert run_staged(change(split, cache__rows=0), world_size).digests == cached.digests
+    assert run_staged(change(split, optim__clip_norm=1e-3), world_size).digests != cached.digests
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_limits_of_elements_in_stages(world_size: int, clicks: MakeConfig) -> None:
     config = change(clicks(limit=100), run__dtype="float64", optim__clip_value=0.003)

@@ -30,6 +30,7 @@ from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
 from bagpipe.training.nonfinite import _TOTALS, NonfiniteGuard
 from cacher.planning import PlannedData
+from tests.effort import some_of
 from tests.system.jobs import change
 from tests.system.lagging import LaggingStreams
 from tests.system.rank_threads import run_ranks
@@ -97,11 +98,26 @@ def test_a_bad_batch_ends_the_job(clicks: MakeConfig, value: float, rows: int) -
         assert job.is_finite()
 
 
-@pytest.mark.parametrize("rows", [0, 80, 10_000])
-def test_a_skipped_batch_leaves_no_trace(clicks: MakeConfig, rows: int) -> None:
+#: Ways in which every batch begins with the weights of the batch before.
+SYNCHRONOUS: Mapping[str, Callable[[Config], Config]] = {
+    **{way: WAYS[way] for way in ("1f1b", "zb-v", "chimera")},
+    "whole, running means": lambda config: change(config, model__factory="tests.system.staged_models:normalising"),
+    "1f1b, running means": lambda config: staged(
+        change(config, model__factory="tests.system.staged_models:normalising"), "1f1b", 2, pipeline__microbatches=1
+    ),
+    "1f1b, chunks": lambda config: change(WAYS["1f1b"](config), dense__state="host", optim__momentum=0.9),
+    "micro-batches": lambda config: change(config, pipeline__microbatches=3, optim__clip_norm=0.1),
+    "recomputed": lambda config: change(WAYS["1f1b"](config), pipeline__recompute=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "rows"), some_of([*itertools.product(SYNCHRONOUS, [0, 80, 10_000])], {0, 4, 8, 9, 10, 11, 13, 17, 19, 23})
+)
+def test_a_skipped_batch_leaves_no_trace(clicks: MakeConfig, way: str, rows: int) -> None:
     """A skipped batch leaves no trace, running means included, with optimizers that do not count steps."""
-    config = change(clicks(), model__factory="tests.system.staged_models:normalising", cache__rows=rows)
-    config = change(config, optim__dense="sgd", run__nonfinite="skip")
+    config = SYNCHRONOUS[way](change(clicks(), cache__rows=rows, optim__dense="sgd"))
+    config = change(config, run__nonfinite="skip")
     job = Small(config)
     with job.store:
         result = job.engine.train(with_bad_batch(job.batches(), float("nan")))
@@ -131,6 +147,44 @@ def test_all_ranks_skip_the_same_batches(clicks: MakeConfig, rows: int) -> None:
         assert [result.progress.skipped_batches for result in end.results] == [1, 1, 1]
         assert sum(result.progress.samples for result in end.results) == 305 - 12
         assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
+
+
+#: Schedules of stages, ranks, and changes.
+ON_RANKS: Mapping[str, tuple[str, int, dict[str, object]]] = {
+    "two processes": ("1f1b", 2, {}),
+    "two pipes": ("chimera", 2, {}),
+    "two replicas": ("zb-h1", 4, {}),
+    "unlike replicas": ("1f1b", 3, {"pipeline__replicas": "2,1"}),
+    "shares of gradients": ("1f1b", 4, {"dense__shard": "gradients"}),
+    "shares of parameters": ("1f1b", 4, {"dense__shard": "parameters", "optim__clip_norm": 0.1}),
+    "versions": ("pipedream-2bw", 2, {}),
+    "predictions, rows a batch late": ("spectrain", 2, {"pipeline__rows_delay": 1}),
+    "parts of backwards": ("1f1b", 2, {"pipeline__backward_shares": "0.5,1"}),
+}
+
+
+@pytest.mark.parametrize("way", some_of([*ON_RANKS], set(range(9))))
+def test_all_stages_skip_the_same_batches(clicks: MakeConfig, way: str) -> None:
+    schedule, world_size, keys = ON_RANKS[way]
+    config = staged(clicks(), schedule, 2, pipeline__microbatches=2, run__nonfinite="skip", optim__dense="adam", **keys)
+    rank = max(rank for rank, share in enumerate(example_shares(config, world_size)) if share)
+
+    def bad(this: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+        return with_bad_batch(batches, float("nan")) if this == rank else batches
+
+    ends = [run_ranks(change(config, cache__rows=rows), world_size, change_batches=bad) for rows in (0, 200)]
+    assert ends[0].digests == ends[1].digests
+    for end in ends:
+        assert [result.progress.skipped_batches for result in end.results] == [1] * world_size
+        assert sum(result.progress.samples for result in end.results) == 305 - 12
+        assert all(np.isfinite(float(result.progress.loss_sum)) for result in end.results)
+        assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
+
+
+def example_shares(config: Config, world_size: int) -> tuple[int, ...]:
+    """By rank, its share of the examples."""
+    built = build_training_model(config, PlannedData(config.data, config.run.seed).schema, world_size)
+    return built.spec.example_shares or (1,) * world_size
 
 
 def bad_on_rank_1(rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:

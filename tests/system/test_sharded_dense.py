@@ -49,6 +49,18 @@ def test_bits_do_not_depend_on_the_level(world_size: int, level: str, wrap: str,
     assert run(arguments, world_size, *own) == run(arguments, world_size)
 
 
+@pytest.mark.parametrize("scope", ["dense", "all"])
+def test_a_limit_of_the_norm_is_that_of_whole_gradients(scope: str) -> None:
+    """Squares of shares are added up: the last bits of a norm are other ones than without shares, on all levels."""
+    keys = ["--optim.clip_norm", "0.02", "--optim.clip_scope", scope, "--run.dtype", "float64", "--data.limit", "400"]
+    levels = [run(keys, 2, "--dense.shard", level) for level in ("optimizer", "parameters")]
+    assert levels[0] == levels[1] == run(keys, 2, "--dense.shard", "gradients", "--cache.rows", "0")
+    plain, unlimited = (run_to_the_end(config_of([*JOB, *given]), 2)[0] for given in (keys, keys[4:]))
+    divided = run_to_the_end(config_of([*JOB, *keys, "--dense.shard", "gradients"]), 2)[0]
+    assert divided["loss"] == pytest.approx(plain["loss"], rel=1e-12)
+    assert unlimited["loss"] != pytest.approx(plain["loss"], rel=1e-6)
+
+
 def dense_of(folder: Path) -> DenseState:
     """The joined dense part of the newest checkpoint, without random states."""
     found = CheckpointFolder(folder).chosen("auto", lambda line: None)

@@ -126,7 +126,8 @@ class DensePipeline:
     Attributes:
         stages: the stages of this rank, ascending.
         optimizers: optimizer per local stage; of the segments if the stage is divided.
-        shares: as given.
+        shares, device: as given.
+        is_divided: stages that several ranks hold are divided among them.
         versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
         partial_backward: of this replica; None: no backward is left out.
@@ -158,9 +159,10 @@ class DensePipeline:
         self.shares = shares
         self._reduce = reduce
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self._seed = seed
         ops = {atom.op for atom in self.step.program.atoms()}
+        self.is_divided = "UNSHARD" in ops
         self.parameters = StageParameters(staged, self.stages, shares, are_divided="RESHARD" in ops)
         self.optimizers: Mapping[int, torch.optim.Optimizer] = {
             stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
@@ -235,7 +237,8 @@ class DensePipeline:
         *,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
-        loss_scale: float = 1.0,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+        can_leave_out: bool = False,
         earlier: int = 0,
     ) -> StageRuntime:
         """The runtime of one phase; see `StageRuntime`. The stages are whole here."""
@@ -247,12 +250,13 @@ class DensePipeline:
             batch=batch,
             loss=loss,
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
             seed=self._seed,
             earlier=earlier,
             loss_sums=loss_sums,
             label_shape=label_shape,
             loss_scale=loss_scale,
+            can_leave_out=can_leave_out,
             versions=self.versions,
             activations=self.activations,
             saving=self.parameters.saving,
@@ -325,8 +329,8 @@ class DensePipeline:
         if stage in self.shares:
             self.shares[stage].release()
 
-    def optimize(self, stage: int, batch: int) -> None:
-        """One dense optimizer step of a stage, for a batch."""
+    def optimize(self, stage: int, batch: int, *, is_left_out: bool = False) -> None:
+        """One dense optimizer step of a stage, for a batch. One that is left out has a step that changes nothing."""
         optimizer = self.optimizers.get(stage)
         if optimizer is not None:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
@@ -336,9 +340,11 @@ class DensePipeline:
             versions = self.versions.get(stage)
             if versions is not None:
                 versions.before_step(batch)
-            optimizer.step()
+            if not is_left_out:
+                optimizer.step()
             if versions is not None:
-                versions.stepped()
+                if not is_left_out:
+                    versions.stepped()
                 versions.after_step(batch)
             optimizer.zero_grad(set_to_none=True)
             if stage in self.shares:

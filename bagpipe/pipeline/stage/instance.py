@@ -96,7 +96,8 @@ class StageRunner:
         loss: loss of a head.
         device, seed: device and seed of the random numbers.
         earlier: batches of earlier jobs, which their seeds count too.
-        loss_scale: multiplies the loss, and thereby every gradient.
+        loss_scale: of the batch under way: multiplies the loss, and thereby every gradient.
+        can_leave_out: batches can be left out (`settle`).
         versions: weights of an asynchronous schedule; None: every batch has the newest ones.
         parameters: trainable parameters of the module, in the order of `versions`.
         alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
@@ -106,7 +107,8 @@ class StageRunner:
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
-        loss_sum: float64 on the device; sum of the loss over all examples so far.
+        loss_sum: float64 on the device; sum of the loss over all examples so far; of settled batches, if they can be
+            left out.
         unchecked: batch, and loss sum of a micro-batch, until someone has looked whether it is finite.
     """
 
@@ -126,7 +128,8 @@ class StageRunner:
         device: torch.device,
         seed: int,
         earlier: int = 0,
-        loss_scale: float = 1.0,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+        can_leave_out: bool = False,
         versions: StageVersions | None = None,
         parameters: Sequence[nn.Parameter] = (),
         alternates: bool = False,
@@ -159,6 +162,9 @@ class StageRunner:
         self._partial_backward = partial_backward
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
+        # Of the batches under way that can be left out: their loss sums, and the module's buffers before them.
+        self._unsettled: dict[int, Tensor] | None = {} if can_leave_out else None
+        self._buffers_before: dict[int, dict[str, Tensor]] = {}
         self._split: SplitBackward | None = None
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
         self._grad_values = sorted({number for channels in wiring.output_grads for number in channels[0].numbers})
@@ -171,6 +177,9 @@ class StageRunner:
         if self._sums_before is not None and batch not in self._sums_before:
             latest = {b: total for b, total in self._sums_before.items() if b > batch - _SUMS_KEPT}
             self._sums_before = {**latest, batch: self.loss_sum.clone()}  # another thread can be reading the last one
+        if self._unsettled is not None and batch not in self._unsettled:
+            self._unsettled[batch] = torch.zeros_like(self.loss_sum)
+            self._buffers_before[batch] = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         first, end = division.instances[self.instance.number][unit]
         if first == end:
             return
@@ -193,15 +202,30 @@ class StageRunner:
         if activations is not None and saving is not None:
             activations.saved(self.instance.number, index, saving, outputs.values())
         if total is not None:
-            self.loss_sum += total.detach()
+            counted = self.loss_sum if self._unsettled is None else self._unsettled[batch]
+            counted += total.detach()
             self.unchecked.append((batch, total.detach()))
         sent = {number: owned(outputs[number]) for number in self._sent}
         for channel in self._wiring.outputs:
             division.put(channel, index, [sent[number] for number in channel.numbers])
 
+    def restore(self, batch: int) -> None:
+        """Give the module the buffers that it had before a batch that is left out; before its next forward."""
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(self._buffers_before[batch][name])
+
+    def settle(self, batch: int, *, is_left_out: bool) -> None:
+        """Count the losses of a batch, or forget them; batches in their order, after their forwards."""
+        assert self._unsettled is not None, "batches can be left out"
+        counted = self._unsettled.pop(batch)
+        self._buffers_before.pop(batch)
+        if not is_left_out:
+            self.loss_sum += counted
+
     def loss_sum_before(self, batch: int) -> Tensor:
         """The loss sum of the batches before this one, the next one to end. From any thread."""
-        if self._sums_before is None:
+        if self._sums_before is None or self._unsettled is not None:
             return self.loss_sum
         so_far = self.loss_sum.clone()
         # A forward of the batch may have changed the sum, but it kept the one before first.
@@ -307,7 +331,7 @@ class StageRunner:
     def _graph(self, live: _MicroBatch, outputs: dict[int, Tensor], total: Tensor | None, given: StageBatch) -> Graph:
         roots = [outputs[number] for number in self._grad_values]
         if total is not None:
-            roots.append(total / given.num_global_examples * self._loss_scale)
+            roots.append(total / given.num_global_examples * self._loss_scale())
         return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots)
 
     def _take_gradients(self, index: int) -> list[Tensor]:

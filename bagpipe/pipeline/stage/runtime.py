@@ -61,7 +61,9 @@ class StageRuntime:
         dtype, label_shape: of the labels; the shape excludes the example dimension.
         device: device of all tensors.
         seed, earlier: of the stages' random numbers, and the batches of earlier jobs that these count too.
-        loss_sums, loss_scale: initial loss sums by instance; what multiplies every gradient.
+        loss_sums: initial, by instance.
+        loss_scale: of the batch under way: multiplies every gradient.
+        can_leave_out: batches can be left out (`StageRunner.settle`).
         versions: stage -> its weights in an asynchronous schedule.
         activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
         partial_backward: which backwards are left out; None: none.
@@ -85,7 +87,8 @@ class StageRuntime:
         earlier: int = 0,
         loss_sums: Mapping[int, float] = MappingProxyType({}),
         label_shape: tuple[int, ...] = (),
-        loss_scale: float = 1.0,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+        can_leave_out: bool = False,
         versions: Mapping[int, StageVersions] = MappingProxyType({}),
         activations: Mapping[str, LaneActivations] = MappingProxyType({}),
         saving: Mapping[int, Callable[[], AbstractContextManager[object]]] = MappingProxyType({}),
@@ -145,6 +148,7 @@ class StageRuntime:
                     seed=seed,
                     earlier=earlier,
                     loss_scale=loss_scale,
+                    can_leave_out=can_leave_out,
                     versions=versions.get(instance.stage),
                     parameters=self._parameters[instance.stage][-1],
                     alternates=bool(step.turns),
