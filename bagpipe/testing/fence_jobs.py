@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import DeleteRequest, Rows, Store
+from bagpipe.store.job_record import JobRecord
 from bagpipe.store.keys import bucket_of
 from bagpipe.types.schema import RowSchema, RowTable
 
@@ -77,6 +78,7 @@ def take_over(store: Store, *, generation: int = 1, writer: int = 0, num_writers
     with store.ledger() as ledger:
         ledger.acquire(fence.token)
         ledger.begin("test:0", num_writers)
+        ledger.record_job(JobRecord(job=uuid.uuid4().hex, has_checkpoints=False))
     store.fence(fence)
     return fence
 

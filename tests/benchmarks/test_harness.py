@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bagpipe.errors import FencedError, InputError, JobError
+from bagpipe.store.fencing.presence import check_present
 from bagpipe.types.schema import RowSchema, RowTable
 from benchmarks.harness.benchmark import Benchmark, Measure, Part, Values, found_of, run_benchmark
 from benchmarks.harness.click_logs import SAMPLE_VARIABLE, add_data_path, data_notes, data_or_synthetic_notes
@@ -255,6 +256,8 @@ def test_a_store_of_the_harness_has_a_fence(valkey_url: str) -> None:
         with FencedStore(valkey_url, schema=schema, namespace="bench"), pytest.raises(FencedError):
             store.write(0, ids, np.zeros((5, 1), np.float32))
         assert store.read(0, ids).rows.sum() == 5
+        # A job trains these rows on, as `open_engine` asks.
+        check_present(ledger.state(), ledger.job(), namespace="bench")
 
 
 def test_the_file_of_click_logs_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
