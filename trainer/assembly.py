@@ -275,7 +275,7 @@ def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
         parts.append(plateau)
     schedule, rows = rate_schedule(optim, plateau), rows_rate_schedule(optim, plateau)
     if (schedule, rows) != (Schedule(), Schedule()):
-        parts.append(LearningRates(dense, schedule=schedule, rows=rows))
+        parts.append(LearningRates(dense, schedule=schedule, rows=rows, rows_delay=built.config.pipeline.rows_delay))
     if optim.ema_decay:
         parts.append(WeightAverage(dense, optim.ema_decay, evaluates=optim.ema_evaluate))
     if built.config.run.verify and isinstance(dense, StagedDense):

@@ -177,8 +177,8 @@ def _row_decay_problem(config: Config) -> str | None:
     shown = f"{optim.rows_weight_decay:g}"
     if "ftrl" in optim.row_optimizers:
         return f"{shown} is not possible with ftrl, whose next step would undo it: use optim.ftrl_l2"
-    if config.pipeline.is_staged:
-        return f"{shown} is not possible with {config.pipeline.stages_text}"
+    if config.pipeline.rows_delay:
+        return f"{shown} is not possible with pipeline.rows_delay 1: a lookup precedes the decay of the batch before it"
     dtype = config.run.dtype if config.cache.dtype == "run" else config.cache.dtype
     if dtype not in ("float32", "float64"):
         return f"{shown} needs rows of float32 or float64, got cache.dtype {dtype}"

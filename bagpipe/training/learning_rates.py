@@ -1,7 +1,7 @@
 """`LearningRates`: the learning rates of every batch follow schedules (`bagpipe.rates`).
 
     lookup of b       rate of the row optimizers * factor of b ──> settings of b's row updates       lane compute
-    with stages       the same after the backward of b
+    read a batch late the same after the backward of b
     before OPT of b   rate of the dense optimizer * factor of b ──> its parameter groups             lane of the chunk
 
 A factor depends on the number of the batch and on its epoch alone, or on the metrics of the evaluations before it
@@ -32,6 +32,7 @@ class LearningRates(LoopPart):
         dense: the dense part; its optimizers have the rates that the factors multiply.
         schedule: of the dense optimizers.
         rows: of the row optimizers.
+        rows_delay: of the loop: its lookups can be a batch ahead of an evaluation that changes a factor.
 
     Attributes:
         row_factor: of the latest batch.
@@ -40,11 +41,12 @@ class LearningRates(LoopPart):
         InputError: in a lane: a schedule follows epochs, and a batch does not say in which epoch it is.
     """
 
-    def __init__(self, dense: DensePart, *, schedule: Schedule, rows: Schedule) -> None:
+    def __init__(self, dense: DensePart, *, schedule: Schedule, rows: Schedule, rows_delay: int = 0) -> None:
         self.row_factor = 1.0
         self._dense = dense
         self._schedule = schedule
         self._rows = rows
+        self._rows_delay = rows_delay
         self._rates = {
             name: [group["lr"] for group in chunk.optimizer.param_groups]
             for name, chunk in dense.chunks.items()
@@ -55,13 +57,13 @@ class LearningRates(LoopPart):
 
     def hooks(self) -> Iterable[Hook]:
         # This part is listed after the one that sets the settings of the updates, so its hook comes later. Rows that
-        # decay need their rates at the lookup. With stages none decay, and the lookup's lane can be a batch ahead of an
-        # evaluation that changes a factor.
-        if self._dense.is_staged:
+        # decay need their rates at the lookup.
+        if self._rows_delay:
             yield Hook(at=Point.GRADIENTS, when="after", call=self._scale_rows)
-            yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)
         else:
             yield Hook(at=Point.LOOKUP, when="before", call=self._scale_rows)
+        if self._dense.is_staged:
+            yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)
         yield Hook(at=Point.STEP, when="before", call=self._set_dense)
 
     def start(self, run: LoopRun) -> None:
