@@ -258,8 +258,10 @@ class StagedDense(DensePart):
         for norm in batch.all_norms:
             keep_for_current_stream(norm)
         limited = self.limited(batch.all_norms, batch)
-        if batch.is_reached[stage]:  # else no micro-batch had a backward here: the stage keeps its parameters
+        if batch.is_reached[stage]:
             self.update(stage, b, limited)
+        else:  # no micro-batch had a backward here
+            self.leave_out(stage, b)
 
     def update(self, stage: int, b: int, limited: Limited | None) -> None:
         """Step the stage's optimizer with the gradients of a batch, measured before, under their limit."""

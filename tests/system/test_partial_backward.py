@@ -91,6 +91,36 @@ def test_two_pipes_and_replicas_of_two_ranks(log: Config) -> None:
     assert direct.digests == cached.digests
 
 
+#: Schedules, ranks and keys of whatever else a stage can have -> whether a plain 1f1b has the same numbers.
+TOGETHER: dict[str, tuple[str, int, dict[str, object], bool]] = {
+    "free order": ("dynamic", 2, {}, True),
+    "free order of one process": ("dynamic", 1, {}, True),
+    "unlike replicas": ("1f1b", 3, {"pipeline__replicas": "2,1"}, True),
+    "unlike replicas, by ranks": ("1f1b", 3, {"pipeline__replicas": "1,2", "pipeline__backward_unit": "rank"}, True),
+    "shares of the state": ("1f1b", 4, {"dense__shard": "optimizer"}, True),
+    "shares of parameters": ("1f1b", 4, {"dense__shard": "parameters"}, True),
+    "activations on the host": ("1f1b", 2, {"pipeline__activations": "host"}, True),
+    "activations on the host, split backwards": ("zb-h1", 1, {"pipeline__activations": "host"}, True),
+    "versions": ("pipedream", 2, {}, False),
+    "predictions, rows a batch late": ("spectrain", 2, {"pipeline__rows_delay": 1}, False),
+    "predictions": ("pipeoptim", 1, {}, False),
+}
+
+
+@pytest.mark.parametrize("name", some_of([*TOGETHER], set(range(11))))
+def test_whatever_else_a_stage_has(log: Config, name: str) -> None:
+    schedule, world_size, keys, is_synchronous = TOGETHER[name]
+    config = partial(log, schedule, "0.25,1,0.5", **keys)
+    direct, cached = (run_staged(change(config, cache__rows=rows), world_size) for rows in (0, 200))
+    assert cached.digests == direct.digests
+    assert run_staged(change(config, pipeline__backward_shares=""), world_size).digests != direct.digests
+    if is_synchronous:
+        unit = config.pipeline.backward_unit
+        replicas = 2 if "shares of" in name else 1
+        plain = partial(log, "1f1b", "0.25,1,0.5", unit)
+        assert_equal_numbers(direct, run_staged(plain, 2 * replicas))
+
+
 def test_recomputed_micro_batches_keep_the_bits(log: Config) -> None:
     config = partial(log, "gpipe", "0.5,1")
     assert run_job(change(config, pipeline__recompute=True)).digests == run_job(config).digests

@@ -288,7 +288,7 @@ class DensePipeline:
         if self.partial_backward is None:
             return True
         factor = self.partial_backward.factor(stage, batch, num_global_examples)
-        gradients = [p.grad for _, p in self.staged.parameters_of(stage) if p.grad is not None]
+        gradients = [p.grad for p in self.stepped(stage) if p.grad is not None]
         if factor not in (None, 1) and gradients:
             torch._foreach_mul_(gradients, factor)
         return factor is not None
