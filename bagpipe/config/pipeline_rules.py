@@ -242,8 +242,6 @@ def _activations_problem(config: Config) -> str | None:
         return None
     if not pipeline.is_staged:
         return f"{where} needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
-    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-        return f"{where} needs a synchronous pipeline.schedule: others keep weights by batch, got {pipeline.schedule}"
     if config.run.compile:
         return f"{where} is not possible with run.compile: compiled backwards take their tensors where they are"
     if config.dense.shard == "parameters":

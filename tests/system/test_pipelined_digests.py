@@ -130,3 +130,22 @@ def test_two_heads(clicks: MakeConfig, schedule: str) -> None:
     assert_equal_numbers(there, of_job(whole))
     if schedule != "chimera":
         assert there.digests == ours.digests
+
+
+@pytest.mark.parametrize(
+    ("schedule", "keys"),
+    [
+        ("pipedream", {}),
+        ("spectrain", {"pipeline__rows_delay": 1}),
+        ("pipeoptim", {"pipeline__recompute": True}),
+        ("pipedream-2bw", {"pipeline__rows_delay": 1, "model__factory": "tests.system.staged_models:dropping"}),
+    ],
+)
+def test_activations_of_asynchronous_stages_go_to_the_host(
+    clicks: MakeConfig, schedule: str, keys: dict[str, object]
+) -> None:
+    """Weights of batches stay, also where backwards have other ones than their forwards."""
+    config = staged(clicks(limit=150), schedule, 2, pipeline__microbatches=4, **keys)
+    host = change(config, pipeline__activations="host", cache__rows=200)
+    assert run_job(host).digests == run_job(config).digests
+    assert run_staged(change(host, cache__rows=0), 2).digests == run_staged(config, 2).digests

@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bagpipe.errors import JobError
 from bagpipe.pipeline.copy_lane import CopyLane, Order
 from bagpipe.pipeline.stream import Streams
-from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.ops import OPS
 
 __all__ = ["LaneActivations", "Saving"]
@@ -162,7 +162,7 @@ class Saving:
         self._meter = meter
         self._saved: list[_Saved] = []
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept} | {0}
-        self._hooks = saved_tensors_hooks(self._pack, _Saved.get)
+        self._hooks = saved_tensors_hooks(self.pack, self.unpack)
 
     def __enter__(self) -> Saving:
         self._hooks.__enter__()
@@ -181,7 +181,12 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def _pack(self, tensor: Tensor) -> _Saved:
+    def unpack(self, packed: _Saved) -> Tensor:
+        """The tensor, on the device."""
+        return packed.get()
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        """Keep a tensor in a block, or where it is."""
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -201,7 +206,7 @@ class LaneActivations:
 
     Args:
         name: of the lane that copies, in traces and reports.
-        row: actions of the lane in one batch.
+        row: actions of the lane in one batch, or in one turn: then some are of the batch after.
         units: micro-batches per batch, by instance.
         streams: of the device.
         moves: to the host; otherwise bytes are only counted.
@@ -213,7 +218,7 @@ class LaneActivations:
     def __init__(
         self,
         name: str,
-        row: Sequence[Action],
+        row: Sequence[Template],
         units: Mapping[int, int],
         *,
         streams: Streams,
@@ -226,11 +231,12 @@ class LaneActivations:
         self._blocks: dict[_Key, list[_Block]] = {}
         self._leaving: list[_Block] = []
         self._fresh: list[_Block] = []  # those that the action before orders to leave
-        atoms = [atom for action in row for atom in action.atoms if atom.op == "REC" or OPS[atom.op].role in _COMPUTE]
-        #: Op, instance and micro-batch of an action -> the backward that follows it, if one does.
+        computed = [each for each in row if each.op == "REC" or OPS[each.op].role in _COMPUTE]
+        #: Op, instance and micro-batch of an action -> the backward that follows it, if one does: its instance and
+        #: micro-batch, and how many batches later it is.
         self._next = {
-            (one.op, one.stage, one.index): (two.stage, two.index or 0)
-            for one, two in pairwise(atoms)
+            (one.op, one.stage, one.unit): (two.stage, two.unit, two.offset - one.offset)
+            for one, two in pairwise(computed)
             if OPS[two.op].role in ("backward", "input_grad")
         }
 
@@ -249,14 +255,14 @@ class LaneActivations:
         return run
 
     def saving(self, module: nn.Module, inputs: Iterable[Tensor]) -> Saving:
-        """Hooks for a forward of a module, whose parameters, buffers and inputs stay."""
+        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them."""
         return Saving(self._bytes, [*_tensors_of(module), *inputs])
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:
         """A forward is over: what it kept leaves, unless its backward is next."""
         blocks = saving.end(outputs)
         unit = index % self._units[number]
-        if not self._moves or self._next.get(("F", number, unit)) == (number, unit):
+        if not self._moves or self._next.get(("F", number, unit)) == (number, unit, 0):
             return
         self._blocks[number, index] = blocks
         for block in blocks:
@@ -273,8 +279,8 @@ class LaneActivations:
             for block in self._blocks.pop((number, index), ()):
                 block.arrived(self.lane)
         if (following := self._next.get((op, number, unit))) is not None:
-            other, next_unit = following
-            self._bring(other, batch * self._units[other] + next_unit)
+            other, next_unit, later = following
+            self._bring(other, (batch + later) * self._units[other] + next_unit)
 
     def _bring(self, number: int, index: int) -> None:
         blocks = self._blocks.get((number, index), ())

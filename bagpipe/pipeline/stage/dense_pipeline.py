@@ -29,6 +29,7 @@ from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
 from bagpipe.schedule.ir.backward_shares import BackwardShares
 from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.lowering.stage_lanes import lane_templates
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class DensePipeline:
             self.activations = {
                 lane: LaneActivations(
                     lane.replace("compute", "activations"),
-                    self.step.program.lanes[lane],
+                    lane_templates(self.step, lane),
                     self.step.program.micro_per_batch,
                     streams=host_activations,
                 )

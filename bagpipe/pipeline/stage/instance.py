@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.errors import JobError
-from bagpipe.pipeline.stage.activations import LaneActivations
+from bagpipe.pipeline.stage.activations import LaneActivations, Saving
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
 from bagpipe.pipeline.stage.channel import Channel, owned
@@ -193,10 +193,13 @@ class StageRunner:
         if is_trained and not kept:
             live.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         activations = self._activations if kept else None
-        saving = None if activations is None else activations.saving(self.module, live.leaves.values())
+        saving = None
+        if activations is not None:
+            others = None if self._versions is None else self._versions.weights("forward", batch)
+            saving = activations.saving(self.module, [*live.leaves.values(), *(others or ())])
         # Code that is compiled without gradients can round in another way than that of the repetition.
         with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
-            outputs, total = self._run(live, given, division, batch, unit)
+            outputs, total = self._run(live, given, division, batch, unit, saving=saving)
         if kept:
             live.graph = self._graph(live, outputs, total, given)
         if activations is not None and saving is not None:
@@ -292,6 +295,8 @@ class StageRunner:
         batch: int,
         unit: int,
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
+        *,
+        saving: Saving | None = None,
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         """Outputs by value number, and the loss sum if there are heads. `buffers` replace those of the module."""
         stage, leaves = self._stage, live.leaves
@@ -303,9 +308,9 @@ class StageRunner:
                 + division.instances[self.instance.number][unit][0]
             )
             with seeded(mix_seed(self._seed, self._earlier + batch, self.instance.stage, first), self._device):
-                results = self._call(arguments, buffers, batch)
+                results = self._call(arguments, buffers, batch, saving)
         else:
-            results = self._call(arguments, buffers, batch)
+            results = self._call(arguments, buffers, batch, saving)
         outputs: dict[int, Tensor] = dict(zip(stage.outputs, results, strict=True))
         total: Tensor | None = None
         for head, number in stage.heads:
@@ -313,7 +318,9 @@ class StageRunner:
             total = term if total is None else total + term
         return outputs, total
 
-    def _call(self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor], batch: int) -> tuple[Tensor, ...]:
+    def _call(
+        self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor], batch: int, saving: Saving | None
+    ) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...]
         if self._versions is not None:
             results = versioned_call(
@@ -323,6 +330,7 @@ class StageRunner:
                 forward=self._versions.weights("forward", batch),
                 backward=self._versions.weights("backward", batch),
                 buffers=dict(buffers),
+                around=saving,
             )
             return results
         results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)

@@ -3,14 +3,15 @@
     parameter ──stored weights──> module ──> outputs       a derivative that needs weights reads those of the backward
         ^──gradient────────────────────┘
 
-Gradients reach the parameters, as if the module had been called with them. Activations are those of the call.
+Gradients reach the parameters, as if the module had been called with them. Activations are those of the call. Autograd
+calls the innermost hooks of saved tensors alone, so the ones around the call, which can move activations, are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,19 @@ from torch.func import functional_call
 
 from bagpipe.errors import InputError
 
-__all__ = ["versioned_call"]
+__all__ = ["SavedHooks", "versioned_call"]
+
+
+class SavedHooks(Protocol):
+    """Hooks of `torch.autograd.graph.saved_tensors_hooks`."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What the graph keeps of a tensor; no tuple."""
+        ...
+
+    def unpack(self, packed: Any) -> Tensor:
+        """The tensor."""
+        ...
 
 
 def versioned_call(
@@ -30,6 +43,7 @@ def versioned_call(
     forward: Sequence[Tensor] | None,
     backward: Sequence[Tensor] | None,
     buffers: dict[str, Tensor],
+    around: SavedHooks | None = None,
 ) -> Any:
     """The module's outputs.
 
@@ -40,6 +54,7 @@ def versioned_call(
         forward: the weights of the call; None: the parameters.
         backward: the weights of its backward, as they are then; None: the parameters.
         buffers: replace those of the module.
+        around: hooks of saved tensors around the call; None: there are none.
 
     Raises:
         InputError: forward and backward have different weights, and two parameters share memory.
@@ -56,6 +71,7 @@ def versioned_call(
                 [names[id(parameter)] for parameter in parameters],
                 parameters if forward is None else forward,
                 parameters if backward is None else backward,
+                around,
             )
         )
     with context:
@@ -75,7 +91,7 @@ class _Stored(torch.autograd.Function):
 
 
 def _exchange(
-    names: Sequence[str], forward: Sequence[Tensor], backward: Sequence[Tensor]
+    names: Sequence[str], forward: Sequence[Tensor], backward: Sequence[Tensor], around: SavedHooks | None
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """Hooks that keep views of weights of the forward by position, and read them from those of the backward."""
     positions: dict[int, int] = {}
@@ -90,14 +106,14 @@ def _exchange(
     def pack(tensor: Tensor) -> Any:
         position = positions.get(tensor.untyped_storage().data_ptr())
         if position is None or not tensor.numel():
-            return tensor
+            return tensor if around is None else around.pack(tensor)
         # A parameter can begin inside its memory; the weights of the backward are elsewhere in theirs.
         offset = tensor.storage_offset() - forward[position].storage_offset()
         return position, tensor.shape, tensor.stride(), offset
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
+        if not isinstance(packed, tuple):
+            return cast(Tensor, packed) if around is None else around.unpack(packed)
         position, shape, stride, offset = packed
         weights, layout = backward[position].detach(), forward[position].stride()
         if weights.stride() != layout:

@@ -34,7 +34,7 @@ from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, Resource
 from bagpipe.schedule.ir.stage_graph import StageGraph
 from bagpipe.schedule.ir.step_program import StepProgram
-from bagpipe.schedule.lowering.stage_lanes import stage_lanes
+from bagpipe.schedule.lowering.stage_lanes import lane_templates, stage_lanes
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel
@@ -198,7 +198,7 @@ class Worker:
         self.activations = {
             lane: LaneActivations(
                 lane,
-                step.program.lanes[lane],
+                lane_templates(step, lane),
                 step.program.micro_per_batch,
                 streams=NullStreams(),
                 moves=case.activations == "host",

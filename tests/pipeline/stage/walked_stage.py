@@ -11,6 +11,7 @@ from bagpipe.pipeline.devices import open_streams
 from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
 from bagpipe.schedule.ir.actions import parse
+from bagpipe.schedule.ir.loop import Template
 
 __all__ = ["EXAMPLES", "ONE", "ROWS", "WIDTH", "Stage", "layers"]
 
@@ -28,7 +29,7 @@ class Stage:
         units = 1 + max(action.index or 0 for action in self.row)
         self.kept = LaneActivations(
             "activations0",
-            self.row,
+            [Template(op=action.op, unit=action.index or 0) for action in self.row],
             {0: units},
             streams=open_streams(device),
             moves=moves,
