@@ -278,7 +278,9 @@ def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> 
             ranks=groups.get(every),
         )
     shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank)
-    return OpenStages(held=held, links=links, shares=shares, ranks=groups.get(every))
+    return OpenStages(
+        held=held, links=links, shares=shares, groups=groups, layered=groups.get(layered), ranks=groups.get(every)
+    )
 
 
 def _is_divided(pipeline: PipelineConfig) -> bool:

@@ -223,9 +223,8 @@ def _precondition_problem(config: Config) -> str | None:
     if run.compile or run.cuda_graph:
         name = "compile" if run.compile else "cuda_graph"
         return f"kfac is not possible with run.{name}: compiled layers do not show their inputs"
-    if dense.shard != "none" or dense.is_chunked:
-        name = "dense.shard" if dense.shard != "none" else "dense.budget_bytes or dense.state host"
-        return f"kfac is not possible with {name}: it needs whole gradients of a layer"
+    if dense.is_chunked:
+        return "kfac is not possible with dense.budget_bytes or dense.state host: it needs whole gradients of a layer"
     if run.verify:
         return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
     if pipeline.schedule in ASYNCHRONOUS_SCHEDULES or pipeline.schedule == "dynamic":

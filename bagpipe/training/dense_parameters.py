@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -80,6 +80,14 @@ class DenseParameters(ABC):
     def norms(self, clip: Clip) -> Sequence[Tensor]:
         """Clip the elements of the summed gradients, in place; scalars, the norms of whole gradients for the limit of
         their norm (`Clip.measure`). By all ranks."""
+
+    def show(self, wanted: Container[str]) -> None:
+        """After `reduce`, by all ranks: parameters of these names have their whole summed gradients, in `grad`."""
+        return
+
+    def take_shown(self, wanted: Container[str]) -> None:
+        """After `show`: what is stepped takes the gradients that the parameters have now."""
+        return
 
     @abstractmethod
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -235,6 +243,12 @@ class ShardedParameters(DenseParameters):
         if not clip.norm or clip.scope == "rows":
             return ()
         return self._shards.added_up(squares).sqrt().to(segments[0].dtype).unbind()
+
+    def show(self, wanted: Container[str]) -> None:
+        self._shards.show(wanted)
+
+    def take_shown(self, wanted: Container[str]) -> None:
+        self._shards.take_shown(wanted)
 
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
         return self._shards.segments.items()

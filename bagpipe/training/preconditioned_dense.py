@@ -26,13 +26,15 @@ class PreconditionedDense(WholeDense):
 
     Args:
         kfac: of the model's linear layers.
-        settings: of `WholeDense`, without shards or limits of gradients.
+        settings: of `WholeDense`, without limits of gradients.
     """
 
     def __init__(self, *, kfac: Kfac, **settings: Any) -> None:
         super().__init__(**settings)
         self.kfac = kfac
         self.kfacs = {"model": kfac}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self._layers = frozenset(names[id(parameter)] for layer in kfac.layers for parameter in layer.parameters)
         self._capture: LayerCapture
 
     def declare(self, loop: LoopBuilder) -> None:
@@ -89,6 +91,7 @@ class PreconditionedDense(WholeDense):
         """PRECOND: the gradients of own layers."""
         if not self._run.in_flight[b].is_skipped:
             self.loss_scale.unscale_parameters(self._held.stepped)
+            self._held.show(self._layers)
             self.kfac.precondition()
 
     def broadcast(self, b: int) -> None:
@@ -99,6 +102,7 @@ class PreconditionedDense(WholeDense):
     def update(self, batch: InFlightBatch) -> None:
         lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))
         self.kfac.limit(step_limit(self.kfac.sizes, kappa=self.kfac.settings.kappa, lr=lr))
+        self._held.take_shown(self._layers)
         self.limit((), batch)  # of rows
         self._held.step()
 

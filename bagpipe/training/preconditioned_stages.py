@@ -38,6 +38,14 @@ class PreconditionedStages(StagedDense):
         self.kfacs = {str(stage): kfac for stage, kfac in kfacs.items()}
         self._sizes = sizes
         self._captures: Mapping[int, LayerCapture] = {}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        layers = [layer for kfac in kfacs.values() for layer in kfac.layers]
+        self._layers = frozenset(names[id(parameter)] for layer in layers for parameter in layer.parameters)
+
+    def reduce(self, stage: int, b: int) -> None:
+        super().reduce(stage, b)
+        if stage in self._kfacs and stage in self.pipeline.shares:
+            self.pipeline.shares[stage].show(self._layers)
 
     def start(self, run: LoopRun) -> None:
         for kfac in self._kfacs.values():
@@ -112,7 +120,10 @@ class PreconditionedStages(StagedDense):
 
     def precondition(self, instance: int, b: int) -> None:
         """PRECOND: the gradients of own layers."""
-        self.loss_scale.unscale_parameters([*self.pipeline.stepped(self._stage_of[instance])])
+        stage = self._stage_of[instance]
+        shown = (p for name, p in self.chunks[str(stage)].parameters if name in self._layers)
+        own = self.pipeline.stepped(stage)
+        self.loss_scale.unscale_parameters({id(each): each for each in (*own, *shown)}.values())
         self._kfac(instance).precondition()
 
     def broadcast(self, instance: int, b: int) -> None:
@@ -134,6 +145,8 @@ class PreconditionedStages(StagedDense):
         if kfac is not None:
             lr = float(self.pipeline.optimizers[stage].param_groups[0]["lr"])
             kfac.limit(step_limit(self._sizes.all, kappa=kfac.settings.kappa, lr=lr))
+            if stage in self.pipeline.shares:
+                self.pipeline.shares[stage].take_shown(self._layers)
         super().update(stage, b, limited)
 
     def end(self) -> None:

@@ -170,8 +170,9 @@ KFAC = {"precondition": "kfac"}
         ),
         (
             KFAC,
-            {"dense": DenseConfig(shard="optimizer")},
-            "optim.precondition kfac is not possible with dense.shard: it needs whole gradients of a layer",
+            {"dense": DenseConfig(state="host")},
+            "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
+            "gradients of a layer",
         ),
         (
             KFAC,

@@ -209,7 +209,8 @@ def dense_of_rank(
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
     if built.config.dense.shard != "none":
         shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank)
-        return build_dense(built, rank=peer.rank, links=links, shares=shares, ranks=groups[every])
+        found = {"groups": groups, "layered": groups.get(layered), "ranks": groups[every]}
+        return build_dense(built, rank=peer.rank, links=links, shares=shares, **found)
     sums = StageSums(held, groups, rank=peer.rank)
     found = {"groups": groups, "layered": groups.get(layered), "ranks": groups[every]}
     return build_dense(built, rank=peer.rank, links=links, reduce=sums.reduce, **found)

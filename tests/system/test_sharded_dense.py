@@ -29,6 +29,10 @@ JOBS = [
         marks=pytest.mark.slow,
     ),
     pytest.param(2, "optimizer", "", ["--model.name", "deepfm", *EMA], marks=pytest.mark.slow),
+    (2, "optimizer", "", ["--model.name", "dcnv2", "--optim.precondition", "kfac", "--run.nonfinite", "skip"]),
+    pytest.param(
+        2, "parameters", "", ["--optim.precondition", "kfac", "--run.loss_scale", "8"], marks=pytest.mark.slow
+    ),
     pytest.param(
         4,
         "parameters",

@@ -19,6 +19,8 @@ from tests.system.test_ranks import run_to_the_end
 from tests.system.test_resume_ranks import STAGES, config_of, dying_job, numbers
 from tests.system.test_sharded_dense import dense_of
 
+KFAC = {"optim__precondition": "kfac", "optim__kfac_inverse_every": 2}
+
 #: Schedule, level, model, wrap rule, and what varies besides: dtypes, optimizers. Two replicas of two ranks each.
 JOBS = [
     ("1f1b", "gradients", "dcnv2", (), {"run__dtype": "float64", "optim__dense": "adam"}),
@@ -39,6 +41,11 @@ JOBS = [
     ("chimera", "parameters", "deepfm", (), {"optim__dense": "adamw", "optim__clip_value": 0.1}),
     ("dynamic", "parameters", "dcnv2", (), {"optim__dense": "sgd", "optim__momentum": 0.9}),
     ("zb-h1", "parameters", "dlrm", (), {"pipeline__stages": 3, "pipeline__replicas": "2,1,1"}),
+    ("1f1b", "optimizer", "dcnv2", (), {**KFAC, "optim__kfac_kappa": 0.001}),
+    ("chimera", "gradients", "dlrm", (), {**KFAC, "optim__kfac_factors": "local", "optim__kfac_lag": 1}),
+    ("zb-h1", "parameters", "dlrm", ("*",), {**KFAC, "run__loss_scale": 64}),
+    ("breadth-first", "parameters", "deepfm", (), {**KFAC, "pipeline__stages": 4, "pipeline__chunks": 2}),
+    ("1f1b", "parameters", "dlrm", (), {**KFAC, "pipeline__stages": 3, "pipeline__replicas": "1,2,1"}),
 ]
 
 
@@ -47,7 +54,9 @@ def job(clicks: MakeConfig, schedule: str, model: str, **values: object) -> Conf
     return change(staged(config, schedule, 2, pipeline__microbatches=4), cache__rows=60, **values)
 
 
-@pytest.mark.parametrize(("schedule", "level", "model", "wrap", "values"), some_of(JOBS, {0, 3, 6, 9, 11}))
+@pytest.mark.parametrize(
+    ("schedule", "level", "model", "wrap", "values"), some_of(JOBS, {0, 3, 6, 9, 11, 12, 13, 14, 15, 16})
+)
 def test_bits_do_not_depend_on_the_level(
     clicks: MakeConfig, schedule: str, level: str, model: str, wrap: tuple[str, ...], values: dict[str, object]
 ) -> None:

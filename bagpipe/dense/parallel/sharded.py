@@ -15,7 +15,7 @@ depend on the level. Why not `torch.distributed.fsdp`: docs/decisions/0021.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -147,6 +147,16 @@ class ShardedModel:
         if is_bad is None:
             return False
         return self.shards[0].is_marked() if self.shards else is_bad_anywhere(self._sums, is_bad)
+
+    def show(self, wanted: Container[str]) -> None:
+        """Give parameters their whole gradients; see `UnitShard.show`. Between `reduce` and `gather`, by all ranks."""
+        for shard in self.shards:
+            shard.show(wanted, self._sums)
+
+    def take_shown(self, wanted: Container[str]) -> None:
+        """The segments take the gradients that parameters have now; see `UnitShard.take_shown`."""
+        for shard in self.shards:
+            shard.take_shown(wanted)
 
     def added_up(self, numbers: Tensor) -> Tensor:
         """Numbers of this rank, 1-D, added to those of the others in the order of the ranks; between `reduce` and

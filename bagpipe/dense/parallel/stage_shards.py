@@ -12,7 +12,7 @@ rank holds is not divided. Below level parameters each rank keeps its stages' wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,6 +69,16 @@ class StageShare:
                     shard.take(position)
             shard.exchange(self._group, is_marked=False)
             shard.land()
+
+    def show(self, wanted: Container[str]) -> None:
+        """Give parameters their whole gradients; see `UnitShard.show`. After `reduce`, by all holders."""
+        for shard in self.shards:
+            shard.show(wanted, self._group)
+
+    def take_shown(self, wanted: Container[str]) -> None:
+        """The segments take the gradients that parameters have now; see `UnitShard.take_shown`."""
+        for shard in self.shards:
+            shard.take_shown(wanted)
 
     def gather(self) -> None:
         """The stage has its whole parameters: the new ones after a step, or again after `release`.

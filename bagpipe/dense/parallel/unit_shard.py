@@ -13,7 +13,7 @@ NaN where a gradient is not finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -260,6 +260,28 @@ class UnitShard:
                 if not flags[position]:
                     continue
             segment.grad = self._sums[position]
+
+    def show(self, wanted: Container[str], group: RankGroup) -> None:
+        """Give parameters the whole sums of their gradients, in `grad`, until `take_shown`. After `land`, by all ranks.
+
+        Args:
+            wanted: names of parameters.
+            group: the ranks that have shares.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        for position, (name, segment) in enumerate(zip(self.names, self.segments, strict=True)):
+            if name in wanted:
+                own = segment.grad
+                self.parameters[position].grad = None if own is None else self.joined(position, own, group)
+
+    def take_shown(self, wanted: Container[str]) -> None:
+        """Give the segments their parts of the gradients that parameters have in `grad` now, and free those."""
+        for name, parameter, segment, place in zip(self.names, self.parameters, self.segments, self.own, strict=True):
+            if name in wanted and parameter.grad is not None:
+                segment.grad = parameter.grad.reshape(-1)[place.first : place.end].clone()
+                parameter.grad = None
 
     def is_marked(self) -> bool:
         """Whether any rank has set its mark; after `exchange`. Synchronizes with the device."""

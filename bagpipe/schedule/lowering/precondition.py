@@ -179,8 +179,6 @@ def _sets(program: Program, home: Mapping[str, int], work: Preconditioning) -> l
         raise ScheduleError(f"preconditioning needs a synchronous program, got one of semantics {program.semantics}")
     if program.num_batches() != 1 or "OPT" not in ops or any(atom.pipe for atom in program.atoms()):
         raise ScheduleError("preconditioning needs a program of one batch with optimizer steps and flat pipes")
-    if "UNSHARD" in ops:
-        raise ScheduleError("stages that are divided among their holders cannot be preconditioned")
     if present := ops & {"PRECOND", "COV_A", "COV_G", "X_INV"}:
         raise ScheduleError(f"the program has {min(present)} actions already")
     parameters = {stage.number: stage.parameters for stage in program.stages}

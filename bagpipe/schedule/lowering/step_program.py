@@ -125,8 +125,6 @@ def step_program(
         program = add_agreement(program, home)
     if preconditioning is not None:
         check_preconditioned(found)
-        if shards or gathers:
-            raise ScheduleError("stages that are divided among their holders cannot be preconditioned")
         program = add_preconditioning(program, home, preconditioning, costs)
     if shards:
         program = add_unshard(program, home)

@@ -201,8 +201,6 @@ def test_every_schedule_has_a_valid_step_and_loop(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shards": True, "replicas": 2}, "stages that are divided among their holders cannot be preconditioned"),
-        ({"gathers": True, "replicas": 2}, "stages that are divided among their holders cannot be preconditioned"),
         ({"schedule": "pipedream"}, "pipedream: preconditioning needs a synchronous schedule"),
         ({"schedule": "dynamic"}, "dynamic: preconditioning needs an order of actions that is known beforehand"),
     ],
@@ -211,6 +209,23 @@ def test_steps_without_it_are_refused(changes: dict[str, object], message: str) 
     values = {"schedule": "1f1b", "preconditioning": Preconditioning(layers={0: 1}), **changes}
     with pytest.raises(ScheduleError, match=message):
         step_program(chain(2, 2), [(0, True)], num_processes=2, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "chimera", "breadth-first"])
+@pytest.mark.parametrize("divides", ["shards", "gathers"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_divided_stages_gather_their_parameters_after_the_step(schedule: str, divides: str, lag: int) -> None:
+    """`step_program` checks that nothing deadlocks."""
+    work = Preconditioning(layers={0: 2, 1: 1}, lag=lag, limits=True, summed=True)
+    graph = chain(4 if schedule == "breadth-first" else 2, 2)
+    step = step_program(
+        graph, [(0, True)], schedule, num_processes=2, replicas=2, preconditioning=work, **{divides: True}
+    )
+    for process in range(2):
+        row = [atom.op for atom in step.program.lanes[f"reduce{process}"]]
+        assert row.index("REDUCE_GRAD") < row.index("X_BCAST")
+        if divides == "shards":
+            assert max(place for place, op in enumerate(row) if op == "X_BCAST") < row.index("UNSHARD")
 
 
 def test_wrong_requests_are_named() -> None:
