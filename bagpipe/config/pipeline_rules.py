@@ -282,7 +282,6 @@ def _backward_shares_problem(config: Config) -> str | None:
     excluded = {
         f"run.verify {config.run.verify}, which compares with whole backwards": config.run.verify,
         "dense.budget_bytes or dense.state host": config.dense.is_chunked,
-        f"optim.precondition {config.optim.precondition}": config.optim.precondition != "none",
     }
     found = next((name for name, value in excluded.items() if value), None)
     return None if found is None else f"{text} is not possible with {found}"

@@ -120,10 +120,12 @@ class PreconditionedStages(StagedDense):
 
     def precondition(self, instance: int, b: int) -> None:
         """PRECOND: the gradients of own layers."""
-        stage = self._stage_of[instance]
-        shown = (p for name, p in self.chunks[str(stage)].parameters if name in self._layers)
-        own = self.pipeline.stepped(stage)
-        self.loss_scale.unscale_parameters({id(each): each for each in (*own, *shown)}.values())
+        stage, batch = self._stage_of[instance], self._run.in_flight[b]
+        shown = [p for name, p in self.chunks[str(stage)].parameters if name in self._layers]
+        parameters = [*{id(each): each for each in (*self.pipeline.stepped(stage), *shown)}.values()]
+        num_examples = self._stage_batch(b).num_global_examples
+        batch.is_reached[stage] = self.pipeline.scale(stage, b, num_examples, parameters)
+        self.loss_scale.unscale_parameters(parameters)
         self._kfac(instance).precondition()
 
     def broadcast(self, instance: int, b: int) -> None:
@@ -135,10 +137,13 @@ class PreconditionedStages(StagedDense):
         self._sizes.add_up(self._kfacs)
 
     def measure(self, stage: int, b: int) -> None:
-        if stage in self._kfacs:
-            self._run.in_flight[b].is_reached[stage] = True  # PRECOND has changed its gradients
-        else:
+        if stage not in self._kfacs:  # else PRECOND has changed its gradients
             super().measure(stage, b)
+
+    def leave_out(self, stage: int, b: int) -> None:
+        if stage in self._kfacs:
+            self._kfacs[stage].limit(None)  # forget what PRECOND has found: nothing
+        super().leave_out(stage, b)
 
     def update(self, stage: int, b: int, limited: Limited | None) -> None:
         kfac = self._kfacs.get(stage)

@@ -91,6 +91,8 @@ def test_two_pipes_and_replicas_of_two_ranks(log: Config) -> None:
     assert direct.digests == cached.digests
 
 
+KFAC: dict[str, object] = {"optim__precondition": "kfac", "optim__kfac_inverse_every": 2, "optim__kfac_damping": 0.1}
+
 #: Schedules, ranks and keys of whatever else a stage can have -> whether a plain 1f1b has the same numbers.
 TOGETHER: dict[str, tuple[str, int, dict[str, object], bool]] = {
     "free order": ("dynamic", 2, {}, True),
@@ -101,13 +103,17 @@ TOGETHER: dict[str, tuple[str, int, dict[str, object], bool]] = {
     "shares of parameters": ("1f1b", 4, {"dense__shard": "parameters"}, True),
     "activations on the host": ("1f1b", 2, {"pipeline__activations": "host"}, True),
     "activations on the host, split backwards": ("zb-h1", 1, {"pipeline__activations": "host"}, True),
+    "K-FAC": ("1f1b", 2, KFAC, True),
+    "K-FAC of the batch before": ("1f1b", 2, {**KFAC, "optim__kfac_lag": 1}, True),
+    "K-FAC, shares of gradients": ("1f1b", 4, {**KFAC, "dense__shard": "gradients"}, True),
+    "K-FAC, split backwards": ("zb-h1", 1, {**KFAC, "optim__kfac_factors": "local"}, True),
     "versions": ("pipedream", 2, {}, False),
     "predictions, rows a batch late": ("spectrain", 2, {"pipeline__rows_delay": 1}, False),
     "predictions": ("pipeoptim", 1, {}, False),
 }
 
 
-@pytest.mark.parametrize("name", some_of([*TOGETHER], set(range(11))))
+@pytest.mark.parametrize("name", some_of([*TOGETHER], set(range(15))))
 def test_whatever_else_a_stage_has(log: Config, name: str) -> None:
     schedule, world_size, keys, is_synchronous = TOGETHER[name]
     config = partial(log, schedule, "0.25,1,0.5", **keys)
@@ -117,7 +123,8 @@ def test_whatever_else_a_stage_has(log: Config, name: str) -> None:
     if is_synchronous:
         unit = config.pipeline.backward_unit
         replicas = 2 if "shares of" in name else 1
-        plain = partial(log, "1f1b", "0.25,1,0.5", unit)
+        kfac = {key: value for key, value in keys.items() if key.startswith("optim")}
+        plain = partial(log, "1f1b", "0.25,1,0.5", unit, **kfac)
         assert_equal_numbers(direct, run_staged(plain, 2 * replicas))
 
 

@@ -6,7 +6,7 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -280,8 +280,16 @@ class DensePipeline:
         elif self._reduce is not None:
             self._reduce(stage, self._givers(stage, batch))
 
-    def scale(self, stage: int, batch: int, num_global_examples: int) -> bool:
+    def scale(
+        self, stage: int, batch: int, num_global_examples: int, parameters: Iterable[nn.Parameter] | None = None
+    ) -> bool:
         """Make the sum of a stage's gradients their mean over the examples whose backward reached it, on all ranks.
+
+        Args:
+            stage: the stage.
+            batch: its number.
+            num_global_examples: examples of all ranks.
+            parameters: that have the gradients; None: those that the optimizer steps.
 
         Returns:
             Whether any did; the stage has a gradient.
@@ -289,7 +297,8 @@ class DensePipeline:
         if self.partial_backward is None:
             return True
         factor = self.partial_backward.factor(stage, batch, num_global_examples)
-        gradients = [p.grad for p in self.stepped(stage) if p.grad is not None]
+        graded = self.stepped(stage) if parameters is None else parameters
+        gradients = [parameter.grad for parameter in graded if parameter.grad is not None]
         if factor not in (None, 1) and gradients:
             torch._foreach_mul_(gradients, factor)
         return factor is not None
