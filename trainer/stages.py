@@ -186,7 +186,8 @@ def _preconditioning(staged: StagedModel, config: Config, replicas: int) -> dict
     if config.optim.precondition == "none":
         return {}
     num_examples = max(1, config.data.batch_size // (replicas * config.pipeline.microbatches))
-    costs = stage_costs(staged, num_examples, fits=config.optim.kfac_placement == "bubbles")
+    fits = config.optim.kfac_placement == "bubbles" and config.pipeline.schedule != "dynamic"  # whose gaps nobody knows
+    costs = stage_costs(staged, num_examples, fits=fits)
     return {"preconditioning": preconditioning_of(staged, config.optim), "costs": costs}
 
 

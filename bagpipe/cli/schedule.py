@@ -34,7 +34,7 @@ from bagpipe.schedule.ir.stage_graph import parse_stage_graph
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, reduce_lane
 from bagpipe.schedule.lowering.partial_backward import cut_backwards, shares_of_program
 from bagpipe.schedule.lowering.passes import PASSES
-from bagpipe.schedule.lowering.precondition import Preconditioning, check_preconditioned, place_preconditioning
+from bagpipe.schedule.lowering.precondition import Preconditioning, place_preconditioning
 from bagpipe.schedule.lowering.recompute import AUTO, add_recompute, shares_of_text
 from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from bagpipe.schedule.registry import SCHEDULES
@@ -225,7 +225,8 @@ def _preconditioning(
             raise InputError(f"--precondition-lag: {flags.precondition_lag} needs --precondition, got none")
         return program, None
     try:
-        check_preconditioned(schedule)
+        if isinstance(schedule, DynamicSchedule):
+            raise ScheduleError(f"{schedule.name}: preconditioning needs an order of actions that is known beforehand")
         layers = layers_of_text(flags.precondition, flags.stages)
         program = flatten_pipes(program) if schedule.num_pipes > 1 else program
         home = {lane: process for process, lane in enumerate(program.lanes)}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from bagpipe.config.optim_section import ROW_CHOICES, OptimConfig, pairs
 from bagpipe.config.sections import Config
 from bagpipe.optim import LEAST_DIVISOR
-from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from bagpipe.types.schema import FROZEN
 
 __all__ = ["CHANGEABLE", "OPTIM_PROBLEMS"]
@@ -217,7 +216,7 @@ def _clip_value_problem(config: Config) -> str | None:
 
 
 def _precondition_problem(config: Config) -> str | None:
-    optim, run, pipeline, dense = config.optim, config.run, config.pipeline, config.dense
+    optim, run, dense = config.optim, config.run, config.dense
     if optim.precondition == "none":
         return None
     if run.compile or run.cuda_graph:
@@ -227,8 +226,6 @@ def _precondition_problem(config: Config) -> str | None:
         return "kfac is not possible with dense.budget_bytes or dense.state host: it needs whole gradients of a layer"
     if run.verify:
         return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
-    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES or pipeline.schedule == "dynamic":
-        return f"kfac needs a synchronous pipeline.schedule with an order of its own, got {pipeline.schedule}"
     if optim.clip_value or (optim.clip_norm and optim.clip_scope != "rows"):
         name, value = ("clip_value", optim.clip_value) if optim.clip_value else ("clip_norm", optim.clip_norm)
         return f"kfac limits steps by optim.kfac_kappa: expected optim.{name} 0, or of rows alone, got {value:g}"

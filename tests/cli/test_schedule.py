@@ -102,7 +102,7 @@ def test_there_are_golden_tables() -> None:
             "schedule dynamic --precondition 2",
             "dynamic: preconditioning needs an order of actions that is known before",
         ),
-        ("schedule pipedream --precondition 2", "pipedream: preconditioning needs a synchronous schedule"),
+        ("schedule pipedream --precondition 2", "preconditioning needs a synchronous program"),
         ("schedule prefetch --precondition 2", "unrecognized arguments: --precondition 2"),
         ("schedule zb-h1 --recompute-share auto --activation-bytes 1", "is on a rank that keeps"),
         ("schedule 1f1b --backward-shares 0.5", "--backward-shares: backward shares 0.5 never reach stage 0 of 4"),

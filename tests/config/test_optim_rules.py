@@ -12,7 +12,7 @@ import pytest
 from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, PipelineConfig, RunConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, RunConfig
 from bagpipe.errors import InputError
 
 
@@ -179,11 +179,6 @@ KFAC = {"precondition": "kfac"}
             {"dense": DenseConfig(budget_bytes=1000)},
             "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
             "gradients of a layer",
-        ),
-        (
-            KFAC,
-            {"pipeline": PipelineConfig(schedule="pipedream", stages=2)},
-            "optim.precondition kfac needs a synchronous pipeline.schedule with an order of its own, got pipedream",
         ),
         (
             {**KFAC, "clip_norm": 1.0},

@@ -41,9 +41,8 @@ from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.covariances import StageSet, covariance_edges, covariance_work
 from bagpipe.schedule.lowering.optimizer import holders_of, on_reduce_lanes
 from bagpipe.schedule.lowering.placement import LanePlacement, place
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
 
-__all__ = ["Placement", "Preconditioning", "add_preconditioning", "check_preconditioned", "place_preconditioning"]
+__all__ = ["Placement", "Preconditioning", "add_preconditioning", "place_preconditioning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,18 +157,6 @@ def _longest(program: Program, lanes: Iterable[LanePlacement], lag: int, cost: C
     if lag and any(atom.op in ("X_KL", "X_BCAST") for atom in program.atoms()):
         return sums + max(covariances for covariances, _ in unfit) + max(inverses for _, inverses in unfit)
     return sums + max(map(sum, unfit))
-
-
-def check_preconditioned(schedule: DenseSchedule) -> None:
-    """Refuse a schedule that cannot have second-order work.
-
-    Raises:
-        ScheduleError: why.
-    """
-    if isinstance(schedule, AsynchronousSchedule):
-        raise ScheduleError(f"{schedule.name}: preconditioning needs a synchronous schedule")
-    if isinstance(schedule, DynamicSchedule):
-        raise ScheduleError(f"{schedule.name}: preconditioning needs an order of actions that is known beforehand")
 
 
 def _sets(program: Program, home: Mapping[str, int], work: Preconditioning) -> list[StageSet]:

@@ -111,6 +111,6 @@ def _of_one_batch(step: StepProgram, lane: str) -> Iterator[Template]:
 
 def _track(step: StepProgram, atom: Action) -> int | None:
     """1 for a forward and its sends, 0 for what belongs to a backward, None for what has its place in the turn."""
-    if OPS[atom.op].unit != "micro" or atom.stage >= len(step.instances):
+    if OPS[atom.op].unit != "micro" or atom.stage >= len(step.instances) or atom.op in ("COV_A", "COV_G"):
         return None
     return int(OPS[atom.op].role == "forward" or atom.op in ("SEND_F", "SENDX_F"))

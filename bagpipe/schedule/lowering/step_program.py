@@ -29,7 +29,7 @@ from bagpipe.schedule.lowering.agreement import add_agreement
 from bagpipe.schedule.lowering.embedding import add_embedding, embedding_stages, stage_instances
 from bagpipe.schedule.lowering.gathers import ACTIVE_STAGES, add_gathers
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad, add_unshard, reduce_lane
-from bagpipe.schedule.lowering.precondition import Preconditioning, add_preconditioning, check_preconditioned
+from bagpipe.schedule.lowering.precondition import Preconditioning, add_preconditioning
 from bagpipe.schedule.lowering.receives import separate_receives
 from bagpipe.schedule.lowering.recompute import add_recompute
 from bagpipe.schedule.lowering.replicas import replicate_stages
@@ -85,7 +85,7 @@ def step_program(
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
-            wrong, weights have versions and are to be divided, or the schedule takes no second-order work.
+            wrong, or weights have versions and are to be divided.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
@@ -124,7 +124,6 @@ def step_program(
     if agrees:
         program = add_agreement(program, home)
     if preconditioning is not None:
-        check_preconditioned(found)
         program = add_preconditioning(program, home, preconditioning, costs)
     if shards:
         program = add_unshard(program, home)

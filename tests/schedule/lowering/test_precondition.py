@@ -198,19 +198,6 @@ def test_every_schedule_has_a_valid_step_and_loop(
         check_loop(loop, RUNNER_RULES)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "pipedream"}, "pipedream: preconditioning needs a synchronous schedule"),
-        ({"schedule": "dynamic"}, "dynamic: preconditioning needs an order of actions that is known beforehand"),
-    ],
-)
-def test_steps_without_it_are_refused(changes: dict[str, object], message: str) -> None:
-    values = {"schedule": "1f1b", "preconditioning": Preconditioning(layers={0: 1}), **changes}
-    with pytest.raises(ScheduleError, match=message):
-        step_program(chain(2, 2), [(0, True)], num_processes=2, **values)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "chimera", "breadth-first"])
 @pytest.mark.parametrize("divides", ["shards", "gathers"])
 @pytest.mark.parametrize("lag", [0, 1])
