@@ -122,8 +122,12 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
         ),
         (
             {"schedule": "dynamic", "replicas": "2,1,1,1"},
-            "pipeline.replicas 2,1,1,1 needs a synchronous pipeline.schedule of one direction, a fixed order and one "
-            "stage per rank, such as 1f1b or graph, got dynamic",
+            "pipeline.replicas 2,1,1,1 needs a pipeline.schedule of one direction, a fixed order and one stage per "
+            "rank, such as 1f1b or graph, got dynamic",
+        ),
+        (
+            {"schedule": "pipedream", "replicas": "2,1,1,1", "rows_delay": 1},
+            "pipeline.replicas 2,1,1,1 needs pipeline.rows_delay 0, got 1",
         ),
         (
             {"schedule": "1f1b", "stage_microbatches": "8,8,4,4"},

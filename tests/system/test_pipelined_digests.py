@@ -149,3 +149,13 @@ def test_activations_of_asynchronous_stages_go_to_the_host(
     host = change(config, pipeline__activations="host", cache__rows=200)
     assert run_job(host).digests == run_job(config).digests
     assert run_staged(change(host, cache__rows=0), 2).digests == run_staged(config, 2).digests
+
+
+@pytest.mark.parametrize(("schedule", "replicas"), [("pipedream", "2,1"), ("pipeoptim", "1,2")])
+def test_asynchronous_stages_have_replicas_of_their_own(clicks: MakeConfig, schedule: str, replicas: str) -> None:
+    """Every holder of a stage has its versions."""
+    alone = change(staged(clicks(limit=150), schedule, 2, pipeline__microbatches=4), run__dtype="float64")
+    config = change(alone, pipeline__replicas=replicas, optim__dense="adam")
+    direct, cached = (run_staged(change(config, cache__rows=rows), 3) for rows in (0, 200))
+    assert cached.digests == direct.digests
+    assert_equal_numbers(direct, run_staged(change(config, pipeline__replicas="")))

@@ -107,7 +107,7 @@ def step_program(
         raise ScheduleError(f"{found.name}: expected a synchronous schedule, got one of semantics {dense.semantics}")
     check(dense)
     if stage_replicas:
-        _check_replicated(found, loop is not None)
+        _check_replicated(found, rows_delay)
     home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
     program = _on_compute_lanes(dense)
     shares = recompute if isinstance(recompute, Mapping) else dict.fromkeys(range(graph.num_stages), float(recompute))
@@ -155,11 +155,11 @@ def step_program(
     )
 
 
-def _check_replicated(schedule: DenseSchedule, is_asynchronous: bool) -> None:
-    if is_asynchronous or isinstance(schedule, DynamicSchedule) or schedule.num_pipes > 1 or schedule.ranks is not None:
-        raise ScheduleError(
-            f"{schedule.name}: replicas of single stages need a synchronous schedule of one direction and a fixed order"
-        )
+def _check_replicated(schedule: DenseSchedule, rows_delay: int) -> None:
+    if isinstance(schedule, DynamicSchedule) or schedule.num_pipes > 1 or schedule.ranks is not None:
+        raise ScheduleError(f"{schedule.name}: replicas of single stages need a schedule of one direction, fixed order")
+    if rows_delay:
+        raise ScheduleError(f"{schedule.name}: replicas of single stages need rows_delay 0, got {rows_delay}")
 
 
 def _check_delay(schedule: DenseSchedule, graph: StageGraph, rows_delay: int) -> None:
