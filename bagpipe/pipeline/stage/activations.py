@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from bagpipe.dense.parallel.saved_places import SavedPlace, SavedPlaces
 from bagpipe.errors import JobError
 from bagpipe.pipeline.copy_lane import CopyLane, Order
 from bagpipe.pipeline.stream import Streams
@@ -155,14 +156,16 @@ class Saving:
     Args:
         meter: counts the bytes.
         kept: tensors that stay where they are.
+        places: of whole parameters that come and go, which are saved as places; None: they stay where they are.
     """
 
-    def __init__(self, meter: _Bytes, kept: Iterable[Tensor]) -> None:
+    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: SavedPlaces | None = None) -> None:
         self.blocks: dict[int, _Block] = {}
         self._meter = meter
         self._saved: list[_Saved] = []
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept} | {0}
-        self._hooks = saved_tensors_hooks(self._pack, _Saved.get)
+        self._places = places
+        self._hooks = saved_tensors_hooks(self._pack, _get)
 
     def __enter__(self) -> Saving:
         self._hooks.__enter__()
@@ -181,7 +184,10 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def _pack(self, tensor: Tensor) -> _Saved:
+    def _pack(self, tensor: Tensor) -> _Saved | SavedPlace:
+        place = None if self._places is None else self._places.place(tensor)
+        if place is not None:
+            return place
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -194,6 +200,10 @@ class Saving:
                 saved.block = block
         self._saved.append(saved)
         return saved
+
+
+def _get(saved: _Saved | SavedPlace) -> Tensor:
+    return saved.get()
 
 
 class LaneActivations:
@@ -248,9 +258,9 @@ class LaneActivations:
 
         return run
 
-    def saving(self, module: nn.Module, inputs: Iterable[Tensor]) -> Saving:
-        """Hooks for a forward of a module, whose parameters, buffers and inputs stay."""
-        return Saving(self._bytes, [*_tensors_of(module), *inputs])
+    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: SavedPlaces | None = None) -> Saving:
+        """Hooks for a forward of a module, whose parameters, buffers and inputs stay; see `Saving`."""
+        return Saving(self._bytes, [*_tensors_of(module), *inputs], places)
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:
         """A forward is over: what it kept leaves, unless its backward is next."""

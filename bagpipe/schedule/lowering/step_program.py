@@ -82,7 +82,7 @@ def step_program(
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
-            wrong, weights have versions and are to be divided, or the schedule takes no second-order work.
+            wrong, parameters have versions and are to be divided, or the schedule takes no second-order work.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
@@ -119,12 +119,15 @@ def step_program(
         if shards or gathers:
             raise ScheduleError("stages that are divided among their holders cannot be preconditioned")
         program = add_preconditioning(program, home, preconditioning, costs)
-    if (shards or gathers) and loop is not None:
-        raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
+    if gathers and loop is not None:
+        raise ScheduleError(
+            f"{found.name}: a rank's stage computes without a pause, so parameters with versions stay whole on each of "
+            f"its holders, and cannot be divided"
+        )
     if gathers:
         program = add_gathers(program, home, active_stages=active_stages)
     elif shards:
-        program = add_unshard(program, home)
+        program = add_unshard(program, home, loop if rows_delay else None)
     compute = tuple(home)
     home |= {reduce_lane(process): process for process in set(home.values())}
     found_stages = embedding_stages(flat, home)
