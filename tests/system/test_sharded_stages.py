@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagpipe.config.sections import Config
+from bagpipe.dense import compiler as compiled
 from bagpipe.store.server.embedded import EmbeddedServer
 from tests.distributed.processes import run_ranks as run_rank_processes
 from tests.effort import some_of
@@ -81,6 +82,16 @@ def test_bits_do_not_depend_on_the_level(
     divided = run_staged(change(config, dense__shard=level, dense__wrap=wrap), 4)
     assert divided.digests == run_staged(config, 4).digests
     assert divided.loss_sum > 0
+
+
+@pytest.mark.parametrize("level", some_of(["optimizer", "gradients", "parameters"], {2}))
+def test_traced_code_reads_parameters_that_come_and_go(
+    clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """What its backward needs of them is saved as places. A backend without generated code takes seconds."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    config = job(clicks, "1f1b", "dlrm", optim__dense="adam", run__compile=True)
+    assert run_staged(change(config, dense__shard=level), 4).digests == run_staged(config, 4).digests
 
 
 @pytest.mark.parametrize(
