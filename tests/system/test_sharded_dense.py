@@ -77,7 +77,9 @@ def dense_of(folder: Path) -> DenseState:
     return DenseState(tensors=tensors, values=state.values)
 
 
-@pytest.mark.parametrize("more", [(), pytest.param(EMA, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(EMA, marks=SLOW), pytest.param(["--run.compile", "true"], marks=SLOW)]
+)
 def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Path, more: Sequence[str]) -> None:
     store = ["--store.url", server.url, *more]
     plain = Resumed(folder=tmp_path / "plain", arguments=store)
