@@ -13,10 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from bagpipe.cache.row_cache import RowCache
 from bagpipe.client.remote import RemoteBatches
 from bagpipe.config.sections import Config
+from bagpipe.dense.executor import SplitExecutor
 from bagpipe.dense.parallel.broadcast import share_model
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.jobs.job import Job, MakeDense, RankDense
@@ -228,7 +230,7 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
                 DenseParallel(model, peers.dense, overlaps=not built.config.dense.is_chunked)
             )
         else:
-            shards = stack.enter_context(open_shards(model, built.config.dense, peers))
+            shards = stack.enter_context(open_shards(model, built.config.dense, peers, _compiled(built)))
         dense = build_dense(
             built,
             rank=ranks.rank,
@@ -246,6 +248,12 @@ def _dense_maker(built: BuiltModel, more: tuple[LoopPart, ...]) -> MakeDense:
         return RankDense(dense=dense, parts=parts, replicas=replicas or shards, held=stages.held)
 
     return make
+
+
+def _compiled(built: BuiltModel) -> nn.Module | None:
+    """The module that computes the whole dense part in compiled code; None: there is none."""
+    executor = built.dense
+    return executor.staged.stages[0].module if isinstance(executor, SplitExecutor) else None
 
 
 def _keep_orders(dense: DensePart, stack: ExitStack) -> None:

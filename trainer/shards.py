@@ -6,11 +6,14 @@ dense.{shard,wrap} ──check_shards──> enough ranks?     model ──find_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from torch import nn
 
 from bagpipe.config.dense_section import DenseConfig
+from bagpipe.config.optim_section import OptimConfig
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.shard_units import find_units
 from bagpipe.dense.parallel.sharded import ShardedModel
@@ -20,7 +23,15 @@ from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.dense_pipeline import Mesh
 
-__all__ = ["check_holders", "check_shards", "open_shards", "open_stage_shards"]
+__all__ = ["check_holders", "check_shards", "open_shards", "open_stage_shards", "open_step_groups"]
+
+
+class StagePeers(Protocol):
+    """Opens groups of the ranks that hold stages; see `TorchPeers.open_stage_groups`."""
+
+    def open_stage_groups(
+        self, holders: Collection[Sequence[int]], purpose: str = "sums"
+    ) -> Mapping[tuple[int, ...], RankGroup]: ...
 
 
 def check_shards(dense: DenseConfig, world_size: int) -> None:
@@ -45,22 +56,46 @@ def open_stage_shards(
     stages: Sequence[HeldStage],
     groups: Mapping[tuple[int, ...], RankGroup],
     rank: int,
+    steps: Mapping[int, RankGroup] = MappingProxyType({}),
 ) -> StageShards:
     """Divide the stages of a model among the ranks that hold them; see `StageShards`.
 
     Raises:
         InputError: the model cannot be divided.
     """
-    return StageShards(model, stages, groups, rank=rank, level=dense.shard, wrap=dense.wrap)
+    return StageShards(model, stages, groups, rank=rank, level=dense.shard, wrap=dense.wrap, steps=steps)
 
 
-def open_shards(model: nn.Module, dense: DenseConfig, peers: TorchPeers) -> ShardedModel:
+def open_step_groups(optim: OptimConfig, stages: Sequence[HeldStage], peers: StagePeers) -> Mapping[int, RankGroup]:
+    """By stage, communicators of its holders for the optimizer's steps; empty: the optimizer needs none.
+
+    Raises:
+        PeerError: the ranks cannot reach each other.
+    """
+    if optim.dense != "lamb":
+        return {}
+    found: dict[int, RankGroup] = {}
+    for number, stage in enumerate(stages):
+        for group in peers.open_stage_groups([stage.holders], f"steps {number}").values():
+            found[number] = group
+    return found
+
+
+def open_shards(
+    model: nn.Module, dense: DenseConfig, peers: TorchPeers, compiled: nn.Module | None = None
+) -> ShardedModel:
     """Divide a model. All ranks call it alike; the result is to be entered.
+
+    Args:
+        model: the model.
+        dense: how.
+        peers: among whom.
+        compiled: the module whose forward is compiled; None: there is none.
 
     Raises:
         InputError: the model cannot be divided this way.
         PeerError: the ranks cannot reach each other.
     """
-    units = find_units(model, dense.wrap)
+    units = find_units(model, dense.wrap, compiled if dense.shard == "parameters" else None)
     (gathers,) = peers.open_stage_groups([range(peers.world_size)]).values()
     return ShardedModel(model, units, dense.shard, sums=peers.dense, gathers=gathers)

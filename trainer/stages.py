@@ -48,7 +48,7 @@ from trainer.optimizers import clip_of
 from trainer.orders import model_hash, read_orders
 from trainer.precondition import layered_ranks, preconditioning_of, stage_costs
 from trainer.recompute import recomputed_shares
-from trainer.shards import check_holders, open_stage_shards
+from trainer.shards import check_holders, open_stage_shards, open_step_groups
 
 __all__ = ["OpenStages", "StagedJob", "check_dynamic", "check_ranks", "has_losses", "open_stages", "stage_model"]
 
@@ -278,7 +278,8 @@ def open_stages(stages: StagedJob | None, peers: TorchPeers, config: Config) -> 
             layered=groups.get(layered),
             ranks=groups.get(every),
         )
-    shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank)
+    steps = open_step_groups(config.optim, held, peers)
+    shares = open_stage_shards(stages.staged.model, dense, held, groups, peers.rank, steps)
     return OpenStages(
         held=held, links=links, shares=shares, groups=groups, layered=groups.get(layered), ranks=groups.get(every)
     )

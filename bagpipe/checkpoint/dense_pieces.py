@@ -35,6 +35,10 @@ class Divided(Protocol):
         """Place and whole shape of each segment in its parameter, by name."""
         ...
 
+    def joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors, of each rank's elements of them; see `StageShare.joined`."""
+        ...
+
 
 class Shares:
     """See above.
@@ -62,6 +66,7 @@ class Shares:
         self._model = model
         self._optimizer = optimizer
         self._is_first = is_first
+        self._shards = shards
         pieces = shards.pieces()
         self.own: Mapping[str, tuple[Piece, nn.Parameter]] = {
             name: (pieces[name], segment) for name, segment in shards.segments.items()
@@ -88,6 +93,21 @@ class Shares:
             InputError: they are of another model or optimizer.
         """
         state.restore(self._model, self._optimizer, own=self.own)
+
+    def writes(self, name: str) -> bool:
+        """Whether this rank writes a piece of tensors that are divided as a parameter is."""
+        return self._writes(*self.own[name])
+
+    def joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors, of each rank's elements of them. All ranks that have shares call it, between batches.
+
+        Args:
+            parts: by name of a parameter, flat, as long as its segment; of the same names on all ranks.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        return self._shards.joined(parts)
 
     def _own_state(self) -> OwnState:
         tensors: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from bagpipe.checkpoint.dense_state import DenseCopy
+    from bagpipe.dense.parallel.shard_layout import Piece
     from bagpipe.pipeline.stream import Streams
 
 __all__ = ["NoRun", "RecordedDense", "RecordedRun", "items_of"]
@@ -64,6 +65,10 @@ class RecordedRun(Protocol):
         """Additional tensors of a dense chunk before a batch (weight averages)."""
         ...
 
+    def pieces(self, chunk: str) -> Mapping[str, Piece]:
+        """Of `tensors`, those that are pieces of tensors, by full name."""
+        ...
+
     def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:
         """Of the names of `tensors`, the full names of those that other ranks with the chunk do not have."""
         ...
@@ -99,6 +104,9 @@ class NoRun:
         return {}
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
+        return {}
+
+    def pieces(self, chunk: str) -> Mapping[str, Piece]:
         return {}
 
     def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:

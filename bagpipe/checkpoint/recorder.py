@@ -210,13 +210,13 @@ class Recorder:
             if copied is not None:
                 copied.tensors.order()  # another instance of the stage was first; order this lane after its copy
                 return
-            parts = self._run.tensors(name, pending.step)
+            parts, pieces = self._run.tensors(name, pending.step), self._run.pieces(name)
             buffers = (f"model.{key}" for key, _ in dense.model.named_buffers(remove_duplicate=False))
             own = self._run.of_this_rank(parts)
             pending.unshared |= {*buffers, *own}
             rng = None if pending.dense else random_state(cache.device)
             copied = dense.capture(cache.streams, name, rng=rng, parts=parts)
-            pending.dense[name] = replace(copied, is_divided=bool(own))
+            pending.dense[name] = replace(copied, is_divided=bool(own), pieces={**copied.pieces, **pieces})
             self._complete(pending, f"dense {name}")
             hit("after-dense-copy")
 

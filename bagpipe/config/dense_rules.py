@@ -43,29 +43,18 @@ def _chunks_problem(config: Config, value: str) -> str | None:
 
 
 def _shard_problem(config: Config) -> str | None:
-    shard, optim, run = config.dense.shard, config.optim, config.run
+    shard, run = config.dense.shard, config.run
     if shard == "none":
         return None
-    if config.pipeline.is_staged and (problem := _staged_shard_problem(config)):
-        return f"{shard} is not possible with {problem}"
-    if optim.dense == "lamb":
-        return f"{shard} is not possible with optim.dense lamb, whose steps follow norms of whole tensors: use adamw"
+    if shard == "parameters" and config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return (
+            f"{shard} is not possible with pipeline.schedule {config.pipeline.schedule}, whose stages compute without "
+            f"a pause: each version of the whole weights stays on every rank that holds it; use gradients"
+        )
     if config.dense.is_chunked:
         return f"{shard} is not possible with dense.budget_bytes or dense.state host: use none"
-    if run.compile or run.cuda_graph:
-        return f"{shard} is not possible with run.{'compile' if run.compile else 'cuda_graph'}: use none"
-    if shard == "parameters" and optim.ema_decay:
-        return f"{shard} is not possible with optim.ema_decay, which averages whole weights: use gradients"
-    return None
-
-
-def _staged_shard_problem(config: Config) -> str | None:
-    """The setting that excludes the division of stages; None: there is none."""
-    pipeline = config.pipeline
-    if pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-        return f"pipeline.schedule {pipeline.schedule}, which keeps versions of whole weights: use none"
-    if config.run.verify:
-        return f"run.verify {config.run.verify}, which compares whole weights: use none"
+    if run.cuda_graph:
+        return f"{shard} is not possible with run.cuda_graph: use none"
     return None
 
 

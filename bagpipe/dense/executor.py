@@ -119,16 +119,19 @@ class SplitExecutor:
         staged: the model as an embedding stage and one stage.
         precision: what it computes in.
         loss: of the logits.
+
+    Attributes:
+        staged: as given.
     """
 
     def __init__(self, staged: StagedModel, precision: Precision, loss: Loss = BCE) -> None:
         self.precision = precision
-        self._staged = staged
+        self.staged = staged
         self._loss = loss
 
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
-        values = values_of(self._staged, inputs)
-        return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale, self._loss)
+        values = values_of(self.staged, inputs)
+        return split_pass(self.staged, values, inputs.labels, num_global_examples, loss_scale, self._loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

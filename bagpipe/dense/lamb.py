@@ -6,6 +6,8 @@
 
 The ratio of the norms is 1 where one of them is 0, as in the authors' own code. Weight decay is decoupled. Nothing
 waits for the device.
+
+Of a layer that ranks divide, each rank has the squares of its share: `Lamb.add_up` adds them, all layers at once.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ class Lamb(torch.optim.Optimizer):
         betas: decay of m and of v.
         eps: added to the root.
         weight_decay: share of the weight in the update.
+
+    Attributes:
+        add_up: adds vectors (float64) over the ranks that have shares of the parameters, in one order on all of them;
+            None: the parameters are whole.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.add_up: Callable[[Tensor], Tensor] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -48,13 +55,24 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, parameter.grad, group)
+        own = [(p, p.grad, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self.add_up is None:
+            for weight, gradient, group in own:
+                update = self._update(weight, gradient, group)
+                _apply(weight, update, torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update), group)
+        elif own:
+            updates = [self._update(weight, gradient, group) for weight, gradient, group in own]
+            squares = [
+                _squares(tensor)
+                for (weight, _, _), update in zip(own, updates, strict=True)
+                for tensor in (weight, update)
+            ]
+            norms = self.add_up(torch.stack(squares)).sqrt_()
+            for position, ((weight, _, group), update) in enumerate(zip(own, updates, strict=True)):
+                _apply(weight, update, norms[2 * position], norms[2 * position + 1], group)
         return loss
 
-    def _step(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -66,10 +84,18 @@ class Lamb(torch.optim.Optimizer):
         m = state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = (v / (1 - beta2**number)).sqrt_().add_(group["eps"])
-        update = (m / (1 - beta1**number)).div_(root)
+        update: Tensor = (m / (1 - beta1**number)).div_(root)
         if group["weight_decay"]:
             update.add_(weight, alpha=group["weight_decay"])
-        of_weight, of_update = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update)
-        is_zero = (of_weight == 0) | (of_update == 0)
-        ratio = torch.where(is_zero, torch.ones_like(of_weight), of_weight / of_update)
-        weight.sub_(update.mul_(ratio * group["lr"]))
+        return update
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return norm.square_()
+
+
+def _apply(weight: Tensor, update: Tensor, of_weight: Tensor, of_update: Tensor, group: dict[str, Any]) -> None:
+    is_zero = (of_weight == 0) | (of_update == 0)
+    ratio = torch.where(is_zero, torch.ones_like(of_weight), of_weight / of_update)
+    weight.sub_(update.mul_(ratio * group["lr"]))

@@ -238,11 +238,14 @@ class TorchPeers:
                     inward[sender - first] = (lane, 1 - lane.rank)
         return TorchLinks(outward, inward)
 
-    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], LaneGroup]:
-        """Connect the ranks that hold the same stages. All ranks call it once with equal arguments, between phases.
+    def open_stage_groups(
+        self, holders: Collection[Sequence[int]], purpose: str = "sums"
+    ) -> dict[tuple[int, ...], LaneGroup]:
+        """Connect the ranks that hold the same stages. All ranks call it with equal arguments, between phases.
 
         Args:
             holders: sets of ranks. Duplicates and sets of one rank are ignored.
+            purpose: names the communicators, which are other ones for every call.
 
         Returns:
             This rank's groups, keyed by their ranks in ascending order.
@@ -254,7 +257,7 @@ class TorchPeers:
         wanted = sorted({tuple(sorted(set(ranks))) for ranks in holders})
         groups = {}
         for ranks in wanted:
-            lane = self._open_lane(f"sums {','.join(map(str, ranks))}", backend, ranks) if len(ranks) > 1 else None
+            lane = self._open_lane(f"{purpose} {','.join(map(str, ranks))}", backend, ranks) if len(ranks) > 1 else None
             if lane is not None:
                 groups[ranks] = lane
         return groups

@@ -183,10 +183,12 @@ class LocalPeers:
         """See `TorchPeers.open_links`."""
         return LocalLinks(self._job.mail, self.rank, self.rank - self.rank % num_processes)
 
-    def open_stage_groups(self, holders: Collection[Sequence[int]]) -> dict[tuple[int, ...], _LocalGroup]:
+    def open_stage_groups(
+        self, holders: Collection[Sequence[int]], purpose: str = "sums"
+    ) -> dict[tuple[int, ...], _LocalGroup]:
         """See `TorchPeers.open_stage_groups`."""
         wanted = {tuple(sorted(set(ranks))) for ranks in holders}
-        return {ranks: self._group("sums", ranks) for ranks in wanted if len(ranks) > 1 and self.rank in ranks}
+        return {ranks: self._group(purpose, ranks) for ranks in wanted if len(ranks) > 1 and self.rank in ranks}
 
     def close(self) -> None:
         """Mark this rank as gone: pending and future calls of the others raise PeerError."""

@@ -1,7 +1,7 @@
 """`Checkpointing`: the part of a loop that records checkpoints while it trains; the work is `Recorder`'s.
 
 before the first forward of b in a chunk    copy the chunk              compute lanes
-after the step of b - 1 in a chunk          the same, where forwards of b precede it
+after new weights of b - 1 in a chunk       the same, where forwards of b precede its step
 after rows of b - 1 changed                 copy them as they were, if a part keeps them
 before rows of b change                     begin the snapshot of rows  compute, push
 around write-backs                          close logs, journal rows    net-out
@@ -60,7 +60,7 @@ class Checkpointing(LoopPart):
 
     def hooks(self) -> Iterable[Hook]:
         if self._rows_delay:
-            yield Hook(at=Point.STEP, when="after", call=self._after_step)
+            yield Hook(at=Point.WEIGHTS, when="after", call=self._after_step)
             yield Hook(at=Point.UPDATE, when="after", call=self._after_update)
         else:
             yield Hook(at=Point.FORWARD, when="before", call=self._before_forward)

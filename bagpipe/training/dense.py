@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
 from bagpipe.dense.clip import NO_CLIP, Clip, Limited
 from bagpipe.dense.executor import DenseExecutor
@@ -76,12 +77,14 @@ class DensePart(LoopPart):
         skips_nonfinite: a batch whose loss or a gradient is not finite is left out; otherwise it ends the job. Either
             way it changes nothing that is stored.
         is_staged: the chunks are stages, of which other ranks hold others.
+        divided: this rank's shares of the chunks that are divided among ranks, by name.
         kfacs: K-FAC of the chunks whose gradients are preconditioned, by name.
     """
 
     name = "dense"
     gradient_points: tuple[Point, ...]
     is_staged: bool = False
+    divided: Mapping[str, Shares] = MappingProxyType({})
     kfacs: Mapping[str, Kfac] = MappingProxyType({})
 
     def __init__(
@@ -247,6 +250,8 @@ class WholeDense(DensePart):
             self._held = WholeParameters(model, optimizer, replicas)
         else:
             self._held = ShardedParameters(model, optimizer, shards)
+        if self._held.shares is not None:
+            self.divided = {"model": self._held.shares}
         self._scale_holder = scale_holder
         self._device = device_of(model)  # now: parameters in chunks lie on the host between runs
         self._buffers: dict[str, Tensor] = {}

@@ -18,6 +18,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
 from bagpipe.dense.clip import Clip
+from bagpipe.dense.lamb import Lamb
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
@@ -62,10 +63,12 @@ class DenseParameters(ABC):
     Attributes:
         model: the whole model.
         optimizer: of what this rank steps.
+        shares: this rank's part of them; None: they are not divided.
     """
 
     model: nn.Module
     optimizer: Optimizer
+    shares: Shares | None = None
 
     @abstractmethod
     def reduce(self, *, is_bad: bool | None) -> bool:
@@ -215,20 +218,22 @@ class ShardedParameters(DenseParameters):
         shards: entered by the caller.
 
     Raises:
-        InputError: the optimizer does not step each element by itself.
+        InputError: the optimizer cannot step shares.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, shards: ShardedModel) -> None:
-        if type(optimizer) not in _ELEMENTWISE:
+        if isinstance(optimizer, Lamb):
+            optimizer.add_up = shards.add_up
+        elif type(optimizer) not in _ELEMENTWISE:
             names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
             raise InputError(
-                f"dense.shard needs an optimizer that steps each element by itself ({names}), got "
+                f"dense.shard needs an optimizer that steps each element by itself ({names}), or Lamb, got "
                 f"{type(optimizer).__name__}"
             )
         self.model = model
         self.optimizer = optimizer
         self._shards = shards
-        self._shares = Shares(model, optimizer, shards, is_first=shards.rank == 0)
+        self.shares = self._shares = Shares(model, optimizer, shards, is_first=shards.rank == 0)
 
     def reduce(self, *, is_bad: bool | None) -> bool:
         return self._shards.reduce(is_bad=is_bad)
@@ -242,7 +247,7 @@ class ShardedParameters(DenseParameters):
         squares = clip.norms(segments, squares=True)
         if not clip.norm or clip.scope == "rows":
             return ()
-        return self._shards.added_up(squares).sqrt().to(segments[0].dtype).unbind()
+        return self._shards.add_up(squares).sqrt().to(segments[0].dtype).unbind()
 
     def show(self, wanted: Container[str]) -> None:
         self._shards.show(wanted)

@@ -23,6 +23,7 @@ from bagpipe.cache.row_transfer import CopiedRows, FetchRequests
 from bagpipe.checkpoint.dense_state import PART
 from bagpipe.dense.executor import DensePass
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import ScheduleError
 from bagpipe.kernels.interface import RowSteps
@@ -152,6 +153,10 @@ class LoopRun:
             f"{part.name}.{name}": tensor for part in self.parts for name, tensor in part.tensors(chunk, step).items()
         }
 
+    def pieces(self, chunk: str) -> Mapping[str, Piece]:
+        """Of `tensors`, those that are pieces of tensors, by full name."""
+        return {f"{PART}{part.name}.{name}": piece for part in self.parts for name, piece in part.pieces(chunk).items()}
+
     def of_this_rank(self, names: Iterable[str]) -> frozenset[str]:
         """Of the names of `tensors`, the full names of those of parts that are divided among the ranks."""
         divided = tuple(f"{part.name}." for part in self.parts if part.is_divided)
@@ -252,6 +257,10 @@ class LoopPart:
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
         """Tensors that a checkpoint before batch `step` keeps beside a chunk (`DensePart.chunks`), by name."""
+        return {}
+
+    def pieces(self, chunk: str) -> Mapping[str, Piece]:
+        """Those of `tensors` that are a rank's elements of a tensor: what elements, by name. Checkpoints join them."""
         return {}
 
     def lane_reports(self) -> Mapping[str, LaneReport]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState
 from bagpipe.dense.clip import NO_CLIP, Clip, Limited
+from bagpipe.dense.lamb import Lamb
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
 from bagpipe.distributed.interface import RankGroup
@@ -118,7 +119,10 @@ class StagedDense(DensePart):
         self.parameters = {
             name: p for stage in range(len(pipeline.staged.stages)) for name, p in pipeline.staged.parameters_of(stage)
         }
-        self._shares = {
+        for stage, share in pipeline.shares.items():
+            if isinstance(own := pipeline.optimizers[stage], Lamb):
+                own.add_up = share.add_up
+        self.divided = {
             str(stage): Shares(
                 self.model,
                 pipeline.optimizers[stage],
@@ -212,7 +216,7 @@ class StagedDense(DensePart):
 
     def unshard(self, stage: int, index: int) -> None:
         """The stage has its parameters, of which each holder has a share, or has stepped one."""
-        self.pipeline.unshard(stage)
+        self.pipeline.unshard(stage, index)
 
     def reshard(self, stage: int, index: int) -> None:
         """The stage's whole parameters are not needed before their next UNSHARD."""
@@ -333,12 +337,12 @@ class StagedDense(DensePart):
     def capture(
         self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
     ) -> DenseCopy:
-        if chunk in self._shares:
-            return self._shares[chunk].capture(streams, rng=rng, parts=parts)
+        if chunk in self.divided:
+            return self.divided[chunk].capture(streams, rng=rng, parts=parts)
         return super().capture(streams, chunk, rng=rng, parts=parts)
 
     def restore(self, state: DenseState) -> None:
-        own = {name: part for shares in self._shares.values() for name, part in shares.own.items()}
+        own = {name: part for shares in self.divided.values() for name, part in shares.own.items()}
         state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
     def evaluating(self) -> AbstractContextManager[object]:

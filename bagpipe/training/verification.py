@@ -6,7 +6,8 @@
 
 The reference trains in one thread by the schedule's table of versions, with torch's operators and autograd, from a copy
 of the initial weights. It reads what the lookups gave, so rows are compared by the gradients that they get, and not by
-their values. What is recorded stays in memory until then: per example the pooled vectors twice.
+their values. What is recorded stays in memory until then: per example the pooled vectors twice. Replicas of the
+pipeline record their examples each; all are gathered for the comparison, as initial and new weights are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,7 @@ from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey, Program
+from bagpipe.training.batch_records import BatchRecord, join_records, keeper
 from bagpipe.training.part import Hook, LoopPart, LoopRun
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.types.model_inputs import device_of
@@ -75,23 +77,6 @@ class Verified:
             raise JobError(f"run.verify: {self.line}")
 
 
-@dataclass(slots=True, eq=False)
-class _Record:
-    """One batch as this rank saw it.
-
-    Attributes:
-        size: examples of the global batch.
-        labels: with the inputs.
-        values: of the embedding stage, in its order.
-        gradients: position of a value -> its gradient, times the loss scale.
-    """
-
-    size: int
-    labels: Tensor
-    values: tuple[Tensor, ...] = ()
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-
-
 class Verification(LoopPart):
     """Records the first batches of a job, and compares them.
 
@@ -108,7 +93,7 @@ class Verification(LoopPart):
         found: of the comparison; None: not made.
 
     Raises:
-        InputError: the examples of a batch do not all begin at one rank, in one pipe.
+        InputError: examples of a replica do not all begin at one rank, in one pipe.
     """
 
     name = "verification"
@@ -123,11 +108,11 @@ class Verification(LoopPart):
         loss: Loss,
         seed: int,
     ) -> None:
-        step, replicas = dense.pipeline.step, dense.pipeline.mesh.num_replicas
-        if replicas > 1 or step.num_pipes > 1 or step.has_parts:
+        step = dense.pipeline.step
+        if step.num_pipes > 1 or step.has_parts:
             raise InputError(
-                f"run.verify: expected one pipeline in one direction, got {replicas} replicas of "
-                f"pipeline.schedule {step.schedule}, with {step.num_pipes} directions each"
+                f"run.verify: expected a pipeline in one direction, with each stage on one rank of a replica, got "
+                f"pipeline.schedule {step.schedule} with {step.num_pipes} directions"
             )
         self.num_batches = num_batches
         self.found: Verified | None = None
@@ -137,12 +122,12 @@ class Verification(LoopPart):
         self._loss = loss
         self._seed = seed
         self._units = step.program.micro_per_batch
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, BatchRecord] = {}
         #: By instance, whose lane alone writes them, and batch.
         self._losses: dict[tuple[int, int], Tensor] = {}
         self._rates: dict[int, float] = {}
         self._before: dict[int, Tensor] = {}
-        self._recorded: _Record | None = None
+        self._recorded: BatchRecord | None = None
         self._copies: dict[int, Any] = {}
         self._modules: list[nn.Module] = []
         self._run: LoopRun
@@ -158,7 +143,8 @@ class Verification(LoopPart):
             return
         staged = self._dense.pipeline.staged
         self._copies = {}
-        self._modules = copy.deepcopy([stage.module for stage in staged.stages], self._copies)
+        with self._dense.evaluating():  # of other ranks' stages, `verify` gets the values
+            self._modules = copy.deepcopy([stage.module for stage in staged.stages], self._copies)
         # The embedding stage is called once a batch, after the hook of its lookup and in its lane.
         self._handle = staged.embedding.register_forward_hook(self._note_values)
 
@@ -192,17 +178,20 @@ class Verification(LoopPart):
         device = device_of(self._dense.model)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the lanes recorded on streams of their own
-        weights = {name: p.detach().clone() for name, p in self._dense.parameters.items()}
+        with self._dense.evaluating():
+            weights = {name: p.detach().clone() for name, p in self._dense.parameters.items()}
         if group is not None:
-            for name, weight in weights.items():
-                group.broadcast(weight, holders[name])
+            for name, parameter in self._dense.parameters.items():
+                group.broadcast(weights[name], holders[name])
+                group.broadcast(self._copies[id(parameter)], holders[name])
+            self._records = join_records(self._records, num_batches, device, group, gather)
         losses = [0.0] * num_batches
         for (_, b), loss in self._losses.items():
             if b < num_batches:  # lanes may have begun the next one
                 losses[b] += float(loss)
         noted = gather({"losses": losses, "rates": {str(b): rate for b, rate in self._rates.items()}})
         found: dict[str, Any] | None = None
-        if self._records:
+        if group is None or group.rank == 0:
             sums = [sum(rank["losses"][b] for rank in noted) for b in range(num_batches)]
             rates = next(rank["rates"] for rank in noted if rank["rates"])
             found = asdict(self._compare(sums, [rates[str(b)] for b in range(num_batches)], weights))
@@ -215,7 +204,7 @@ class Verification(LoopPart):
         self._recorded = None
         batch = self._run.in_flight[b]
         if b < self.num_batches and batch.inputs is not None:
-            self._recorded = _Record(size=batch.rank_batch.num_global_examples, labels=batch.inputs.labels)
+            self._recorded = BatchRecord(size=batch.rank_batch.num_global_examples, labels=batch.inputs.labels)
             self._records[b] = self._recorded
 
     def _note_values(self, module: nn.Module, arguments: object, values: tuple[Tensor, ...]) -> None:
@@ -225,7 +214,7 @@ class Verification(LoopPart):
         record.values = tuple(value.detach().clone() for value in values)
         for position, value in enumerate(values):
             if value.requires_grad:
-                value.register_hook(_keeper(record.gradients, position))  # type: ignore[no-untyped-call]
+                value.register_hook(keeper(record.gradients, position))  # type: ignore[no-untyped-call]
 
     def _note_sum(self, key: OpKey, index: int) -> None:
         b = index // self._units[key[0]]
@@ -294,8 +283,8 @@ class Verification(LoopPart):
             worst=worst if off[worst] else "",
         )
 
-    def _micro_batches(self, record: _Record) -> list[tuple[int, dict[str, Tensor]]]:
-        """Of each micro-batch with examples: its first one, and values by number."""
+    def _micro_batches(self, record: BatchRecord) -> list[tuple[int, dict[str, Tensor]]]:
+        """Of each micro-batch with examples, replica after replica: its first one, and values by number."""
         staged, pipeline = self._dense.pipeline.staged, self._dense.pipeline
         wants = [staged.values[number].wants_grad for number in staged.embedding_values]
         return [
@@ -310,9 +299,16 @@ class Verification(LoopPart):
                     "size": torch.tensor(float(record.size), dtype=torch.float64),
                 },
             )
-            for first, end in pairwise(bounds(record.size, pipeline.step.graph.microbatches))
+            for replica in range(pipeline.mesh.num_replicas)
+            for first, end in self._intervals(replica, record.size)
             if first < end
         ]
+
+    def _intervals(self, replica: int, size: int) -> list[tuple[int, int]]:
+        """The micro-batches of a replica: first and end in a global batch of that size."""
+        pipeline = self._dense.pipeline
+        begin, end = pipeline.mesh.examples(replica, size)
+        return [(begin + a, begin + b) for a, b in pairwise(bounds(end - begin, pipeline.step.graph.microbatches))]
 
     def _optimizer(self, stage: int, rate: _Rate) -> torch.optim.Optimizer | None:
         """A new optimizer of the copies of a stage's parameters, with the rates of the job's."""
@@ -370,13 +366,6 @@ class _Seeded(nn.Module):
             return self.inner(*inputs)
         with seeded(seed, inputs[0].device):
             return self.inner(*inputs)
-
-
-def _keeper(into: dict[int, Tensor], position: int) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        into[position] = gradient.detach().clone()
-
-    return keep
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

@@ -3,7 +3,8 @@
     when a chunk's new weights are here:  average = decay * average + (1 - decay) * weight       lane compute, or reduce
 
 Checkpoints keep the averages; evaluation uses them if asked. Averages begin as the initial weights, in their dtype.
-The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (running means) are not averaged.
+The rule is that of ``torch.optim.swa_utils.get_ema_multi_avg_fn``; buffers (running means) are not averaged. It treats
+each element by itself: where ranks divide a chunk, each averages its segments, and evaluation gathers the averages.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 from bagpipe.schedule.ir.loop_builder import Point
@@ -34,8 +36,8 @@ class WeightAverage(LoopPart):
         evaluates: evaluation uses the averages.
 
     Attributes:
-        averages: by parameter name. With stages on several ranks only those of the chunks held here are current,
-            until `share`.
+        averages: by parameter name; of this rank's segment, flat, if the parameter is divided. With stages on several
+            ranks only those of the chunks held here are current, until `share`.
     """
 
     name = "average"
@@ -45,7 +47,11 @@ class WeightAverage(LoopPart):
         self._decay = decay
         self._evaluates = evaluates
         self._weights = dict(dense.parameters)
-        self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._weights.items()}
+        self._pieces = {name: piece for own in dense.divided.values() for name, (piece, _) in own.own.items()}
+        segments = {name: segment for own in dense.divided.values() for name, (_, segment) in own.own.items()}
+        self._averaged = {**self._weights, **segments}
+        self.averages: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in self._averaged.items()}
+        self._wholes: Mapping[str, Tensor] = {}  # averages of divided parameters, around an evaluation
         self._is_kept = dense.keep_averages(self.averages, decay)
         self._run: LoopRun
 
@@ -56,7 +62,15 @@ class WeightAverage(LoopPart):
         self._run = run
 
     def tensors(self, chunk: str, step: int) -> Mapping[str, Tensor]:
-        return {name: self.averages[name] for name, _ in self._dense.chunks[chunk].parameters}
+        return {name: self.averages[name] for name in self._written(chunk)}
+
+    def pieces(self, chunk: str) -> Mapping[str, Piece]:
+        return {name: self._pieces[name] for name in self._written(chunk) if name in self._pieces}
+
+    def _written(self, chunk: str) -> Iterator[str]:
+        """Names of the averages of which this rank's checkpoints have something."""
+        shares = self._dense.divided.get(chunk)
+        return (name for name, _ in self._dense.chunks[chunk].parameters if shares is None or shares.writes(name))
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self.averages.keys():
@@ -67,35 +81,53 @@ class WeightAverage(LoopPart):
                 f"{len(self.averages)}: resume it with optim.ema_decay = 0"
             )
         for name, tensor in tensors.items():
-            self.averages[name].copy_(tensor)
+            average, piece = self.averages[name], self._pieces.get(name)
+            own = tensor if piece is None else tensor.reshape(-1)[piece.first : piece.first + average.numel()]
+            average.copy_(own)
 
     def share(self, stages: Sequence[HeldStage], group: RankGroup) -> None:
+        self._wholes = self._joined()
         for stage in stages:
             for name, _ in stage.parameters:
-                group.broadcast(self.averages[name], stage.holders[0])
+                group.broadcast(self._wholes.get(name, self.averages[name]), stage.holders[0])
+        if not self._evaluates:
+            self._wholes = {}
 
     def evaluating(self) -> AbstractContextManager[object]:
         return self.swapped_in() if self._evaluates else nullcontext()
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside, the model has the averages for weights."""
+        """Inside, the model, which is whole, has the averages for weights. All ranks that divide it enter alike."""
+        if not self._wholes:
+            self._wholes = self._joined()
         self._swap()
         try:
             yield
         finally:
             self._swap()
+            self._wholes = {}
+
+    def _joined(self) -> Mapping[str, Tensor]:
+        """Averages of the divided parameters that are held here, whole. By all ranks that divide them."""
+        return {
+            name: whole
+            for shares in self._dense.divided.values()
+            for name, whole in shares.joined({name: self.averages[name] for name in shares.own}).items()
+        }
 
     def _update(self, key: OpKey, b: int) -> None:
         chunk = None if self._is_kept else self._dense.chunk_of(key)
         if chunk is None or not chunk.parameters or self._run.in_flight[b].is_skipped:
             return
         averages = [self.averages[name] for name, _ in chunk.parameters]
-        torch._foreach_lerp_(averages, [p.detach() for _, p in chunk.parameters], 1.0 - self._decay)
+        weights = [self._averaged[name].detach() for name, _ in chunk.parameters]
+        torch._foreach_lerp_(averages, weights, 1.0 - self._decay)
 
     def _swap(self) -> None:
         self._dense.rest()
         for name, weight in self._weights.items():
-            average = self.averages[name].clone()
-            self.averages[name].copy_(weight.detach())
+            kept = self._wholes.get(name, self.averages[name])
+            average = kept.clone()
+            kept.copy_(weight.detach())
             weight.data.copy_(average)

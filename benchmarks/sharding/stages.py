@@ -220,7 +220,7 @@ class Stages:
         self._pipeline.optimize(stage, b)
 
     def _unshard(self, stage: int, index: int) -> None:
-        self._pipeline.unshard(stage)
+        self._pipeline.unshard(stage, index)
         here = [p.untyped_storage() for p in (*self.parameters, *self.own)]
         whole = sum({storage._cdata: storage.nbytes() for storage in here}.values())
         self.most_whole_bytes = max(self.most_whole_bytes, whole)

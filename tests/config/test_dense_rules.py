@@ -59,27 +59,13 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
     ("values", "line"),
     [
         (
-            {"dense": {"shard": "gradients"}, "pipeline": {"schedule": "pipedream", "stages": 2}},
-            "dense.shard gradients is not possible with pipeline.schedule pipedream, which keeps versions of whole "
-            "weights: use none",
+            {"pipeline": {"schedule": "pipedream", "stages": 2}},
+            "dense.shard parameters is not possible with pipeline.schedule pipedream, whose stages compute without a "
+            "pause: each version of the whole weights stays on every rank that holds it; use gradients",
         ),
-        (
-            {"dense": {"shard": "optimizer"}, "pipeline": {"schedule": "1f1b", "stages": 2}, "run": {"verify": 3}},
-            "dense.shard optimizer is not possible with run.verify 3, which compares whole weights: use none",
-        ),
-        (
-            {"optim": {"dense": "lamb"}},
-            "dense.shard parameters is not possible with optim.dense lamb, whose steps follow norms of whole tensors: "
-            "use adamw",
-        ),
-        ({"run": {"compile": True}}, "dense.shard parameters is not possible with run.compile: use none"),
         (
             {"dense": {"shard": "optimizer", "state": "host"}, "optim": {"dense": "adam"}},
             "dense.shard optimizer is not possible with dense.budget_bytes or dense.state host: use none",
-        ),
-        (
-            {"optim": {"ema_decay": 0.9}},
-            "dense.shard parameters is not possible with optim.ema_decay, which averages whole weights: use gradients",
         ),
         (
             {"dense": {"wrap": ("top*",)}},
@@ -96,14 +82,28 @@ def test_one_line_says_what_is_not_possible(values: dict[str, dict[str, Any]], l
     assert str(refused.value) == line
 
 
-@pytest.mark.parametrize("optim", [{"clip_value": 0.1}, {"clip_norm": 1.0, "clip_scope": "all"}, {"dense": "adagrad"}])
-def test_limits_of_divided_gradients_are_possible(optim: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optim": {"clip_value": 0.1}},
+        {"optim": {"clip_norm": 1.0, "clip_scope": "all"}},
+        {"optim": {"dense": "adagrad"}},
+        {"optim": {"dense": "lamb"}},
+        {"optim": {"ema_decay": 0.9}},
+        {"run": {"compile": True}},
+        {"pipeline": {"schedule": "1f1b", "stages": 2}, "run": {"verify": 3}},
+        {"pipeline": {"schedule": "1f1b", "stages": 2, "microbatches": 4, "activations": "host"}},
+        {"pipeline": {"schedule": "pipedream", "stages": 2}, "dense": {"shard": "gradients"}},
+        {"pipeline": {"schedule": "pipeoptim", "stages": 2}, "dense": {"shard": "optimizer"}},
+    ],
+)
+def test_what_is_possible_with_divided_parameters(values: dict[str, dict[str, Any]]) -> None:
     base = Config()
+    sections = {"dense": {"shard": "parameters"}, **values}
     check_config(
         dataclasses.replace(
             base,
             data=dataclasses.replace(base.data, format="synthetic"),
-            dense=dataclasses.replace(base.dense, shard="parameters"),
-            optim=dataclasses.replace(base.optim, **optim),
+            **{name: dataclasses.replace(getattr(base, name), **keys) for name, keys in sections.items()},
         )
     )

@@ -36,7 +36,7 @@ from data.formats import open_source
 from data.loader import open_loader
 from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
 from trainer.precondition import layered_ranks
-from trainer.shards import open_stage_shards
+from trainer.shards import open_stage_shards, open_step_groups
 
 __all__ = ["RankOrderSum", "RanksOutcome", "batches_of_rank", "dense_of_rank", "engine_of_rank", "run_ranks"]
 
@@ -208,7 +208,8 @@ def dense_of_rank(
     groups = peer.open_stage_groups([*(stage.holders for stage in held), layered, every])
     links = peer.open_links(mesh.step.num_processes) if mesh.step.num_processes > 1 else None
     if built.config.dense.shard != "none":
-        shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank)
+        steps = open_step_groups(built.config.optim, held, peer)
+        shares = open_stage_shards(built.converted.model, built.config.dense, held, groups, peer.rank, steps)
         found = {"groups": groups, "layered": groups.get(layered), "ranks": groups[every]}
         return build_dense(built, rank=peer.rank, links=links, shares=shares, **found)
     sums = StageSums(held, groups, rank=peer.rank)

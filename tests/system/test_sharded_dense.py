@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bagpipe.checkpoint.dense_state import RNG, DenseState, combine, load
+from bagpipe.checkpoint.dense_state import PART, RNG, DenseState, combine, load
 from bagpipe.checkpoint.folder import CheckpointFolder
 from bagpipe.store.server.embedded import EmbeddedServer
+from bagpipe.training.earlier_rows import KeptRows
 from tests.system.resumed import JOB, Resumed
 from tests.system.test_ranks import run_to_the_end
-from tests.system.test_resume_ranks import config_of, numbers, two_ranks_that_die
+from tests.system.test_resume_ranks import STAGES, config_of, numbers, two_ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 ROUND = ["--optim.weight_decay_exempt", "1d", "--eval.every", "7"]
+SLOW = pytest.mark.slow
+COMPILED_STAGES = [*STAGES, "--run.compile", "true"]
 EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
 
 #: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
@@ -28,10 +32,23 @@ JOBS = [
         ["--run.dtype", "float64", "--optim.momentum", "0.9", "--optim.dense", "sgd"],
         marks=pytest.mark.slow,
     ),
+    (2, "parameters", "", ["--model.name", "deepfm", *EMA, "--eval.every", "7"]),
     pytest.param(2, "optimizer", "", ["--model.name", "deepfm", *EMA], marks=pytest.mark.slow),
     (2, "optimizer", "", ["--model.name", "dcnv2", "--optim.precondition", "kfac", "--run.nonfinite", "skip"]),
     pytest.param(
         2, "parameters", "", ["--optim.precondition", "kfac", "--run.loss_scale", "8"], marks=pytest.mark.slow
+    ),
+    pytest.param(2, "parameters", "", ["--run.compile", "true", "--optim.dense", "adam"], marks=pytest.mark.slow),
+    pytest.param(2, "gradients", "", ["--run.compile", "true"], marks=pytest.mark.slow),
+    pytest.param(4, "parameters", "", [*COMPILED_STAGES, "--optim.dense", "adam"], marks=pytest.mark.slow),
+    pytest.param(4, "gradients", "", COMPILED_STAGES, marks=pytest.mark.slow),
+    (4, "parameters", "", [*STAGES, "--run.verify", "4", "--eval.every", "7"]),
+    pytest.param(
+        4,
+        "optimizer",
+        "",
+        ["--pipeline.schedule", "spectrain", *STAGES[2:], "--run.verify", "4"],
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         4,
@@ -66,17 +83,21 @@ def test_a_limit_of_the_norm_is_that_of_whole_gradients(scope: str) -> None:
 
 
 def dense_of(folder: Path) -> DenseState:
-    """The joined dense part of the newest checkpoint, without random states."""
+    """The joined dense part of the newest checkpoint, without random states and rows, which any rank can have."""
     found = CheckpointFolder(folder).chosen("auto", lambda line: None)
     assert found is not None
     state = combine(load(found.folder, part.dense) for part in found.manifest.parts)
     assert not state.pieces
-    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(RNG)}
+    left = (RNG, f"{PART}{KeptRows.name}.")
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(left)}
     return DenseState(tensors=tensors, values=state.values)
 
 
-def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Path) -> None:
-    store = ["--store.url", server.url]
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(EMA, marks=SLOW), pytest.param(["--run.compile", "true"], marks=SLOW)]
+)
+def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Path, more: Sequence[str]) -> None:
+    store = ["--store.url", server.url, *more]
     plain = Resumed(folder=tmp_path / "plain", arguments=store)
     expected = numbers(run_to_the_end(config_of(plain.settings()), 2))
     job = Resumed(folder=tmp_path / "divided", arguments=store)

@@ -120,6 +120,6 @@ def test_pipes_in_two_directions_are_refused(clicks: MakeConfig) -> None:
     dense = build_dense(built)
     assert isinstance(dense, StagedDense)
     with pytest.raises(
-        InputError, match=r"^run\.verify: expected one pipeline in one direction, got 1 replicas of .*2 di"
+        InputError, match=r"^run\.verify: expected a pipeline in one direction, .* got pipeline.schedule chimera with 2"
     ):
         build_parts(built, dense)

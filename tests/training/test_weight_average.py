@@ -92,8 +92,9 @@ def test_a_resumed_job_continues_its_averages(
         assert any(not torch.equal(found[name], dict(engine.dense.model.named_parameters())[name]) for name in held)
 
 
-def test_averages_of_divided_stages(clicks: MakeConfig, tmp_path: Path) -> None:
-    """Those of whole ones, resumed on another level."""
+@pytest.mark.parametrize(("level", "other"), [("gradients", "parameters"), ("parameters", "optimizer")])
+def test_averages_of_divided_stages(clicks: MakeConfig, tmp_path: Path, level: str, other: str) -> None:
+    """Segments of those of whole ones, resumed on another level, and from there undivided."""
     config = change(
         clicks(limit=14 * 12),
         optim__ema_decay=0.9,
@@ -105,18 +106,43 @@ def test_averages_of_divided_stages(clicks: MakeConfig, tmp_path: Path) -> None:
     engines: list[Engine] = []
     end = recorded(config, tmp_path / "whole", every=3, world_size=4, prepare=engines.append).run()
     expected = [averages_of(engine) for engine in engines]
-    divided = change(config, dense__shard="gradients")
+    divided = change(config, dense__shard=level)
     job = recorded(divided, tmp_path / "divided", every=3, world_size=4, prepare=engines.append)
-    job.change_batches = lambda rank, batches: itertools.islice(batches, 8)
-    job.run()
+    job.change_batches = lambda rank, batches: itertools.islice(batches, 4)
+    for next_level in (other, "none"):
+        job.run()
+        job.config = change(config, dense__shard=next_level)
     job.change_batches = lambda rank, batches: batches
-    job.config = change(config, dense__shard="optimizer")
     engines.clear()
     assert job.run().digests == end.digests
     for engine, averages in zip(engines, expected, strict=True):
         held = {name for chunk in engine.dense.chunks.values() for name, _ in chunk.parameters}
         assert held
         assert all(torch.equal(averages_of(engine)[name], averages[name]) for name in held)
+
+
+def test_each_rank_averages_its_segments(clicks: MakeConfig, tmp_path: Path) -> None:
+    config = change(
+        clicks(limit=7 * 12),
+        optim__ema_decay=0.9,
+        pipeline__schedule="breadth-first",
+        pipeline__stages=2,
+        pipeline__chunks=2,
+        pipeline__microbatches=2,
+    )
+    engines: list[Engine] = []
+    recorded(config, tmp_path / "whole", every=3, world_size=2, prepare=engines.append).run()
+    expected = averages_of(engines[0])
+    engines.clear()
+    divided = change(config, dense__shard="parameters")
+    recorded(divided, tmp_path / "divided", every=3, world_size=2, prepare=engines.append).run()
+    parts: dict[str, list[torch.Tensor]] = {}
+    for engine in engines:
+        for name, average in averages_of(engine).items():
+            parts.setdefault(name, []).append(average)
+    assert parts.keys() == expected.keys()
+    for name, found in parts.items():
+        assert torch.equal(torch.cat(found), expected[name].reshape(-1)), name
 
 
 def test_a_checkpoint_without_averages_is_refused() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.errors import InputError
 
-__all__ = ["BUCKET_BYTES", "Bucket", "check_gradient", "is_bad_anywhere", "make_buckets"]
+__all__ = ["BUCKET_BYTES", "Bucket", "add_up", "check_gradient", "is_bad_anywhere", "make_buckets"]
 
 #: Large enough for a network's bandwidth, small enough to overlap the backward. torch uses 1 and 25 MiB.
 BUCKET_BYTES = 4 << 20
@@ -161,3 +161,18 @@ def _bucket(run: Sequence[tuple[str, nn.Parameter]], num_ranks: int) -> Bucket:
     length = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
     buffer = parameters[0].new_zeros(-(-length // num_ranks) * num_ranks, requires_grad=False)
     return Bucket(names=names, parameters=parameters, buffer=buffer, received=torch.zeros_like(buffer))
+
+
+def add_up(group: RankGroup, vector: Tensor) -> Tensor:
+    """The sum of the ranks' vectors, in rank order: equal bits on all of them, which all call it.
+
+    Raises:
+        PeerError: a peer is gone or silent.
+    """
+    gathered = vector.new_empty(group.world_size * vector.numel())
+    group.all_gather(gathered, vector)
+    rows = gathered.view(group.world_size, -1)
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total

@@ -18,17 +18,27 @@ from bagpipe.dense.parallel.closed_parameter import OUTSIDE
 from bagpipe.dense.parallel.unit_shard import UnitShard
 from bagpipe.errors import InputError
 
-__all__ = ["SavedPlaces"]
+__all__ = ["SavedPlace", "SavedPlaces"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Place:
+class SavedPlace:
     """Where a tensor lies in the whole parameters of a unit; in elements."""
 
     shard: UnitShard
     shape: torch.Size
     strides: tuple[int, ...]
     first: int
+
+    def get(self) -> Tensor:
+        """The tensor, in the memory that the unit has now.
+
+        Raises:
+            InputError: whole parameters are not here.
+        """
+        if not self.shard.is_here:
+            raise InputError(OUTSIDE)
+        return self.shard.whole.as_strided(self.shape, self.strides, self.first)
 
 
 class SavedPlaces:
@@ -56,19 +66,23 @@ class SavedPlaces:
         """
         return saved_tensors_hooks(self._pack, _unpack)
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Place:
-        if tensor.layout is torch.strided:
-            shard = self._storages.get(tensor.untyped_storage()._cdata)
-            if shard is not None and tensor.dtype == shard.whole.dtype:
-                first = int(tensor.storage_offset())
-                return _Place(shard=shard, shape=tensor.shape, strides=tensor.stride(), first=first)
+    def place(self, tensor: Tensor) -> SavedPlace | None:
+        """The place of a tensor that lies in whole parameters; None: it does not."""
+        if tensor.layout is not torch.strided:
+            return None
+        shard = self._storages.get(tensor.untyped_storage()._cdata)
+        if shard is None or tensor.dtype != shard.whole.dtype:
+            return None
+        first = int(tensor.storage_offset())
+        return SavedPlace(shard=shard, shape=tensor.shape, strides=tensor.stride(), first=first)
+
+    def _pack(self, tensor: Tensor) -> Tensor | SavedPlace:
+        place = self.place(tensor)
+        if place is not None:
+            return place
         # Detached: an operator's own result would keep itself alive.
         return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-def _unpack(saved: Tensor | _Place) -> Tensor:
-    if isinstance(saved, Tensor):
-        return saved
-    if not saved.shard.is_here:
-        raise InputError(OUTSIDE)
-    return saved.shard.whole.as_strided(saved.shape, saved.strides, saved.first)
+def _unpack(saved: Tensor | SavedPlace) -> Tensor:
+    return saved if isinstance(saved, Tensor) else saved.get()

@@ -3,7 +3,8 @@
     model ──modules that have trainable parameters of their own──> units, in the order of the model's modules
           ──modules that a wrap rule names────────────────────────> one unit each, with all parameters below
 
-A list of parameters (`nn.ParameterList`) is no layer: its parameters belong to the module that uses them.
+A list of parameters (`nn.ParameterList`) is no layer: its parameters belong to the module that uses them. Compiled code
+is one layer: nothing can be gathered inside it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ class ParameterUnit:
     parameters: tuple[tuple[str, nn.Parameter], ...]
 
 
-def find_units(model: nn.Module, wrap: Sequence[str] = ()) -> tuple[ParameterUnit, ...]:
+def find_units(
+    model: nn.Module, wrap: Sequence[str] = (), compiled: nn.Module | None = None
+) -> tuple[ParameterUnit, ...]:
     """Cut a model into units.
 
     Args:
         model: what is trained. Parameters without `requires_grad` are in no unit.
         wrap: patterns of module names, as of `fnmatch`: the outermost module that fits is one unit.
+        compiled: computes with parameters of the model in code of its own: these are one unit, the last one. None:
+            nothing does.
 
     Raises:
         InputError: a pattern fits no module with trainable parameters, a parameter is used in two units, a unit has
@@ -71,9 +76,22 @@ def find_units(model: nn.Module, wrap: Sequence[str] = ()) -> tuple[ParameterUni
         )
         for unit, members in units.items()
     )
+    if compiled is not None:
+        found = _with_compiled(found, compiled)
     for unit_found in found:
         _check_dtypes(unit_found)
     return found
+
+
+def _with_compiled(units: Sequence[ParameterUnit], compiled: nn.Module) -> tuple[ParameterUnit, ...]:
+    own = {*compiled.parameters()}
+    named = [(name, parameter) for unit in units for name, parameter in unit.parameters]
+    taken = tuple((name, parameter) for name, parameter in named if parameter in own)
+    left = [(unit, tuple(item for item in unit.parameters if item[1] not in own)) for unit in units]
+    rest = [ParameterUnit(name=unit.name, module=unit.module, parameters=found) for unit, found in left if found]
+    if not taken:
+        return tuple(rest)
+    return (*rest, ParameterUnit(name="(compiled)", module=compiled, parameters=taken))
 
 
 def _owners(model: nn.Module, wrap: Sequence[str]) -> Mapping[str, str]:

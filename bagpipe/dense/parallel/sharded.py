@@ -20,11 +20,12 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.broadcast import share_buffers, share_model
-from bagpipe.dense.parallel.buckets import is_bad_anywhere
+from bagpipe.dense.parallel.buckets import add_up, is_bad_anywhere
 from bagpipe.dense.parallel.ordered_exchanges import OrderedExchanges, Ticket
 from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.dense.parallel.shard_units import ParameterUnit
@@ -158,16 +159,19 @@ class ShardedModel:
         for shard in self.shards:
             shard.take_shown(wanted)
 
-    def added_up(self, numbers: Tensor) -> Tensor:
-        """Numbers of this rank, 1-D, added to those of the others in the order of the ranks; between `reduce` and
-        `gather`, by all ranks.
+    def add_up(self, vector: Tensor) -> Tensor:
+        """The sum of the ranks' vectors, in rank order; between `reduce` and `gather`. All ranks call it.
 
         Raises:
             PeerError: a peer is gone or silent.
         """
-        every = numbers.new_empty(self._sums.world_size * len(numbers))
-        self._sums.all_gather(every, numbers)
-        return every.view(self._sums.world_size, len(numbers)).sum(0)
+        total = torch.empty_like(vector)
+
+        def exchange() -> None:
+            total.copy_(add_up(self._sums, vector))
+
+        self._lane.submit(exchange).wait()
+        return total
 
     def gather(self) -> None:
         """After the optimizer's step: the model has the new parameters, unless they are divided."""
@@ -225,6 +229,14 @@ class ShardedModel:
                         yield shard.joined(position, state[name], self._sums)
                     else:
                         yield state[name]
+
+    def joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors of the ranks' parts, between steps; see `StageShare.joined`.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        return {name: whole for shard in self.shards for name, whole in shard.join(parts, self._sums)}
 
     @property
     def num_sent_bytes(self) -> int:

@@ -13,13 +13,14 @@ rank holds is not divided. Below level parameters each rank keeps its stages' wh
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.broadcast import HeldStage
+from bagpipe.dense.parallel.buckets import add_up
 from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.dense.parallel.shard_units import ParameterUnit, find_units
@@ -37,23 +38,34 @@ class StageShare:
         units: of the stage.
         level: what is divided; not none.
         group: the holders.
+        steps: a second communicator of the holders, for `add_up` in the lane of the steps; None: it is not called.
 
     Attributes:
         level: as given.
         rank: of this process, among the holders.
         shards: of the units.
         segments: this rank's part of each trainable parameter, by name. An optimizer steps them.
+        wholes: the parameter of each segment.
+        places: level parameters: what graphs save of the whole ones.
     """
 
-    def __init__(self, units: Sequence[ParameterUnit], level: ShardLevel, group: RankGroup) -> None:
+    def __init__(
+        self, units: Sequence[ParameterUnit], level: ShardLevel, group: RankGroup, steps: RankGroup | None = None
+    ) -> None:
         self.level = level
         self.rank = group.rank
         self.shards = tuple(UnitShard(unit, level=level, rank=group.rank, num_ranks=group.world_size) for unit in units)
         self.segments: Mapping[str, nn.Parameter] = {
             name: segment for shard in self.shards for name, segment in zip(shard.names, shard.segments, strict=True)
         }
+        self.wholes: Mapping[nn.Parameter, nn.Parameter] = {
+            segment: whole
+            for shard in self.shards
+            for segment, whole in zip(shard.segments, shard.parameters, strict=True)
+        }
         self._group = group
-        self._places = SavedPlaces()
+        self._steps = steps
+        self.places = SavedPlaces()
 
     def reduce(self) -> None:
         """Sum the gradients, complete on each holder, over the holders; the segments then have theirs.
@@ -89,14 +101,14 @@ class StageShare:
         for shard in self.shards:
             shard.allocate()
             shard.gather(self._group)
-            self._places.arrive(shard)
+            self.places.arrive(shard)
             shard.open()
 
     def release(self) -> None:
         """Level parameters: let go of the whole parameters. Idempotent."""
         if self.level == "parameters":
             for shard in self.shards:
-                self._places.release(shard)
+                self.places.release(shard)
 
     def begin(self, pipes: Sequence[Sequence[nn.Parameter]]) -> None:
         """A run begins: each holder keeps its share of the parameters, which are whole.
@@ -118,10 +130,6 @@ class StageShare:
         for shard in self.shards:
             shard.check_left()
 
-    def saving(self) -> AbstractContextManager[object]:
-        """Around forwards, whose graphs outlive the memory of the parameters."""
-        return self._places.saving() if self.level == "parameters" else nullcontext()
-
     def clear(self) -> None:
         """Forget the gradients."""
         for shard in self.shards:
@@ -138,6 +146,26 @@ class StageShare:
     def pieces(self) -> Mapping[str, Piece]:
         """Place and whole shape of each segment in its parameter, by name."""
         return {name: piece for shard in self.shards for name, piece in shard.pieces().items()}
+
+    def add_up(self, vector: Tensor) -> Tensor:
+        """The sum of the holders' vectors, in rank order. All holders call it in the lane of the stage's steps.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        assert self._steps is not None, "opened for the optimizers that need it"
+        return add_up(self._steps, vector)
+
+    def joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors, by name, of which each holder has the elements of its segments.
+
+        Args:
+            parts: of this rank, each of the length of its segment; of the same names on all holders, which all call it.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        return {name: whole for shard in self.shards for name, whole in shard.join(parts, self._group)}
 
     def whole_states(self, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """Each parameter with its whole state, of an optimizer of the segments. All holders call it, between steps.
@@ -175,6 +203,7 @@ class StageShards(Mapping[int, StageShare]):
         rank: this rank.
         level: what is divided; not none.
         wrap: see `find_units`.
+        steps: by stage, a second communicator of its holders, a separate one for each stage; empty: no step needs one.
 
     Raises:
         InputError: see `find_units`, or something keeps a view of a parameter.
@@ -189,13 +218,14 @@ class StageShards(Mapping[int, StageShare]):
         rank: int,
         level: ShardLevel,
         wrap: Sequence[str] = (),
+        steps: Mapping[int, RankGroup] = MappingProxyType({}),
     ) -> None:
         units = find_units(model, wrap)
         self._shares: dict[int, StageShare] = {}
         for number, stage in enumerate(stages):
             own = _of_stage(units, stage)
             if own and rank in stage.holders and len(stage.holders) > 1:
-                self._shares[number] = StageShare(own, level, groups[tuple(sorted(stage.holders))])
+                self._shares[number] = StageShare(own, level, groups[tuple(sorted(stage.holders))], steps.get(number))
         for shard in (shard for share in self._shares.values() for shard in share.shards):
             shard.check_left()
 

@@ -190,6 +190,29 @@ class UnitShard:
         whole = torch.cat([row[: segment.length] for row, segment in zip(rows, segments, strict=True)])
         return whole.view(self.parameters[position].shape)
 
+    def join(self, parts: Mapping[str, Tensor], group: RankGroup) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors of those parameters of which the ranks' segments of a tensor are given. One exchange.
+
+        Args:
+            parts: this rank's segments, by name of the parameter; others of the unit's are left out. One dtype.
+            group: the ranks that have shares. All of them call it with the same names.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        given = [(segment, parts[name]) for name, segment in zip(self.names, self.own, strict=True) if name in parts]
+        if not given:
+            return
+        own = given[0][1].detach().new_zeros(self.layout.share)
+        for segment, part in given:
+            own[segment.offset : segment.offset + segment.length].copy_(part.detach())
+        whole = own.new_empty(self.layout.length)
+        group.all_gather(whole, own)
+        self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
+        for name, tensor in zip(self.names, self._parts(whole), strict=True):
+            if name in parts:
+                yield name, tensor
+
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def take(self, position: int) -> None:

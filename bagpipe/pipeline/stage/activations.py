@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from bagpipe.dense.parallel.saved_places import SavedPlace, SavedPlaces
 from bagpipe.errors import JobError
 from bagpipe.pipeline.copy_lane import CopyLane, Order
 from bagpipe.pipeline.stream import Streams
@@ -155,13 +156,15 @@ class Saving:
     Args:
         meter: counts the bytes.
         kept: tensors that stay where they are.
+        places: of whole parameters that come and go, which are saved as places; None: they stay where they are.
     """
 
-    def __init__(self, meter: _Bytes, kept: Iterable[Tensor]) -> None:
+    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: SavedPlaces | None = None) -> None:
         self.blocks: dict[int, _Block] = {}
         self._meter = meter
         self._saved: list[_Saved] = []
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept} | {0}
+        self._places = places
         self._hooks = saved_tensors_hooks(self.pack, self.unpack)
 
     def __enter__(self) -> Saving:
@@ -181,12 +184,15 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def unpack(self, packed: _Saved) -> Tensor:
+    def unpack(self, packed: _Saved | SavedPlace) -> Tensor:
         """The tensor, on the device."""
         return packed.get()
 
-    def pack(self, tensor: Tensor) -> _Saved:
+    def pack(self, tensor: Tensor) -> _Saved | SavedPlace:
         """Keep a tensor in a block, or where it is."""
+        place = None if self._places is None else self._places.place(tensor)
+        if place is not None:
+            return place
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -199,6 +205,10 @@ class Saving:
                 saved.block = block
         self._saved.append(saved)
         return saved
+
+
+def _get(saved: _Saved | SavedPlace) -> Tensor:
+    return saved.get()
 
 
 class LaneActivations:
@@ -254,9 +264,10 @@ class LaneActivations:
 
         return run
 
-    def saving(self, module: nn.Module, inputs: Iterable[Tensor]) -> Saving:
-        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them."""
-        return Saving(self._bytes, [*_tensors_of(module), *inputs])
+    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: SavedPlaces | None = None) -> Saving:
+        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them; see
+        `Saving`."""
+        return Saving(self._bytes, [*_tensors_of(module), *inputs], places)
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:
         """A forward is over: what it kept leaves, unless its backward is next."""

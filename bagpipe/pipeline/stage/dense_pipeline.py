@@ -173,6 +173,7 @@ class DensePipeline:
                 self.step.version_lags[stage],
                 tuple(staged.parameters_of(stage)),
                 optimizer,
+                share=shares.get(stage),
                 alternates=bool(self.step.turns),
                 recomputes="REC" in ops,
             )
@@ -260,7 +261,7 @@ class DensePipeline:
             can_leave_out=can_leave_out,
             versions=self.versions,
             activations=self.activations,
-            saving=self.parameters.saving,
+            places=self.parameters.places,
             partial_backward=self.partial_backward,
         )
 
@@ -329,10 +330,19 @@ class DensePipeline:
                 found.append(rank)
         return found
 
-    def unshard(self, stage: int) -> None:
-        """Gather a stage's parameters if it is divided: after the steps of all holders, or before computations."""
+    def unshard(self, stage: int, index: int) -> None:
+        """Gather a stage's parameters if it is divided: after the steps of all holders, or before computations.
+
+        Args:
+            stage: the stage.
+            index: of the UNSHARD; the number of the batch whose step it follows, if weights have versions.
+        """
         if stage in self.shares:
             self.shares[stage].gather()
+            versions = self.versions.get(stage)
+            if versions is not None:
+                versions.gathered()
+                versions.after_step(index)
 
     def reshard(self, stage: int) -> None:
         """Release a stage's whole parameters, if they are divided."""
@@ -355,7 +365,8 @@ class DensePipeline:
             if versions is not None:
                 if not is_left_out:
                     versions.stepped()
-                versions.after_step(batch)
+                if stage not in self.shares:
+                    versions.after_step(batch)
             optimizer.zero_grad(set_to_none=True)
             if stage in self.shares:
                 self.shares[stage].clear()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.activations import LaneActivations, Saving
 from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
@@ -102,7 +103,8 @@ class StageRunner:
         parameters: trainable parameters of the module, in the order of `versions`.
         alternates: forwards of a batch can precede backwards of the batch before, so losses are kept by batch.
         activations: of the lane, moved to the host between F and B; None: they stay on the device.
-        saving: around forwards: what happens to tensors that the backward needs, where activations stay.
+        places: of the stage's whole parameters, which come and go: what the backward needs of them is saved as places;
+            None: they stay.
         partial_backward: which backwards are left out; None: none.
 
     Attributes:
@@ -134,7 +136,7 @@ class StageRunner:
         parameters: Sequence[nn.Parameter] = (),
         alternates: bool = False,
         activations: LaneActivations | None = None,
-        saving: Callable[[], AbstractContextManager[object]] = nullcontext,
+        places: SavedPlaces | None = None,
         partial_backward: PartialBackward | None = None,
     ) -> None:
         self.instance = instance
@@ -158,7 +160,7 @@ class StageRunner:
         self._parameters = parameters
         self._activations = activations
         self._is_compiled = getattr(module, "is_compiled", False) is True  # as `bagpipe.dense.stage_module` says
-        self._saving = saving
+        self._places = places
         self._partial_backward = partial_backward
         self._live: dict[int, _MicroBatch] = {}
         self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
@@ -196,7 +198,7 @@ class StageRunner:
         saving = None
         if activations is not None:
             others = None if self._versions is None else self._versions.weights("forward", batch)
-            saving = activations.saving(self.module, [*live.leaves.values(), *(others or ())])
+            saving = activations.saving(self.module, [*live.leaves.values(), *(others or ())], self._places)
         # Code that is compiled without gradients can round in another way than that of the repetition.
         with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
             outputs, total = self._run(live, given, division, batch, unit, saving=saving)
@@ -225,6 +227,10 @@ class StageRunner:
         self._buffers_before.pop(batch)
         if not is_left_out:
             self.loss_sum += counted
+
+    def _saving(self) -> AbstractContextManager[object]:
+        """Around forwards whose activations stay."""
+        return nullcontext() if self._places is None else self._places.saving()
 
     def loss_sum_before(self, batch: int) -> Tensor:
         """The loss sum of the batches before this one, the next one to end. From any thread."""

@@ -12,6 +12,9 @@ equals s real steps if the gradient is constant, and with momentum has been for 
 moments, and held constant: this is wrong by ``lr decay s^2 / 2`` parts of a step. All steps have the present rate.
 
 A parameter that has made no step is predicted to stay. The weights themselves are never written.
+
+Where ranks divide a stage, each has the state of its segments. What a rule follows of it is gathered once per step,
+with the new weights, and every rank predicts whole weights. So an update per parameter is whole on each rank.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.errors import InputError
 
 __all__ = ["RULES", "Rule", "WeightPredictor"]
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
+_Followed = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +43,20 @@ class Rule:
     """The rule by which the weights of one optimizer are predicted.
 
     Attributes:
-        predict: (weight, state, parameter group, last gradient, steps) -> predicted weights, a new tensor.
+        follows: (state, parameter group) -> tensors that `predict` reads, of the weight's shape, element by element.
+        predict: (weight, what it follows, state, parameter group, last gradient, steps) -> predicted weights, a new
+            tensor. Of the state it reads numbers.
         needs_gradient: whether a parameter group needs the last gradient, which its state does not have.
     """
 
-    predict: Callable[[Tensor, State, Group, Tensor | None, int], Tensor]
+    follows: Callable[[State, Group], _Followed]
+    predict: Callable[[Tensor, _Followed, State, Group, Tensor | None, int], Tensor]
     needs_gradient: Callable[[Group], bool]
 
 
-def _sgd(weight: Tensor, state: State, group: Group, gradient: Tensor | None, steps: int) -> Tensor:
+def _sgd(
+    weight: Tensor, followed: _Followed, state: State, group: Group, gradient: Tensor | None, steps: int
+) -> Tensor:
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     if not group["momentum"]:
         assert gradient is not None, "asked for by needs_gradient"
@@ -55,7 +65,8 @@ def _sgd(weight: Tensor, state: State, group: Group, gradient: Tensor | None, st
     rest = _rest(lr * decay, momentum, float(group["dampening"]), is_nesterov=group["nesterov"])
     # The update of Nesterov's rule is gradient + momentum * buffer; the gradient is buffer - momentum * buffer before.
     share = 1 - momentum / rest + momentum if group["nesterov"] else 1.0
-    return weight.sub(state["momentum_buffer"], alpha=lr * share * _geometric(rest, 1, steps))
+    (momentum_buffer,) = followed
+    return weight.sub(momentum_buffer, alpha=lr * share * _geometric(rest, 1, steps))
 
 
 def _rest(decay: float, momentum: float, dampening: float, *, is_nesterov: bool) -> float:
@@ -71,19 +82,27 @@ def _rest(decay: float, momentum: float, dampening: float, *, is_nesterov: bool)
     return (linear + math.sqrt(max(0.0, linear * linear - 4 * constant))) / 2
 
 
-def _adam(weight: Tensor, state: State, group: Group, gradient: Tensor | None, steps: int) -> Tensor:
+def _adam_update(state: State, group: Group) -> _Followed:
     step = float(state["step"])
     beta1, beta2 = (float(beta) for beta in group["betas"])
     second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
     root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
-    update = state["exp_avg"].div(root).div_(1 - beta1**step)
+    return (state["exp_avg"].div(root).div_(1 - beta1**step),)
+
+
+def _adam(
+    weight: Tensor, followed: _Followed, state: State, group: Group, gradient: Tensor | None, steps: int
+) -> Tensor:
     decay = float(group["weight_decay"]) if group["decoupled_weight_decay"] else 0.0
+    (update,) = followed
     return _decayed(weight, update, float(group["lr"]), decay, steps)
 
 
-def _adagrad(weight: Tensor, state: State, group: Group, gradient: Tensor | None, steps: int) -> Tensor:
+def _adagrad(
+    weight: Tensor, followed: _Followed, state: State, group: Group, gradient: Tensor | None, steps: int
+) -> Tensor:
     assert gradient is not None, "asked for by needs_gradient"
-    weight, squares = weight.clone(), state["sum"].clone()
+    weight, squares = weight.clone(), followed[0].clone()
     for number in range(steps):
         lr = float(group["lr"]) / (1 + (float(state["step"]) + number) * group["lr_decay"])
         update = gradient.add(weight, alpha=group["weight_decay"]) if group["weight_decay"] else gradient
@@ -104,24 +123,34 @@ def _geometric(ratio: float, first: int, last: int) -> float:
 
 #: Optimizer -> its rule.
 RULES: Mapping[type[torch.optim.Optimizer], Rule] = {
-    torch.optim.SGD: Rule(predict=_sgd, needs_gradient=lambda group: not group["momentum"]),
-    torch.optim.Adam: Rule(predict=_adam, needs_gradient=lambda group: False),
-    torch.optim.AdamW: Rule(predict=_adam, needs_gradient=lambda group: False),
-    torch.optim.Adagrad: Rule(predict=_adagrad, needs_gradient=lambda group: True),
+    torch.optim.SGD: Rule(
+        follows=lambda state, group: (state["momentum_buffer"],) if group["momentum"] else (),
+        predict=_sgd,
+        needs_gradient=lambda group: not group["momentum"],
+    ),
+    torch.optim.Adam: Rule(follows=_adam_update, predict=_adam, needs_gradient=lambda group: False),
+    torch.optim.AdamW: Rule(follows=_adam_update, predict=_adam, needs_gradient=lambda group: False),
+    torch.optim.Adagrad: Rule(
+        follows=lambda state, group: (state["sum"],), predict=_adagrad, needs_gradient=lambda group: True
+    ),
 }
 
 
 class WeightPredictor:
-    """Predicts the weights of an optimizer's parameters.
+    """Predicts the weights of a model's parameters.
 
     Args:
-        optimizer: one of `RULES`.
+        optimizer: one of `RULES`, of the parameters or of segments of them.
+        share: has the segments; None: the parameters are not divided.
+
+    Attributes:
+        gradients: last gradients of the parameters whose rule needs them; whole.
 
     Raises:
         InputError: there is no rule for it, or it maximizes.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, share: StageShare | None = None) -> None:
         rule = RULES.get(type(optimizer))
         if rule is None:
             known = ", ".join(kind.__name__ for kind in RULES)
@@ -130,20 +159,52 @@ class WeightPredictor:
             )
         if any(group["maximize"] for group in optimizer.param_groups):
             raise InputError("the weights of an optimizer that maximizes cannot be predicted: expected maximize=False")
+        self.gradients: dict[Parameter, Tensor] = {}
         self._optimizer = optimizer
         self._rule = rule
-        #: Last gradients of the parameters whose rule needs them.
-        self.gradients: dict[Parameter, Tensor] = {}
+        self._share = share
+        self._wholes: Mapping[Parameter, Parameter] = {} if share is None else share.wholes
+        self._own_gradients: dict[Parameter, Tensor] = {} if share is not None else self.gradients
+        self._followed: dict[Parameter, _Followed] = {}  # of divided parameters, since the latest `gather`
 
     def stepped(self) -> None:
         """Keep the gradients of the step just made, where the rule needs them."""
         for parameter, group in self._parameters():
-            if parameter.grad is None or not self._rule.needs_gradient(group):
-                continue
-            if parameter in self.gradients:
-                self.gradients[parameter].copy_(parameter.grad)
-            else:
-                self.gradients[parameter] = parameter.grad.detach().clone()
+            if parameter.grad is not None and self._rule.needs_gradient(group):
+                _keep(self._own_gradients, parameter, parameter.grad.detach())
+
+    def gather(self) -> None:
+        """Read what predictions follow from all holders, if the parameters are divided.
+
+        All holders call it, after a step and before the first prediction.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        share = self._share
+        if share is None:
+            return
+        names = {segment: name for name, segment in share.segments.items()}
+        parameters = {name: self._wholes[segment] for segment, name in names.items()}
+        found = {
+            names[parameter]: self._rule.follows(state, group)
+            for parameter, group in self._parameters()
+            if (state := self._optimizer.state.get(parameter))
+        }
+        wholes: dict[str, list[Tensor]] = {name: [] for name in found}
+        for position in range(max(map(len, found.values()), default=0)):
+            parts = {name: tensors[position] for name, tensors in found.items() if position < len(tensors)}
+            for name, whole in share.joined(parts).items():
+                wholes[name].append(whole)
+        # Copied: lanes with streams of their own read them, and memory is not handed from one to the other.
+        for name, tensors in wholes.items():
+            kept = self._followed.setdefault(parameters[name], tuple(tensors))
+            for before, now in zip(kept, tensors, strict=True):
+                if before is not now:
+                    before.copy_(now)
+        gradients = share.joined({names[segment]: own for segment, own in self._own_gradients.items()})
+        for name, gradient in gradients.items():
+            _keep(self.gradients, parameters[name], gradient)
 
     @torch.no_grad()
     def predict(self, steps: int, out: Mapping[Parameter, Tensor]) -> None:
@@ -151,16 +212,26 @@ class WeightPredictor:
 
         Args:
             steps: at least 0; 0: the weights themselves.
-            out: a tensor for each parameter.
+            out: a tensor for each parameter; whole.
         """
-        for parameter, group in self._parameters():
-            target = out[parameter]
-            state, gradient = self._optimizer.state.get(parameter), self.gradients.get(parameter)
+        for stepped, group in self._parameters():
+            parameter = self._wholes.get(stepped, stepped)
+            target, gradient = out[parameter], self.gradients.get(parameter)
+            state = self._optimizer.state.get(stepped) or {}
             is_new = not state if not self._rule.needs_gradient(group) else gradient is None
             if is_new or not steps:
                 target.copy_(parameter)
-            else:
-                target.copy_(self._rule.predict(parameter, state or {}, group, gradient, steps))
+                continue
+            followed = self._rule.follows(state, group) if self._share is None else self._followed.get(parameter, ())
+            target.copy_(self._rule.predict(parameter, followed, state, group, gradient, steps))
 
     def _parameters(self) -> list[tuple[Parameter, Group]]:
+        """What the optimizer steps, and its settings."""
         return [(parameter, group) for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def _keep(kept: dict[Parameter, Tensor], parameter: Parameter, gradient: Tensor) -> None:
+    if parameter in kept:
+        kept[parameter].copy_(gradient)
+    else:
+        kept[parameter] = gradient.clone()

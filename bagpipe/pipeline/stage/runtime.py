@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.distributed.interface import StageLinks
 from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
@@ -64,7 +64,7 @@ class StageRuntime:
         loss_sums: initial, by instance.
         loss_scale: of the batch under way: multiplies every gradient.
         can_leave_out: batches can be left out (`StageRunner.settle`).
-        versions: stage -> its weights in an asynchronous schedule.
+        versions, places: stage -> its weights in an asynchronous schedule; places of whole parameters that come and go.
         activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
         partial_backward: which backwards are left out; None: none.
 
@@ -91,7 +91,7 @@ class StageRuntime:
         can_leave_out: bool = False,
         versions: Mapping[int, StageVersions] = MappingProxyType({}),
         activations: Mapping[str, LaneActivations] = MappingProxyType({}),
-        saving: Mapping[int, Callable[[], AbstractContextManager[object]]] = MappingProxyType({}),
+        places: Mapping[int, SavedPlaces] = MappingProxyType({}),
         partial_backward: PartialBackward | None = None,
     ) -> None:
         if links is None and step.num_processes > 1:
@@ -153,7 +153,7 @@ class StageRuntime:
                     parameters=self._parameters[instance.stage][-1],
                     alternates=bool(step.turns),
                     activations=self._activations.get(instance.number),
-                    saving=saving.get(instance.stage, nullcontext),
+                    places=places.get(instance.stage),
                     partial_backward=partial_backward,
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)

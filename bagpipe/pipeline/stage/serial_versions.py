@@ -110,6 +110,7 @@ class SerialVersions:
                 unit = (use.action.index or 0) % program.units_per_batch((use.action.stage, use.action.op))
                 self._weights[use.stage, use.of, use.batch, unit] = use.weights
                 self._last_use[use.stage, use.weights] = max(use.batch, self._last_use.get((use.stage, use.weights), 0))
+        self._units = 1 + max((unit for *_, unit in self._weights), default=0)
         self._is_sync = program.semantics == "sync"
         predicted = sorted({stage for stage, weights in self._last_use if weights.steps and stage in self._optimizers})
         self._predictors = {stage: WeightPredictor(self._optimizers[stage]) for stage in predicted}
@@ -125,7 +126,8 @@ class SerialVersions:
         """Train the next batch.
 
         Args:
-            micro_batches: of each the given values by name; the same number in every batch.
+            micro_batches: of each the given values by name; of all replicas, one after the other. Those of a batch have
+                the same weights.
         """
         sums: list[dict[str, Tensor]] = [{} for _ in self._stages]
         loss, given = 0.0, []
@@ -172,8 +174,9 @@ class SerialVersions:
         return forwards, {name: _leaf(tensor) for name, tensor in values.items()}
 
     def _of(self, stage: int, of: str, unit: int) -> Parameters:
-        weights = Weights(self._batch) if self._is_sync else self._weights[stage, of, self._batch, unit]
-        return self._kept[stage, weights]
+        if self._is_sync:
+            return self._kept[stage, Weights(self._batch)]
+        return self._kept[stage, self._weights[stage, of, self._batch, unit % self._units]]
 
     def _keep(self) -> None:
         """Keep the newest versions and what is predicted from them; drop what no later batch uses."""

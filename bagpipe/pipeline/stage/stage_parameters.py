@@ -7,12 +7,13 @@ in a run                                 shares of its stages, and what UNSHARD 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from bagpipe.dense.parallel.closed_parameter import absent, close, open_again
+from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.split.staged_model import StagedModel
@@ -49,9 +50,9 @@ class StageParameters:
         self._of_others = [parameter for parameter in named if id(parameter) not in own]
 
     @property
-    def saving(self) -> Mapping[int, Callable[[], AbstractContextManager[object]]]:
-        """Around the forwards of a stage: its graph outlives the memory of the parameters."""
-        return {stage: share.saving for stage, share in self._shares.items() if share.level == "parameters"}
+    def places(self) -> Mapping[int, SavedPlaces]:
+        """Of the stages whose graphs outlive the memory of their parameters."""
+        return {stage: share.places for stage, share in self._shares.items() if share.level == "parameters"}
 
     def begin(self, runtime: StageRuntime) -> None:
         """A run begins with the whole model, and with the copies that the runtime has of parameters.

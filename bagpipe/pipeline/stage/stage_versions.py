@@ -12,6 +12,9 @@ Which batch has which weights is a function of its number (`VersionLags`), which
 are made once and used again: batch b has place ``b % gap`` of a ring, and what that held has been used for the last
 time. Autograd counts the writes, and refuses a backward whose weights were overwritten. All of it is in checkpoints,
 except what is replaced: between two batches nothing needs it.
+
+Where ranks divide the state or the gradients of a stage, all of this is whole on each of them. The parameters are new
+after the gather that follows the step, so that `gathered` and `after_step` come behind it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
 from bagpipe.schedule.ir.version_lags import VersionLags
@@ -39,7 +43,8 @@ class StageVersions:
     Args:
         lags: of the stage.
         parameters: trainable parameters, by their names in the whole model; always the newest version.
-        optimizer: of these parameters.
+        optimizer: of these parameters, or of the segments of `share`.
+        share: this rank's, if ranks divide the stage; None: they do not.
         alternates: forwards of a batch can precede backwards of the batch before. Predictions that a backward shares
             then take one place more.
         recomputes: forwards are repeated before their backwards, with the same weights.
@@ -54,6 +59,7 @@ class StageVersions:
         parameters: Sequence[tuple[str, Parameter]],
         optimizer: Optimizer,
         *,
+        share: StageShare | None = None,
         alternates: bool = False,
         recomputes: bool = False,
     ) -> None:
@@ -61,7 +67,7 @@ class StageVersions:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         predicts = lags.predicts_forward or lags.predicts_backward
-        self._predictor = WeightPredictor(optimizer) if predicts else None
+        self._predictor = WeightPredictor(optimizer, share) if predicts else None
         gap = lags.forward_base
         self._versions = [] if lags.predicts_forward else [self._buffers() for _ in range(gap)]
         places = max(gap, 1) + (alternates and lags.is_same and gap > 0)
@@ -98,8 +104,10 @@ class StageVersions:
 
         Raises:
             InputError: the weights of earlier batches were not loaded.
+            PeerError: the stage is divided, and a peer is gone or silent.
         """
         self._earlier = earlier
+        self.gathered()
         self._newest = earlier + first_batch
         self._predicted = self._newest + max(self._lags.forward_base, 1)
         if self._has_loaded:
@@ -132,8 +140,17 @@ class StageVersions:
         if self._predictor is not None:
             self._predictor.stepped()
 
+    def gathered(self) -> None:
+        """The parameters are those of all holders: so is what predictions follow. All holders call it.
+
+        Raises:
+            PeerError: a peer is gone or silent.
+        """
+        if self._predictor is not None:
+            self._predictor.gather()
+
     def after_step(self, b: int) -> None:
-        """After OPT of batch b: predict from version b + 1 for batch b + 1."""
+        """After OPT of batch b, when the parameters are new: predict from version b + 1 for batch b + 1."""
         b += self._earlier
         self._newest = b + 1
         if self._predictions and not self._lags.forward_base:

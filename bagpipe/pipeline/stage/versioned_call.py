@@ -94,22 +94,31 @@ def _exchange(
     names: Sequence[str], forward: Sequence[Tensor], backward: Sequence[Tensor], around: SavedHooks | None
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """Hooks that keep views of weights of the forward by position, and read them from those of the backward."""
-    positions: dict[int, int] = {}
+    places: dict[int, list[tuple[int, int, int]]] = {}  # storage -> first element, end and position of each tensor
     for position, tensor in enumerate(forward):
-        other = positions.setdefault(tensor.untyped_storage().data_ptr(), position)
-        if other != position and tensor.numel():
-            raise InputError(
-                f"expected trainable parameters in memory of their own, got two that share memory: {names[other]} and "
-                f"{names[position]}; backwards with other weights than their forwards cannot tell them apart"
-            )
+        if not tensor.numel():
+            continue
+        first = int(tensor.storage_offset())
+        end: int = (
+            first + 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        )
+        others = places.setdefault(tensor.untyped_storage().data_ptr(), [])
+        for begin, stop, other in others:
+            if first < stop and begin < end:
+                raise InputError(
+                    f"expected trainable parameters in memory of their own, got two that share memory: {names[other]} "
+                    f"and {names[position]}; backwards with other weights than their forwards cannot tell them apart"
+                )
+        others.append((first, end, position))
 
     def pack(tensor: Tensor) -> Any:
-        position = positions.get(tensor.untyped_storage().data_ptr())
-        if position is None or not tensor.numel():
-            return tensor if around is None else around.pack(tensor)
-        # A parameter can begin inside its memory; the weights of the backward are elsewhere in theirs.
-        offset = tensor.storage_offset() - forward[position].storage_offset()
-        return position, tensor.shape, tensor.stride(), offset
+        offset = tensor.storage_offset()
+        found = places.get(tensor.untyped_storage().data_ptr(), ()) if tensor.numel() else ()
+        for first, end, position in found:
+            if first <= offset < end:
+                # A parameter can begin inside its memory; the weights of the backward are elsewhere in theirs.
+                return position, tensor.shape, tensor.stride(), offset - first
+        return tensor if around is None else around.pack(tensor)
 
     def unpack(packed: Any) -> Tensor:
         if not isinstance(packed, tuple):

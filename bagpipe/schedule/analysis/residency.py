@@ -1,7 +1,7 @@
 """The rule of divided parameters: what computes a stage has whole ones, what steps it has its share.
 
     UNSHARD k ──> F, B, I, W, REC of its run ──> RESHARD k ──> UNSHARD k + 1 …       ──> OPT(b) ──> UNSHARD of b + 1
-    without RESHARDs (whole parameters, divided steps):   OPT(b) ──> UNSHARD(b) ──> F(b + 1)
+    without RESHARDs (whole parameters, divided steps):   OPT(b) ──> UNSHARD(b) ──> F(b + 1), and all else after OPT(b)
 
 Arrows are dependencies of the program, direct or by the order of a lane. Lanes that hold the same parameters must
 gather and reduce in one order, since these actions are exchanges among them.
@@ -143,21 +143,30 @@ def _of_step(
 
 
 def _after_steps(program: Program, graph: Graph) -> Iterator[str]:
-    """An UNSHARD follows the OPT of its batch, and the forwards of the next batch follow the UNSHARD."""
+    """An UNSHARD follows the OPT of its batch, and is followed by what the lane computes after that.
+
+    In other lanes with the parameters the next batch follows it.
+    """
     holder = _holder(program)
     stepped = {(atom.stage, atom.index) for atom in program.atoms() if atom.op == "OPT"}
+    stepping = {(graph.lane_of[n], a.stage) for n, act in enumerate(graph.actions) for a in act.atoms if a.op == "OPT"}
     seen: dict[str, dict[int, int]] = defaultdict(dict)
+    latest: dict[tuple[str, int], int] = {}  # OPT of a holder that a lane has done
     for node, action in enumerate(graph.actions):
+        lane = graph.lane_of[node]
         before = [atom for b in graph.predecessors[node] for atom in graph.actions[b.node].atoms]
         for atom in before:
             if atom.op == "UNSHARD" and atom.index is not None:
-                own = seen[graph.lane_of[node]]
-                own[atom.stage] = max(atom.index, own.get(atom.stage, -1))
+                seen[lane][atom.stage] = max(atom.index, seen[lane].get(atom.stage, -1))
         for atom in action.atoms:
+            own = holder.get(atom.stage, -1)
             if atom.op == "UNSHARD" and (atom.stage, atom.index) in stepped:
                 if Action(atom.stage, "OPT", atom.index, pipe=atom.pipe) not in before:
                     yield f"{atom.text} does not wait for {atom.stage}OPT{atom.index}"
-            elif atom.op == "F" and atom.stage in holder:
-                batch = (atom.index or 0) // program.units_per_batch((atom.stage, "F"))
-                if seen[graph.lane_of[node]].get(holder[atom.stage], -1) < batch - 1:
-                    yield f"{atom.text} does not wait for {holder[atom.stage]}UNSHARD{batch - 1}"
+            elif atom.op == "OPT" and atom.index is not None:
+                latest[lane, atom.stage] = atom.index
+            elif _is_use(atom) and own >= 0:
+                batch = (atom.index or 0) // program.units_per_batch((atom.stage, atom.op))
+                needed = latest.get((lane, own), -1) if (lane, own) in stepping else batch - 1
+                if seen[lane].get(own, -1) < needed:
+                    yield f"{atom.text} does not wait for {own}UNSHARD{needed}"

@@ -11,9 +11,10 @@ the new parameters before the next forward.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
 
@@ -63,7 +64,7 @@ def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
     return dataclasses.replace(program, lanes=lanes, edges=tuple(edges))
 
 
-def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
+def add_unshard(program: Program, home: Mapping[str, int], order: Loop | None = None) -> Program:
     """An UNSHARD per batch, process and set of parameters, between its OPT and the forwards of the next batch.
 
     In a lane it follows all REDUCE_GRADs of its batch, so that no gather keeps a sum waiting.
@@ -71,13 +72,36 @@ def add_unshard(program: Program, home: Mapping[str, int]) -> Program:
     Args:
         program: a program with backwards and OPTs.
         home: lane -> the process that runs it.
+        order: in which the lanes compute, if forwards of the next batch precede an OPT (`turns`). The first
+            computations after the OPT wait then. None: they precede none.
     """
     edges: list[Edge] = []
     for holders in holders_of(program, home):
         first = holders[0].stage
         edges.append(Edge(src="OPT", src_stage=first, dst="UNSHARD", dst_stage=first))
-        edges += [Edge(src="UNSHARD", src_stage=first, dst="F", dst_stage=n, delay=1) for n in _numbers(holders)]
+        for number in _numbers(holders):
+            if order is None:
+                edges.append(Edge(src="UNSHARD", src_stage=first, dst="F", dst_stage=number, delay=1))
+            else:
+                edges += _first_uses(program, order, first, number)
     return on_reduce_lanes(program, home, holders_of(program, home), "UNSHARD", edges)
+
+
+def _first_uses(program: Program, order: Loop, holder: int, stage: int) -> Iterator[Edge]:
+    """The first forward, recomputation and backward of a turn wait for the UNSHARD of the turn before.
+
+    All three, because the last turns have no forwards.
+    """
+    repeated = {atom.index for atom in program.atoms() if atom.op == "REC" and atom.stage == stage}
+    own = [template for _, template in order.templates if template.stage == stage]
+    for op, templates in (
+        ("F", [t for t in own if t.op == "F"]),
+        ("REC", [t for t in own if t.op == "B" and t.unit in repeated]),
+        ("I", [t for t in own if t.op == "B"]),  # a full backward is both halves
+    ):
+        for t in templates[:1]:
+            delay, units = 1 + t.offset, ((0, t.unit),)
+            yield Edge(src="UNSHARD", src_stage=holder, dst=op, dst_stage=stage, delay=delay, units=units)
 
 
 def on_reduce_lanes(

@@ -85,7 +85,7 @@ def step_program(
 
     Raises:
         ScheduleError: no such schedule, it does not allow these stages or micro-batches, the number of processes is
-            wrong, or weights have versions and are to be divided.
+            wrong, or parameters have versions and are to be divided.
     """
     found = dense_schedule(schedule) if isinstance(schedule, str) else schedule
     num_ranks = sum(stage_replicas) or found.num_ranks(graph.num_stages, chunks)
@@ -117,8 +117,11 @@ def step_program(
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
     program = add_optimizer(program, home)
-    if (shards or gathers) and loop is not None:
-        raise ScheduleError(f"{found.name}: stages whose weights have versions cannot be divided among their holders")
+    if gathers and loop is not None:
+        raise ScheduleError(
+            f"{found.name}: a rank's stage computes without a pause, so parameters with versions stay whole on each of "
+            f"its holders, and cannot be divided"
+        )
     if gathers:
         program = add_gathers(program, home, active_stages=active_stages)
     if agrees:
@@ -126,7 +129,7 @@ def step_program(
     if preconditioning is not None:
         program = add_preconditioning(program, home, preconditioning, costs)
     if shards:
-        program = add_unshard(program, home)
+        program = add_unshard(program, home, loop if rows_delay else None)
     compute = tuple(home)
     home |= {reduce_lane(process): process for process in set(home.values())}
     found_stages = embedding_stages(flat, home)

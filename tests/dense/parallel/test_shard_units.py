@@ -80,3 +80,19 @@ def test_two_dtypes_in_a_layer_are_refused() -> None:
     model.bias = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     with pytest.raises(InputError, match=r"weight and bias of one layer are torch.float32 and torch.float64"):
         find_units(model)
+
+
+def test_compiled_code_is_one_unit() -> None:
+    """Of the model's parameters that it has; what is left of other layers stays with them."""
+    model = Model()
+    compiled = nn.ModuleList([model.bottom, model.towers[0]])
+    units = find_units(model, ("bottom",), compiled)
+    assert [(unit.name, [name for name, _ in unit.parameters]) for unit in units][:3] == [
+        ("", ["scale"]),
+        ("cross", ["cross.weights.0", "cross.weights.1"]),
+        ("towers.1", ["towers.1.weight", "towers.1.bias"]),
+    ]
+    assert units[-1].module is compiled
+    assert [name for name, _ in units[-1].parameters] == [
+        name for name, _ in model.named_parameters() if name.startswith(("bottom", "towers.0"))
+    ]

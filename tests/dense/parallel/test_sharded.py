@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.lamb import Lamb
 from bagpipe.dense.parallel.replicated import DenseParallel
 from bagpipe.dense.parallel.shard_layout import kept_bytes, sent_bytes
 from bagpipe.dense.parallel.shard_units import find_units
@@ -30,6 +32,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.02),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, eps=1e-8),
 }
+#: Follows norms of whole tensors, which are sums over shares.
+LAMB: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "lamb": lambda parameters: Lamb(parameters, lr=0.05, weight_decay=0.01)
+}
 
 
 def gathers_of(peers: TorchPeers) -> RankGroup:
@@ -45,7 +51,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def replicated(peers: TorchPeers, dtype: torch.dtype, empty_rank: int, name: str) -> dict[str, bytes]:
     model = make_model(7 + peers.rank, dtype)
-    optimizer = OPTIMIZERS[name](model.parameters())
+    optimizer = {**OPTIMIZERS, **LAMB}[name](model.parameters())
     with DenseParallel(model, peers.dense) as parallel:
         for step in range(STEPS):
             model.turn = step
@@ -72,7 +78,9 @@ def sharded(
     shards = ShardedModel(model, find_units(model), level, sums=peers.dense, gathers=gathers)
     with shards:
         segments = [shards.segments.get(name, parameter) for name, parameter in model.named_parameters()]
-        optimizer = OPTIMIZERS[name](segments)
+        optimizer = {**OPTIMIZERS, **LAMB}[name](segments)
+        if isinstance(optimizer, Lamb):
+            optimizer.add_up = shards.add_up
         shards.release_model()
         for step in range(STEPS):
             model.turn = step
@@ -198,3 +206,24 @@ def test_a_rank_keeps_and_sends_what_the_formulas_say() -> None:
         assert gradients == pytest.approx(expected.gradients, rel=0.01)
         assert state == pytest.approx(expected.state, rel=0.01)
         assert sent == pytest.approx(sent_bytes(level, elements, 2, itemsize=4), rel=0.01)
+
+
+def lamb_differs(peers: TorchPeers, empty_rank: int) -> float:
+    """Largest difference from the replicated job, on any level. Levels have equal bits."""
+    gathers = gathers_of(peers)
+    expected = replicated(peers, torch.float64, empty_rank, "lamb")
+    found = [sharded(peers, gathers, torch.float64, empty_rank, "lamb", level) for level in LEVELS]
+    assert found[0] == found[1] == found[2]
+    return max(_off(found[0][name], value, name) for name, value in expected.items())
+
+
+def _off(ours: bytes, theirs: bytes, name: str) -> float:
+    dtype = np.float32 if name.endswith(".step") else np.float64
+    return float(np.abs(np.frombuffer(ours, dtype) - np.frombuffer(theirs, dtype)).max(initial=0.0))
+
+
+@pytest.mark.parametrize(("world_size", "empty_rank"), [(2, 1), pytest.param(4, -1, marks=pytest.mark.slow)])
+def test_lamb_adds_up_the_squares_of_shares(world_size: int, empty_rank: int) -> None:
+    ends = run_peers(world_size, lamb_differs, empty_rank)
+    assert [end.error for end in ends] == [None] * world_size
+    assert max(end.value for end in ends) <= 1e-12

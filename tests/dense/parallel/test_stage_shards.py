@@ -125,3 +125,38 @@ def checked(peers: Any) -> None:
 def test_all_holders_see_that_a_gradient_is_not_finite() -> None:
     ends = run_threads(4, checked)
     assert [end.error for end in ends] == [None] * 4
+
+
+def joins(peers: Any) -> dict[str, bool]:
+    """Whole tensors of parts, of all parameters and of one; and sums of vectors in rank order."""
+    model, stages = make_stages()
+    steps = {
+        number: group
+        for number, stage in enumerate(stages)
+        for group in peers.open_stage_groups([stage.holders], f"steps {number}").values()
+    }
+    shares = StageShards(
+        model, stages, peers.open_stage_groups(HOLDERS), rank=peers.rank, level="optimizer", steps=steps
+    )
+    found = {}
+    for number, share in shares.items():
+        whole = {name: parameter.detach() * 2 for name, parameter in stages[number].parameters}
+        parts = {name: segment.detach() * 2 for name, segment in share.segments.items()}
+        joined = share.joined(parts)
+        name = next(iter(whole))
+        (one,) = share.joined({name: parts[name]}).items()
+        found[f"{number} joined"] = joined.keys() == whole.keys() and all(
+            torch.equal(joined[each], value) for each, value in whole.items()
+        )
+        found[f"{number} one"] = one[0] == name and torch.equal(one[1], whole[name])
+        first, second = (0.1 * (rank + 1) for rank in stages[number].holders)
+        total = share.add_up(torch.tensor([0.1 * (peers.rank + 1), 1.0], dtype=torch.float64))
+        found[f"{number} sum"] = total.tolist() == [first + second, 2.0]
+        assert share.joined({}) == {}
+    return found
+
+
+def test_parts_of_all_holders_are_joined() -> None:
+    ends = run_threads(4, joins)
+    assert [end.error for end in ends] == [None] * 4
+    assert all(len(end.value) == 3 and all(end.value.values()) for end in ends)

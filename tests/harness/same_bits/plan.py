@@ -102,11 +102,12 @@ def _staged(
     data: str = "mean",
     cache_rows: int = 70,
     half: int = 0,
+    name: str = "",
 ) -> Job:
     model = "" if "model." in flags else "model.name=dcnv2 "
     pipeline = f"pipeline.schedule={schedule} pipeline.stages={stages} pipeline.microbatches={microbatches}"
     flags = f"{model}{pipeline} {flags}"
-    return Job(name=schedule, data=data, flags=flags, ranks=ranks, cache_rows=cache_rows, half=half)
+    return Job(name=name or schedule, data=data, flags=flags, ranks=ranks, cache_rows=cache_rows, half=half)
 
 
 _WHOLE = (
@@ -208,6 +209,12 @@ _WHOLE = (
     Job(name="shard-optimizer", flags="dense.shard=optimizer optim.dense=adam", ranks=2, half=9),
     Job(name="shard-gradients", flags="dense.shard=gradients optim.dense=adamw optim.clip_value=0.01", ranks=4),
     Job(name="shard-parameters", flags="dense.shard=parameters dense.wrap=* optim.dense=adam", ranks=2),
+    Job(
+        name="shard-parameters-average",
+        flags="dense.shard=parameters optim.ema_decay=0.9 optim.ema_evaluate=true eval.every=5",
+        ranks=2,
+    ),
+    Job(name="shard-parameters-lamb", flags="dense.shard=parameters optim.dense=lamb", ranks=2),
     Job(name="budget", flags="dense.budget_bytes=5000 dense.chunk_bytes=1000 optim.dense=adam"),
     Job(name="state-on-host", flags="dense.state=host optim.dense=adam", ranks=2),
     Job(
@@ -242,6 +249,10 @@ _SYNCHRONOUS = (
     _staged("zb-h1", 2, f"{_KFAC} optim.kfac_placement=last", ranks=4),
     _staged("zb-h2", 2, "dense.budget_bytes=20000 optim.dense=adam"),
     _staged("zb-v", 4, "optim.rows=adam", ranks=2, half=9),
+    _staged("1f1b", 2, "dense.shard=optimizer optim.dense=lamb", ranks=4, name="1f1b-shard-lamb"),
+    _staged("1f1b", 2, "dense.shard=parameters optim.ema_decay=0.9 eval.every=5", ranks=4, name="1f1b-shard-average"),
+    _staged("1f1b", 2, "dense.shard=parameters pipeline.activations=host", ranks=4, name="1f1b-shard-host"),
+    _staged("1f1b", 2, "dense.shard=parameters run.verify=4", ranks=4, name="1f1b-shard-verify"),
 )
 
 _ASYNCHRONOUS = (
@@ -257,6 +268,15 @@ _ASYNCHRONOUS = (
         cache_rows=140,
     ),
     _staged("spectrain-v2", 2, "pipeline.rows_delay=1 optim.dense=adam", ranks=2, cache_rows=140),
+    _staged("pipedream-2bw", 2, "dense.shard=gradients optim.dense=adam", ranks=4, name="pipedream-2bw-shard"),
+    _staged(
+        "pipeoptim",
+        2,
+        "dense.shard=optimizer pipeline.rows_delay=1 optim.dense=adam",
+        ranks=4,
+        cache_rows=140,
+        name="pipeoptim-shard-delayed",
+    ),
     _staged(
         "pipeoptim", 2, "model.name=deepfm pipeline.prediction_offset=1 optim.dense=adamw", data="movielens", half=9
     ),

@@ -70,7 +70,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
     def gather(stage: int, index: int) -> None:
         nonlocal most_bytes
         trace.append(f"U{stage}")
-        pipeline.unshard(stage)
+        pipeline.unshard(stage, index)
         storages = [p.untyped_storage() for p in staged.model.parameters() if p.untyped_storage().nbytes() > 8]
         most_bytes = max(most_bytes, sum({s._cdata: s.nbytes() for s in storages}.values()))
 

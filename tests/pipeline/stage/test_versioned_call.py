@@ -63,10 +63,22 @@ def test_parameters_may_be_views_into_a_larger_buffer(newest: str) -> None:
     torch.testing.assert_close(x.grad, torch.ones(4, 1).double() @ second @ first)
 
 
+def test_parameters_may_lie_in_one_buffer() -> None:
+    """As those of a layer that ranks divide: one behind the other."""
+    module = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    both = torch.randn(10).double()
+    module[0].weight, module[1].weight = nn.Parameter(both[:6].view(2, 3)), nn.Parameter(both[8:].view(1, 2))
+    parameters = list(module.parameters())
+    stored = [torch.randn_like(parameter) for parameter in parameters]
+    x = torch.randn(4, 3).double().requires_grad_()
+    versioned_call(module, (x,), parameters=parameters, forward=None, backward=stored, buffers={}).sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(4, 1).double() @ stored[1] @ stored[0])
+
+
 def test_parameters_that_share_memory_are_refused() -> None:
     module = nn.Linear(2, 2)
-    both = torch.randn(6)
-    module.weight, module.bias = nn.Parameter(both[:4].view(2, 2)), nn.Parameter(both[4:])
+    both = torch.randn(4)
+    module.weight, module.bias = nn.Parameter(both.view(2, 2)), nn.Parameter(both[2:])
     parameters = list(module.parameters())
     stored = [parameter.detach().clone() for parameter in parameters]
     x = torch.randn(3, 2, requires_grad=True)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import RUNNER_RULES, check, check_loop
+from bagpipe.schedule.analysis.residency import residency_problems
 from bagpipe.schedule.analysis.simulate import simulate
 from bagpipe.schedule.builders.prefetch_loop import prefetch_loop
 from bagpipe.schedule.ir.actions import Action
@@ -18,7 +21,14 @@ from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 
 
 def step_of(
-    stages: int, micro: int, *, processes: int = 1, replicas: int = 1, name: str = "pipedream", delay: int = 1
+    stages: int,
+    micro: int,
+    *,
+    processes: int = 1,
+    replicas: int = 1,
+    name: str = "pipedream",
+    delay: int = 1,
+    **more: bool,
 ) -> StepProgram:
     return step_program(
         chain(stages, micro),
@@ -27,7 +37,8 @@ def step_of(
         num_processes=processes,
         replicas=replicas,
         rows_delay=delay,
-    )  # fmt: skip
+        **more,
+    )
 
 
 def loop_of(step: StepProgram, process: int, *, ranks: int) -> Loop:
@@ -59,7 +70,8 @@ def test_what_lanes_repeat() -> None:
 def test_loops_of_all_processes_are_valid_and_read_rows_in_time(data: st.DataObject, stages: int, name: str) -> None:
     micro = data.draw(st.integers(max(1, stages - 1), 2 * stages))
     processes, replicas = data.draw(st.sampled_from([1, stages])), data.draw(st.sampled_from([1, 2]))
-    step = step_of(stages, micro, processes=processes, replicas=replicas, name=name)
+    shards, recompute = replicas > 1 and data.draw(st.booleans()), data.draw(st.booleans())
+    step = step_of(stages, micro, processes=processes, replicas=replicas, name=name, shards=shards, recompute=recompute)
     check(step.program)
     together = turn_loop(step.program, step.turns, step.embedding_stages[0])
     check(together.unroll(7))  # sends and receives match, ramps included
@@ -84,6 +96,22 @@ def test_no_lane_waits_once_the_pipeline_is_full(stages: int, micro: int) -> Non
         loop = loop_of(step_of(stages, micro, delay=delay), 0, ranks=1)
         spans = [simulate(loop.unroll(batches), seconds).makespan for batches in (20, 30)]
         assert (spans[1] - spans[0]) / 10 == expected
+
+
+@pytest.mark.parametrize("micro", [3, 5])
+@pytest.mark.parametrize("stage", range(4))
+def test_what_follows_a_step_waits_for_the_new_weights(stage: int, micro: int) -> None:
+    """Forwards before the step do not. With as many micro-batches as stages behind, all forwards are a batch ahead."""
+    step = step_of(4, micro, replicas=2, shards=True, recompute=True)
+    own = {(e.dst, e.delay, e.units) for e in step.program.edges if e.src == "UNSHARD" and e.dst_stage == stage}
+    offset, unit = divmod(3 - stage, micro)
+    assert own == {("F", 1 + offset, ((0, unit),)), ("REC", 1, ((0, 0),)), ("I", 1, ((0, 0),))}
+    together = turn_loop(step.program, step.turns, step.embedding_stages[0])
+    program = together.unroll(7)
+    assert not list(residency_problems(program))
+    lacking = tuple(e for e in program.edges if (e.src, e.dst_stage) != ("UNSHARD", stage))
+    problems = list(residency_problems(dataclasses.replace(program, edges=lacking)))
+    assert any(problem.endswith(f"does not wait for {stage}UNSHARD0") for problem in problems)
 
 
 def test_recomputation_precedes_its_backward() -> None:
