@@ -244,8 +244,6 @@ def _activations_problem(config: Config) -> str | None:
         return None
     if not pipeline.is_staged:
         return f"{where} needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
-    if config.run.compile:
-        return f"{where} is not possible with run.compile: compiled backwards take their tensors where they are"
     if config.dense.is_chunked:
         return f"{where} is not possible with dense.budget_bytes or dense.state host, which save places of weights"
     return None

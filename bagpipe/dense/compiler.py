@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
 from bagpipe.errors import InputError
 
@@ -39,7 +40,9 @@ class Compiler:
     def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
         if self._call is None:
             self._call = torch.compile(module, fullgraph=True, dynamic=False, backend=BACKEND, options=_options())
-        return self._call(*inputs)
+        # Split backwards pass a graph twice, so its code may not write over what the forward has saved.
+        with functorch_config.patch(donated_buffer=False):
+            return self._call(*inputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiler:
         return Compiler()

@@ -145,21 +145,12 @@ def test_keys_that_do_not_fit_the_schedule_get_one_line(values: dict[str, Any], 
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        (Config(), "host needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"),
-        (
-            Config(pipeline=PipelineConfig(microbatches=2), run=RunConfig(compile=True)),
-            "host is not possible with run.compile: compiled backwards take their tensors where they are",
-        ),
-    ],
-)
-def test_activations_go_to_the_host_between_actions_of_stages(config: Config, line: str) -> None:
-    pipeline = dataclasses.replace(config.pipeline, activations="host")
+def test_activations_go_to_the_host_between_actions_of_stages() -> None:
     with pytest.raises(InputError) as caught:
-        check_config(dataclasses.replace(config, pipeline=pipeline))
-    assert str(caught.value) == f"pipeline.activations {line}"
+        check_config(Config(pipeline=PipelineConfig(activations="host")))
+    assert str(caught.value) == (
+        "pipeline.activations host needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
+    )
     check_config(Config(pipeline=PipelineConfig(microbatches=2, activations="host")))
 
 

@@ -216,6 +216,25 @@ def test_compiled_code_that_runs_twice_keeps_the_bits(clicks: MakeConfig) -> Non
     assert run_job(half).digests == run_job(config).digests
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("schedule", "backend"),
+    [
+        ("zb-h1", "aot_eager"),
+        pytest.param("zb-h1", "inductor", marks=pytest.mark.slow),
+        pytest.param("gpipe", "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_activations_of_compiled_stages_go_to_the_host(
+    clicks: MakeConfig, schedule: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    config = change(clicks(limit=150), run__compile=True, **{**STAGES, "pipeline__schedule": schedule})
+    host = change(config, pipeline__activations="host", cache__rows=200)
+    assert run_job(host).digests == run_job(config).digests
+
+
 def ends_alike(folder: Path, server: EmbeddedServer, arguments: list[str]) -> bool:
     """A job stopped after 13 batches and resumed ends like an uninterrupted one; each start compiles on its own."""
     found = []
