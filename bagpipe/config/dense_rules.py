@@ -30,12 +30,6 @@ def _state_problem(config: Config) -> str | None:
 
 def _chunks_problem(config: Config, value: str) -> str | None:
     run = config.run
-    if config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-        return (
-            f"{value} is not possible with pipeline.schedule {config.pipeline.schedule}: it keeps versions of weights"
-        )
-    if run.verify:
-        return f"{value} is not possible with run.verify {run.verify}, which compares whole weights"
     for name in ("compile", "cuda_graph"):
         if getattr(run, name):
             return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"
@@ -55,8 +49,11 @@ def _shard_problem(config: Config) -> str | None:
             f"{shard} is not possible with optim.clip_norm {optim.clip_norm:g}: no rank has all gradients; "
             f"optim.clip_value limits them one by one"
         )
-    if config.dense.is_chunked:
-        return f"{shard} is not possible with dense.budget_bytes or dense.state host: use none"
+    if config.dense.is_chunked and config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return (
+            f"{shard} is not possible with dense.budget_bytes or dense.state host and pipeline.schedule "
+            f"{config.pipeline.schedule}, whose versions in chunks are of whole weights: use none"
+        )
     if run.compile or run.cuda_graph:
         return f"{shard} is not possible with run.{'compile' if run.compile else 'cuda_graph'}: use none"
     if shard == "parameters" and optim.ema_decay:

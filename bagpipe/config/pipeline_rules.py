@@ -248,8 +248,6 @@ def _activations_problem(config: Config) -> str | None:
         return f"{where} is not possible with run.compile: compiled backwards take their tensors where they are"
     if config.dense.shard == "parameters":
         return f"{where} is not possible with dense.shard parameters, whose units save places of weights: use gradients"
-    if config.dense.is_chunked:
-        return f"{where} is not possible with dense.budget_bytes or dense.state host, which save places of weights"
     return None
 
 
@@ -288,7 +286,6 @@ def _backward_shares_problem(config: Config) -> str | None:
         "pipeline.activations host": pipeline.activations == "host",
         f"run.verify {config.run.verify}, which compares with whole backwards": config.run.verify,
         f"dense.shard {config.dense.shard}": config.dense.shard != "none",
-        "dense.budget_bytes or dense.state host": config.dense.is_chunked,
         f"optim.precondition {config.optim.precondition}": config.optim.precondition != "none",
     }
     found = next((name for name, value in excluded.items() if value), None)

@@ -2,6 +2,12 @@
 
     F  forward, units come one after another    B  gradients go to their chunks    OPT  chunk by chunk
 
+Of a model that is divided among ranks (`ShardedModel`) chunks hold what the forward needs and what this rank steps:
+
+    dense.shard            chunks of parameters   of segments, their gradients and state   beside the budget
+    optimizer, gradients   all                    this rank's                              what is sent
+    parameters             none                   this rank's                              … and gathered units
+
 The same operators in the same order as `WholeDense`, on the same values: the same bits. Only where gradients are
 looked at or limited differs: each while it is on the device. A norm is that of the norms of gradients, one by one, in
 the order of the parameters.
@@ -9,17 +15,18 @@ the order of the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
-from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.clip import Limited
+from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
@@ -49,19 +56,26 @@ class ChunkedDense(WholeDense):
     def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
         super().__init__(**settings)
         self._has_replicas = settings.get("replicas") is not None
-        if self._has_replicas and streams.is_async:
+        self._shards: ShardedModel | None = settings.get("shards")
+        if (self._has_replicas or self._shards is not None) and streams.is_async:
             raise InputError(
                 "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
             )
-        self.chunked = ChunkedModel.of(self.model, self.optimizer, budget, streams)
+        pieces = _pieces(self.model, self.optimizer, self._shards)
+        self._stepped = len(pieces) - 1
+        self._are_divided = self._shards is not None and not self._stepped
+        self.chunked = ChunkedModel.of_pieces(pieces, budget, streams)
+        if self._shards is not None:
+            self._shards.live_apart()
 
     def start(self, run: LoopRun) -> None:
+        self.rest()  # an earlier run can have been given up
         super().start(run)
         self.chunked.start(run.trace)
 
     def end(self) -> None:
-        super().end()
         self.chunked.end()
+        super().end()
 
     def close(self) -> None:
         self.chunked.close()
@@ -89,9 +103,11 @@ class ChunkedDense(WholeDense):
     def begin(self, b: int) -> None:
         super().begin(b)
         self.chunked.begin()
+        if self._are_divided:
+            self.chunked.settle()  # nothing moves before the step, while units are gathered from this rank's share
 
     def forward(self, b: int) -> None:
-        with self.chunked.computing():
+        with nullcontext() if self._are_divided else self.chunked.computing():
             super().forward(b)
 
     def step(self, b: int) -> None:
@@ -105,23 +121,58 @@ class ChunkedDense(WholeDense):
     def update(self, batch: InFlightBatch) -> None:
         if self._has_replicas:
             self.chunked.gradients.take_shown()
-        step_in_chunks(self, self.chunked, self.optimizer, batch)
+        if self._shards is None:
+            step_in_chunks(self, self.chunked, self.optimizer, batch)
+            return
+        self.chunked.take_back(self._stepped)
+        step_in_chunks(self, self.chunked, self.optimizer, batch, piece=self._stepped)
+        self.chunked.open()
+        self._held.spread()
+        if not self._are_divided:
+            self.chunked.follow()
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return self.chunked.marks.items()
+        return self.chunked.marks.items() if self._shards is None else super().checked_gradients(point, key)
+
+
+def _pieces(model: nn.Module, optimizer: Optimizer, shards: ShardedModel | None) -> list[Piece]:
+    """What is in chunks: the parameters unless they are divided, and at the end what the optimizer steps."""
+    if shards is None:
+        return [Piece.of(model, optimizer)]
+    whole = Piece(module=model, parameters=dict(model.named_parameters()), optimizer=None, collects=False)
+    own = Piece(module=model, parameters=shards.segments, optimizer=optimizer)
+    return [own] if shards.level == "parameters" else [whole, own]
 
 
 def step_in_chunks(
-    dense: DensePart, chunked: ChunkedModel, optimizer: Optimizer, batch: InFlightBatch, *, piece: int = 0
+    dense: DensePart,
+    chunked: ChunkedModel,
+    optimizer: Optimizer,
+    batch: InFlightBatch,
+    *,
+    piece: int = 0,
+    scale: Callable[[Sequence[nn.Parameter]], object] | None = None,
+    stepped: Callable[[], None] | None = None,
 ) -> None:
     """Limit the gradients of a piece of a chunked model and step its optimizer, chunk by chunk.
 
     A limit of the norm needs all gradients before the first step: one more pass through them.
+
+    Args:
+        dense: says the loss scale and the limits.
+        chunked: the model.
+        optimizer: of the piece.
+        batch: whose gradients they are.
+        piece: its number.
+        scale: changes the gradients of some parameters before all else; None: they stay.
+        stepped: is called after the step of some parameters, which have their gradients yet; None: nothing is.
     """
     clip, norms = dense.clip, list[Tensor]()
     limited: Limited | None = None
 
     def prepare(parameters: Sequence[nn.Parameter]) -> None:
+        if scale is not None:
+            scale(parameters)
         dense.loss_scale.unscale_parameters(parameters)
         norms.extend(clip.measure(parameters))
 
@@ -131,6 +182,8 @@ def step_in_chunks(
         elif limited is not None:
             clip.scale(parameters, limited)
         optimizer.step()
+        if stepped is not None:
+            stepped()
 
     if clip.norm:
         chunked.measure(prepare, piece=piece)

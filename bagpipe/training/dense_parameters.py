@@ -95,6 +95,10 @@ class DenseParameters(ABC):
         """One step of the optimizer, with its hooks."""
         step_with_hooks(self.optimizer)
 
+    def spread(self) -> None:
+        """What this rank steps is stepped, by another than `step`: the model has its new parameters."""
+        return
+
     def clear(self) -> None:
         """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -234,6 +238,9 @@ class ShardedParameters(DenseParameters):
 
     def step(self) -> None:
         self.optimizer.step()
+        self.spread()
+
+    def spread(self) -> None:
         self._shards.gather()
 
     def clear(self) -> None:

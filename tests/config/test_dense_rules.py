@@ -23,15 +23,10 @@ BUDGET = DenseConfig(budget_bytes=4096)
         ),
         (Config(dense=DenseConfig(budget_bytes=-1)), "dense.budget_bytes must be at least 0, got -1"),
         (Config(dense=BUDGET, pipeline=PipelineConfig(schedule="1f1b", stages=2, microbatches=4)), ""),
-        (
-            Config(dense=BUDGET, pipeline=PipelineConfig(schedule="pipedream-2bw", stages=2, microbatches=4)),
-            "dense.budget_bytes 4096 is not possible with pipeline.schedule pipedream-2bw: it keeps versions of "
-            "weights",
-        ),
-        (
-            Config(dense=BUDGET, run=RunConfig(verify=2), pipeline=PipelineConfig(schedule="1f1b", stages=2)),
-            "dense.budget_bytes 4096 is not possible with run.verify 2, which compares whole weights",
-        ),
+        (Config(dense=BUDGET, pipeline=PipelineConfig(schedule="pipedream-2bw", stages=2, microbatches=4)), ""),
+        (Config(dense=BUDGET, pipeline=PipelineConfig(schedule="1f1b", stages=2, activations="host")), ""),
+        (Config(dense=BUDGET, run=RunConfig(verify=2), pipeline=PipelineConfig(schedule="1f1b", stages=2)), ""),
+        (Config(dense=DenseConfig(budget_bytes=4096, shard="parameters")), ""),
         (
             Config(dense=BUDGET, run=RunConfig(compile=True)),
             "dense.budget_bytes 4096 is not possible with run.compile: compiled code keeps the addresses of parameters",
@@ -78,10 +73,6 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "optim.clip_value limits them one by one",
         ),
         ({"run": {"compile": True}}, "dense.shard parameters is not possible with run.compile: use none"),
-        (
-            {"dense": {"shard": "optimizer", "state": "host"}, "optim": {"dense": "adam"}},
-            "dense.shard optimizer is not possible with dense.budget_bytes or dense.state host: use none",
-        ),
         (
             {"optim": {"ema_decay": 0.9}},
             "dense.shard parameters is not possible with optim.ema_decay, which averages whole weights: use gradients",

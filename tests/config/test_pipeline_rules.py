@@ -190,7 +190,6 @@ def test_a_plan_that_was_not_read_trains_nothing() -> None:
     [
         (Config(run=RunConfig(verify=3)), "run.verify 3, which compares with whole backwards"),
         (Config(dense=DenseConfig(shard="gradients")), "dense.shard gradients"),
-        (Config(dense=DenseConfig(state="host")), "dense.budget_bytes or dense.state host"),
         (Config(optim=OptimConfig(precondition="kfac")), "optim.precondition kfac"),
     ],
 )

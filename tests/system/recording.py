@@ -340,6 +340,6 @@ def _restore(dense: DensePart, loop_parts: Sequence[LoopPart], resumed: Checkpoi
         return
     state = load_of_rank(resumed.folder, [part.dense for part in parts], rank, is_staged=dense.is_staged)
     dense.restore(state)
-    for loop_part in loop_parts:
+    for loop_part in (dense, *loop_parts):
         loop_part.load_tensors(state.of_part(loop_part.name))
     restore_random_state(state.rng(), torch.device("cpu"))

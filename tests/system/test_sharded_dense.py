@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bagpipe.checkpoint.dense_state import RNG, DenseState, combine, load
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.config.sections import Config
+from bagpipe.dense.chunks import chunked_model
+from bagpipe.distributed.membership import Membership
 from bagpipe.store.server.embedded import EmbeddedServer
+from tests.dense.chunks.poison import PoisonedArena
 from tests.system.resumed import JOB, Resumed
-from tests.system.test_ranks import run_to_the_end
+from tests.system.test_ranks import run_to_the_end, whole_job
 from tests.system.test_resume_ranks import config_of, numbers, two_ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 ROUND = ["--optim.weight_decay_exempt", "1d", "--eval.every", "7"]
+#: Bytes of a budget that holds a part of what a rank has.
+BUDGET = "8000"
 EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
 
 #: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
@@ -49,6 +56,27 @@ def test_bits_do_not_depend_on_the_level(world_size: int, level: str, wrap: str,
     assert run(arguments, world_size, *own) == run(arguments, world_size)
 
 
+def poisoned_job(membership: Membership, config: Config) -> dict[str, Any]:
+    """One rank, whose chunks are overwritten wherever nobody may read them."""
+    chunked_model.Arena = PoisonedArena  # type: ignore[misc]
+    return whole_job(membership, config)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "level", "arguments"),
+    [
+        (2, "parameters", ["--optim.dense", "adam", "--run.nonfinite", "skip"]),
+        (2, "gradients", ["--optim.dense", "adam", *EMA]),
+        pytest.param(4, "optimizer", ["--run.dtype", "float64", *ROUND[2:]], marks=pytest.mark.slow),
+        pytest.param(2, "optimizer", ["--model.name", "deepfm", "--optim.clip_value", "0.01"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_budget_beside_shares_changes_no_bit(world_size: int, level: str, arguments: list[str]) -> None:
+    own = ["--dense.shard", level, "--dense.budget_bytes", BUDGET]
+    found = run_to_the_end(config_of([*JOB, *arguments, *own]), world_size, poisoned_job)
+    assert numbers(found) == run(arguments, world_size)
+
+
 def dense_of(folder: Path) -> DenseState:
     """The joined dense part of the newest checkpoint, without random states."""
     found = CheckpointFolder(folder).chosen("auto", lambda line: None)
@@ -57,6 +85,18 @@ def dense_of(folder: Path) -> DenseState:
     assert not state.pieces
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(RNG)}
     return DenseState(tensors=tensors, values=state.values)
+
+
+def test_killed_and_resumed_with_another_budget(server: EmbeddedServer, tmp_path: Path) -> None:
+    adam = ["--optim.dense", "adam"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *adam])
+    two_ranks_that_die(
+        job.settings("--dense.shard", "gradients", "--dense.budget_bytes", BUDGET), "after-checkpoint-data:2"
+    )
+    two_ranks_that_die(job.settings("--dense.shard", "parameters", "--dense.state", "host"), "after-checkpoint-data:2")
+    results = run_to_the_end(config_of(job.settings("--dense.shard", "optimizer", "--dense.budget_bytes", BUDGET)), 2)
+    assert numbers(results) == run(adam, 2)
+    assert results[0]["resumed_from"] > 0
 
 
 def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Path) -> None:

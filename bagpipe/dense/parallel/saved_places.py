@@ -39,8 +39,8 @@ class SavedPlaces:
 
     def arrive(self, shard: UnitShard) -> None:
         """The whole parameters of a unit are gathered; see `UnitShard.arrive`."""
-        shard.arrive()
-        self._storages[shard.whole.untyped_storage()._cdata] = shard
+        if shard.arrive():
+            self._storages[shard.whole.untyped_storage()._cdata] = shard
 
     def release(self, shard: UnitShard) -> None:
         """Let go of the whole parameters of a unit, if they are here."""

@@ -8,8 +8,8 @@ A micro-batch leaves after its F, while the next action runs; the lane waits for
 comes back while the action before its B (or I) runs, which the row names; before that the lane waits for what leaves.
 A micro-batch whose B follows its F stays, and so does one between I and W. Autograd's saved tensors are moved by
 their memory, so tensors that share memory, or are saved twice, move once. Parameters, buffers, and what stages
-exchange stay: their neighbours share it. A tensor comes back to memory with the same offset, so kernels see the same
-alignment and the bits are the same.
+exchange stay: their neighbours share it. Parameters that others move (`Places`) are saved as these say. A tensor comes
+back to memory with the same offset, so kernels see the same alignment and the bits are the same.
 
 Bytes are counted from the forward's save to the backward's release, without what is not moved for being a parameter,
 a buffer or an input. They follow from the row alone, not from the copies' speed.
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.ops import OPS
 
-__all__ = ["LaneActivations", "Saving"]
+__all__ = ["LaneActivations", "Places", "Saving"]
 
 #: Copies of a lane that are ordered and not made, at most.
 _MOST_MOVES = 1024
@@ -149,20 +149,34 @@ class _Saved:
             self.tensor = None
 
 
+class Places(Protocol):
+    """Saves tensors that it moves, as `saved_tensors_hooks` does."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What is saved of a tensor: itself if it is none of those that are moved."""
+        ...
+
+    def unpack(self, saved: Any) -> Tensor:
+        """The tensor of what `pack` gave."""
+        ...
+
+
 class Saving:
     """Hooks for one forward: with them, tensors are saved in blocks.
 
     Args:
         meter: counts the bytes.
         kept: tensors that stay where they are.
+        places: saves what it moves itself; None: there is none of it.
     """
 
-    def __init__(self, meter: _Bytes, kept: Iterable[Tensor]) -> None:
+    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: Places | None = None) -> None:
+        self._places = places
         self.blocks: dict[int, _Block] = {}
         self._meter = meter
         self._saved: list[_Saved] = []
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept} | {0}
-        self._hooks = saved_tensors_hooks(self._pack, _Saved.get)
+        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Saving:
         self._hooks.__enter__()
@@ -181,7 +195,15 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def _pack(self, tensor: Tensor) -> _Saved:
+    def _unpack(self, saved: Any) -> Tensor:
+        if isinstance(saved, _Saved):
+            return saved.get()
+        assert self._places is not None, "it packed this"
+        return self._places.unpack(saved)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if self._places is not None and (placed := self._places.pack(tensor)) is not tensor:
+            return placed
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -208,6 +230,7 @@ class LaneActivations:
 
     Attributes:
         lane: makes the copies.
+        places: see `Saving`.
     """
 
     def __init__(
@@ -222,6 +245,7 @@ class LaneActivations:
         self.lane = CopyLane(streams, _MOST_MOVES, name)
         self._units = units
         self._moves = moves
+        self.places: Places | None = None
         self._bytes = _Bytes()
         self._blocks: dict[_Key, list[_Block]] = {}
         self._leaving: list[_Block] = []
@@ -250,7 +274,7 @@ class LaneActivations:
 
     def saving(self, module: nn.Module, inputs: Iterable[Tensor]) -> Saving:
         """Hooks for a forward of a module, whose parameters, buffers and inputs stay."""
-        return Saving(self._bytes, [*_tensors_of(module), *inputs])
+        return Saving(self._bytes, [*_tensors_of(module), *inputs], self.places)
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:
         """A forward is over: what it kept leaves, unless its backward is next."""

@@ -6,7 +6,7 @@ StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -126,7 +126,7 @@ class DensePipeline:
     Attributes:
         stages: the stages of this rank, ascending.
         optimizers: optimizer per local stage; of the segments if the stage is divided.
-        shares: as given.
+        shares, device: as given.
         versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
         partial_backward: of this replica; None: no backward is left out.
@@ -158,7 +158,7 @@ class DensePipeline:
         self.shares = shares
         self._reduce = reduce
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self._seed = seed
         ops = {atom.op for atom in self.step.program.atoms()}
         self.parameters = StageParameters(staged, self.stages, shares, are_divided="RESHARD" in ops)
@@ -247,7 +247,7 @@ class DensePipeline:
             batch=batch,
             loss=loss,
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
             seed=self._seed,
             earlier=earlier,
             loss_sums=loss_sums,
@@ -275,8 +275,16 @@ class DensePipeline:
         elif self._reduce is not None:
             self._reduce(stage, self._givers(stage, batch))
 
-    def scale(self, stage: int, batch: int, num_global_examples: int) -> bool:
+    def scale(
+        self, stage: int, batch: int, num_global_examples: int, parameters: Iterable[nn.Parameter] | None = None
+    ) -> bool:
         """Make the sum of a stage's gradients their mean over the examples whose backward reached it, on all ranks.
+
+        Args:
+            stage: the stage.
+            batch: number of the batch.
+            num_global_examples: of the batch.
+            parameters: only the gradients of these, a part of the stage's; None: of all.
 
         Returns:
             Whether any did; the stage has a gradient.
@@ -284,7 +292,8 @@ class DensePipeline:
         if self.partial_backward is None:
             return True
         factor = self.partial_backward.factor(stage, batch, num_global_examples)
-        gradients = [p.grad for _, p in self.staged.parameters_of(stage) if p.grad is not None]
+        own = (p for _, p in self.staged.parameters_of(stage)) if parameters is None else parameters
+        gradients = [p.grad for p in own if p.grad is not None]
         if factor not in (None, 1) and gradients:
             torch._foreach_mul_(gradients, factor)
         return factor is not None
