@@ -29,10 +29,8 @@ def _state_problem(config: Config) -> str | None:
 
 
 def _chunks_problem(config: Config, value: str) -> str | None:
-    run = config.run
-    for name in ("compile", "cuda_graph"):
-        if getattr(run, name):
-            return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"
+    if config.run.cuda_graph:
+        return f"{value} is not possible with run.cuda_graph: a captured graph keeps the addresses of parameters"
     return None
 
 

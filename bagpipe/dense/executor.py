@@ -126,6 +126,11 @@ class SplitExecutor:
         self._staged = staged
         self._loss = loss
 
+    @property
+    def stage_module(self) -> nn.Module:
+        """The module of the dense stage."""
+        return self._staged.stages[0].module
+
     def forward(self, inputs: ModelInputs, num_global_examples: int, loss_scale: LossScale) -> DensePass:
         values = values_of(self._staged, inputs)
         return split_pass(self._staged, values, inputs.labels, num_global_examples, loss_scale, self._loss)

@@ -44,7 +44,8 @@ class ChunkedDense(WholeDense):
     Args:
         budget: of the device.
         streams: of the model's device.
-        settings: of `WholeDense`; the executor runs operator by operator.
+        module: that the executor calls with the parameters; None: the model.
+        settings: of `WholeDense`; the executor keeps no address of a parameter.
 
     Attributes:
         chunked: the model in chunks.
@@ -53,7 +54,7 @@ class ChunkedDense(WholeDense):
         InputError: several ranks have devices, or see `ChunkedModel.of`.
     """
 
-    def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
+    def __init__(self, *, budget: Budget, streams: Streams, module: nn.Module | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._has_replicas = settings.get("replicas") is not None
         self._shards: ShardedModel | None = settings.get("shards")
@@ -61,10 +62,10 @@ class ChunkedDense(WholeDense):
             raise InputError(
                 "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
             )
-        pieces = _pieces(self.model, self.optimizer, self._shards)
+        pieces = _pieces(self.model, self.optimizer, self._shards, self.model if module is None else module)
         self._stepped = len(pieces) - 1
         self._are_divided = self._shards is not None and not self._stepped
-        self.chunked = ChunkedModel.of_pieces(pieces, budget, streams)
+        self.chunked = ChunkedModel.of_pieces(pieces, budget, streams, whole=self.model)
         if self._shards is not None:
             self._shards.live_apart()
 
@@ -135,11 +136,12 @@ class ChunkedDense(WholeDense):
         return self.chunked.marks.items() if self._shards is None else super().checked_gradients(point, key)
 
 
-def _pieces(model: nn.Module, optimizer: Optimizer, shards: ShardedModel | None) -> list[Piece]:
+def _pieces(model: nn.Module, optimizer: Optimizer, shards: ShardedModel | None, module: nn.Module) -> list[Piece]:
     """What is in chunks: the parameters unless they are divided, and at the end what the optimizer steps."""
+    parameters = dict(model.named_parameters())
     if shards is None:
-        return [Piece.of(model, optimizer)]
-    whole = Piece(module=model, parameters=dict(model.named_parameters()), optimizer=None, collects=False)
+        return [Piece(module=module, parameters=parameters, optimizer=optimizer)]
+    whole = Piece(module=module, parameters=parameters, optimizer=None, collects=False)
     own = Piece(module=model, parameters=shards.segments, optimizer=optimizer)
     return [own] if shards.level == "parameters" else [whole, own]
 

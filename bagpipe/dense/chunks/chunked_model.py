@@ -81,13 +81,15 @@ class ChunkedModel:
         return cls.of_pieces([Piece.of(model, optimizer)], budget, streams)
 
     @classmethod
-    def of_pieces(cls, pieces: Sequence[Piece], budget: Budget, streams: Streams) -> ChunkedModel:
-        """Some pieces of one lane, which has the whole budget.
+    def of_pieces(
+        cls, pieces: Sequence[Piece], budget: Budget, streams: Streams, *, whole: nn.Module | None = None
+    ) -> ChunkedModel:
+        """Some pieces of one lane, which has the whole budget; see `plan_chunks`.
 
         Raises:
             InputError: see `plan_chunks`, or the budget is too small.
         """
-        plan = plan_chunks(pieces, budget)
+        plan = plan_chunks(pieces, budget, whole=whole)
         return cls(plan, divide_budget(budget, [plan])[0], streams)
 
     @property

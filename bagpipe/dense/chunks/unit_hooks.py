@@ -9,7 +9,7 @@ any function         is given a parameter whose unit is not in its forward: refu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from bagpipe.dense.chunks.arena import Part
 from bagpipe.dense.chunks.layout import ChunkLayout, Place
 from bagpipe.dense.chunks.moments import Moment
-from bagpipe.dense.chunks.units import Unit, module_moment, tensors_in
+from bagpipe.dense.chunks.units import Unit, is_compiled, module_moment, tensors_in
 from bagpipe.dense.chunks.walker import Walker
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.versioned_call import in_place_of
@@ -83,7 +83,8 @@ class UnitHooks:
         self._called: set[Unit] = set()  # in this batch
         self._is_batch = self._is_computing = False
         self._moments: dict[tuple[object, ...], Moment] = {}
-        self._mode = _UsesInside(self)
+        # A compiled unit has all uses of its parameters inside, and the mode would be compiled too.
+        self._mode = None if any(is_compiled(unit.module) for unit in units) else _UsesInside(self)
         for unit in (*units, *outer):
             unit.module.register_forward_pre_hook(self._opening(unit))
             unit.module.register_forward_hook(self._closing(unit), always_call=True)
@@ -110,7 +111,7 @@ class UnitHooks:
         """Inside is a forward of a batch that has a backward."""
         self._is_computing = True
         try:
-            with saved_tensors_hooks(self.pack, self.unpack), self._mode:
+            with saved_tensors_hooks(self.pack, self.unpack), self._mode or nullcontext():
                 yield
         finally:
             self._is_computing = False
@@ -153,8 +154,8 @@ class UnitHooks:
 
     def _opening(self, unit: Unit) -> Callable[..., None]:
         def opening(module: nn.Module, inputs: Any) -> None:
-            if module is not unit.module:
-                return  # a copy of it, whose parameters are in no chunk
+            if torch.compiler.is_compiling() or module is not unit.module:
+                return  # inside a compiled unit, or in a copy whose parameters are in no chunk
             self._opened.append(unit)
             if self._is_batch and not self._is_computing and torch.is_grad_enabled():
                 raise InputError(
@@ -179,7 +180,7 @@ class UnitHooks:
 
     def _closing(self, unit: Unit) -> Callable[..., None]:
         def closing(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            if module is not unit.module:
+            if torch.compiler.is_compiling() or module is not unit.module:
                 return
             self._opened.pop()
             for owner, key, parameter in self._replaced.pop() if self._replaced else ():

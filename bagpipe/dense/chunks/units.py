@@ -3,6 +3,7 @@
 module with parameters of its own     a unit; its forward and its backward need its chunks
 ParameterList, plain nn.Module, …     no forward of their own: the module around them is the unit
 MultiheadAttention                    reads parameters of the modules in it: one unit with them
+a compiled stage                      its code takes all parameters in it: one unit
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "Unit",
     "average_moment",
     "gradient_moment",
+    "is_compiled",
     "module_moment",
     "most_chunks",
     "norm_moment",
@@ -82,11 +84,17 @@ def units_of(model: nn.Module, chunk_of: Mapping[nn.Parameter, int]) -> tuple[Un
     )
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """A module calls compiled code; as `bagpipe.dense.stage_module` says."""
+    return getattr(module, "is_compiled", False) is True
+
+
 def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
     """Name of the module whose forward uses the parameters of a module."""
     path = name.split(".")
-    for end in range(1, len(path)):
-        if isinstance(modules[".".join(path[:end])], _WHOLE):
+    for end in range(len(path)):
+        around = modules[".".join(path[:end])]
+        if isinstance(around, _WHOLE) or is_compiled(around):
             return ".".join(path[:end])
     # A plain `nn.Module` is a container, as in the graph modules of stages.
     while name and (isinstance(modules[name], _WITHOUT_FORWARD) or type(modules[name]) is nn.Module):
