@@ -31,7 +31,7 @@ NO_MIRROR: dict[str, str] = {
     "bagpipe/cache/cache_statistics.py": "tests/cache/test_row_cache.py",
     "bagpipe/cache/gradient_squares.py": "tests/cache/test_row_exchange.py",
     "bagpipe/dense/chunks/gradients.py": "tests/dense/chunks/test_chunked_model.py",
-    "bagpipe/training/chunked_stages.py": "tests/system/test_chunked_stages.py",
+    **{f"bagpipe/training/chunked_{each}.py": "tests/system/test_chunked_stages.py" for each in ("stages", "versions")},
     "bagpipe/training/earlier_rows.py": "tests/system/test_resume_ranks.py",
     **{f"bagpipe/config/{each}.py": "tests/config/test_rules.py" for each in ("cacher_section", "ranges")},
     "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",

@@ -19,7 +19,7 @@ from bagpipe.cache.row_cache import RowCache
 from bagpipe.checkpoint.recorder import Recorder
 from bagpipe.config.row_optimizers import row_optimizers
 from bagpipe.config.sections import Config
-from bagpipe.dense.executor import DenseExecutor, EagerExecutor
+from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import Peers, RankGroup, StageLinks
@@ -224,7 +224,10 @@ def build_dense(
             )
         if not config.dense.is_chunked:
             return WholeDense(**settings)
-        return ChunkedDense(**settings, budget=budget_of(config), streams=open_streams(config.run.device))
+        module = built.dense.staged.stages[0].module if isinstance(built.dense, SplitExecutor) else None
+        return ChunkedDense(
+            **settings, budget=budget_of(config), streams=open_streams(config.run.device), module=module
+        )
     undecayed_segments = {
         segment
         for share in shares.values()

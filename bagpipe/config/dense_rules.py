@@ -29,16 +29,8 @@ def _state_problem(config: Config) -> str | None:
 
 
 def _chunks_problem(config: Config, value: str) -> str | None:
-    run = config.run
-    if config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-        return (
-            f"{value} is not possible with pipeline.schedule {config.pipeline.schedule}: it keeps versions of weights"
-        )
-    if run.verify:
-        return f"{value} is not possible with run.verify {run.verify}, which compares whole weights"
-    for name in ("compile", "cuda_graph"):
-        if getattr(run, name):
-            return f"{value} is not possible with run.{name}: compiled code keeps the addresses of parameters"
+    if config.run.cuda_graph:
+        return f"{value} is not possible with run.cuda_graph: a captured graph keeps the addresses of parameters"
     return None
 
 
@@ -51,8 +43,13 @@ def _shard_problem(config: Config) -> str | None:
             f"{shard} is not possible with pipeline.schedule {config.pipeline.schedule}, whose stages compute without "
             f"a pause: each version of the whole weights stays on every rank that holds it; use gradients"
         )
-    if config.dense.is_chunked:
-        return f"{shard} is not possible with dense.budget_bytes or dense.state host: use none"
+    if config.dense.is_chunked and config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return (
+            f"{shard} is not possible with dense.budget_bytes or dense.state host and pipeline.schedule "
+            f"{config.pipeline.schedule}, whose versions in chunks are of whole weights: use none"
+        )
+    if config.dense.is_chunked and run.compile:
+        return f"{shard} is not possible with dense.budget_bytes or dense.state host and run.compile: use none"
     if run.cuda_graph:
         return f"{shard} is not possible with run.cuda_graph: use none"
     return None

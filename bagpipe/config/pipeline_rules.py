@@ -244,8 +244,6 @@ def _activations_problem(config: Config) -> str | None:
         return None
     if not pipeline.is_staged:
         return f"{where} needs a pipeline.schedule, or pipeline.microbatches above 1, got none and 1"
-    if config.dense.is_chunked:
-        return f"{where} is not possible with dense.budget_bytes or dense.state host, which save places of weights"
     return None
 
 
@@ -279,7 +277,6 @@ def _backward_shares_problem(config: Config) -> str | None:
         return f"{text} needs the same micro-batches in all stages, or pipeline.backward_unit rank"
     excluded = {
         f"run.verify {config.run.verify}, which compares with whole backwards": config.run.verify,
-        "dense.budget_bytes or dense.state host": config.dense.is_chunked,
     }
     found = next((name for name, value in excluded.items() if value), None)
     return None if found is None else f"{text} is not possible with {found}"

@@ -11,6 +11,7 @@
     chunked_dense   F, B, OPT with memory in chunks, under a budget                    lane compute
     staged_dense    the actions of a StepProgram                                       lanes compute<k>, reduce<p>
     chunked_stages  the same with memory in chunks, which move in lanes chunks<k>      lanes compute<k>, reduce<p>
+    chunked_versions    weights of asynchronous schedules, in these chunks             their lanes
     preconditioned_dense, preconditioned_stages   whole models and stages with K-FAC   their lanes
     evaluation      F         scores                                                   lane compute
     nonfinite, lookup_guard, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work

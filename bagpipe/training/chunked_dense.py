@@ -2,6 +2,12 @@
 
     F  forward, units come one after another    B  gradients go to their chunks    OPT  chunk by chunk
 
+Of a model that is divided among ranks (`ShardedModel`) chunks hold what the forward needs and what this rank steps:
+
+    dense.shard            chunks of parameters   of segments, their gradients and state   beside the budget
+    optimizer, gradients   all                    this rank's                              what is sent
+    parameters             none                   this rank's                              … and gathered units
+
 The same operators in the same order as `WholeDense`, on the same values: the same bits. Only where gradients are
 looked at or limited differs: each while it is on the device. A norm is that of the norms of gradients, one by one, in
 the order of the parameters.
@@ -10,21 +16,24 @@ the order of the parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
-from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.clip import Limited
+from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import WholeDense
+from bagpipe.training.dense_parameters import ShardedParameters
 from bagpipe.training.part import InFlightBatch, LoopRun
 
 __all__ = ["ChunkedDense"]
@@ -36,7 +45,8 @@ class ChunkedDense(WholeDense):
     Args:
         budget: of the device.
         streams: of the model's device.
-        settings: of `WholeDense`; the executor runs operator by operator.
+        module: that the executor calls with the parameters; None: the model.
+        settings: of `WholeDense`; the executor keeps no address of a parameter.
 
     Attributes:
         chunked: the model in chunks.
@@ -45,22 +55,29 @@ class ChunkedDense(WholeDense):
         InputError: several ranks have devices, or see `ChunkedModel.of`.
     """
 
-    def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
+    def __init__(self, *, budget: Budget, streams: Streams, module: nn.Module | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._has_replicas = settings.get("replicas") is not None
-        if self._has_replicas and streams.is_async:
+        self._shards: ShardedModel | None = settings.get("shards")
+        if (self._has_replicas or self._shards is not None) and streams.is_async:
             raise InputError(
                 "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
             )
-        self.chunked = ChunkedModel.of(self.model, self.optimizer, budget, streams)
+        pieces = _pieces(self.model, self.optimizer, self._shards, self.model if module is None else module)
+        self._stepped = len(pieces) - 1
+        self._are_divided = self._shards is not None and not self._stepped
+        self.chunked = ChunkedModel.of_pieces(pieces, budget, streams, whole=self.model)
+        if self._shards is not None:
+            self._shards.live_apart()
 
     def start(self, run: LoopRun) -> None:
+        self.rest()  # an earlier run can have been given up
         super().start(run)
         self.chunked.start(run.trace)
 
     def end(self) -> None:
-        super().end()
         self.chunked.end()
+        super().end()
 
     def close(self) -> None:
         self.chunked.close()
@@ -88,9 +105,11 @@ class ChunkedDense(WholeDense):
     def begin(self, b: int) -> None:
         super().begin(b)
         self.chunked.begin()
+        if self._are_divided:
+            self.chunked.settle()  # nothing moves before the step, while units are gathered from this rank's share
 
     def forward(self, b: int) -> None:
-        with self.chunked.computing():
+        with nullcontext() if self._are_divided else self.chunked.computing():
             super().forward(b)
 
     def step(self, b: int) -> None:
@@ -104,12 +123,18 @@ class ChunkedDense(WholeDense):
     def update(self, batch: InFlightBatch) -> None:
         if self._has_replicas:
             self.chunked.gradients.take_shown()
+        if self._shards is not None:
+            self.chunked.take_back(self._stepped)
+        found: dict[nn.Parameter, Tensor] = {}
         norms = list[Tensor]()
         limited: Limited | None = None
 
         def prepare(parameters: Sequence[nn.Parameter]) -> None:
             self.loss_scale.unscale_parameters(parameters)
-            norms.extend(self.clip.measure(parameters))
+            if self._shards is None:
+                norms.extend(self.clip.measure(parameters))
+            else:
+                found.update(zip(parameters, self.clip.norms(parameters, squares=True), strict=True))
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
             if not self.clip.norm:
@@ -119,9 +144,24 @@ class ChunkedDense(WholeDense):
             self.optimizer.step()
 
         if self.clip.norm:  # it needs all gradients before the first step: one more pass through them
-            self.chunked.measure(prepare)
+            self.chunked.measure(prepare, piece=self._stepped)
+            if isinstance(self._held, ShardedParameters) and self.clip.scope != "rows":
+                norms += self._held.norms_of_squares(found)
             limited = self.limited(norms, batch)
-        self.chunked.step(update)
+        self.chunked.step(update, piece=self._stepped)
+        if self._shards is not None:
+            self.chunked.open()
+            self._held.spread()
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return self.chunked.marks.items()
+        return self.chunked.marks.items() if self._shards is None else super().checked_gradients(point, key)
+
+
+def _pieces(model: nn.Module, optimizer: Optimizer, shards: ShardedModel | None, module: nn.Module) -> list[Piece]:
+    """What is in chunks: the parameters unless they are divided, and at the end what the optimizer steps."""
+    parameters = dict(model.named_parameters())
+    if shards is None:
+        return [Piece(module=module, parameters=parameters, optimizer=optimizer)]
+    whole = Piece(module=module, parameters=parameters, optimizer=None, collects=False)
+    own = Piece(module=model, parameters=shards.segments, optimizer=optimizer)
+    return [own] if shards.level == "parameters" else [whole, own]

@@ -10,6 +10,8 @@ batch by micro-batch. What ranks sum leaves its chunk before the sum and comes b
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,18 +20,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
-from bagpipe.dense.chunks.budget import Budget, ChunkPlan, Piece, divide_budget, plan_chunks
+from bagpipe.dense.chunks.budget import LAST_GRADIENT, Budget, ChunkPlan, Piece, divide_budget, plan_chunks
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.clip import Limited
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.prediction import RULES
+from bagpipe.pipeline.stage.stage_versions import kinds_of
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
+from bagpipe.training.chunked_versions import ChunkedVersions
 from bagpipe.training.part import LoopRun
 from bagpipe.training.staged_dense import StagedDense
 
@@ -61,6 +67,17 @@ class ChunkedStages(StagedDense):
         self._summed = {self._stage_of[action.stage] for action in sums if action.op == "REDUCE_GRAD"}
         self._lanes_held = _held_lanes(pipeline, budget, streams)
         self._held = {stage: lane for lane in self._lanes_held for stage in lane.stages}
+        chunked = {lane.name: lane.chunked for lane in self._lanes_held}
+        for name, activations in pipeline.activations.items():
+            if name in chunked:
+                activations.places = chunked[name].hooks
+        for stage, versions in pipeline.versions.items():
+            lane = self._held[stage]
+            versions.memory = ChunkedVersions(
+                versions, lane.chunked, [p for _, p in pipeline.staged.parameters_of(stage)], lane.pieces[stage]
+            )
+        for share in pipeline.shares.values():
+            share.live_apart()
 
     def handlers(self) -> Mapping[str, Handler]:
         found = dict(super().handlers())
@@ -75,11 +92,15 @@ class ChunkedStages(StagedDense):
         return found
 
     def start(self, run: LoopRun) -> None:
+        self.rest()  # an earlier run can have been given up
+        for share in self.pipeline.shares.values():
+            share.adopt()
         super().start(run)
         for lane in self._lanes_held:
             lane.start(run)
 
     def end(self) -> None:
+        self._arrive()
         for lane in self._lanes_held:
             lane.chunked.end()
         super().end()
@@ -94,8 +115,8 @@ class ChunkedStages(StagedDense):
         if lane is None or stage not in self.pipeline.optimizers:
             super().measure(stage, b)
             return
-        batch, piece = self._run.in_flight[b], lane.stages.index(stage)
-        batch.is_reached[stage] = True
+        batch, piece = self._run.in_flight[b], lane.stepped_pieces[stage]
+        batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, ())
         if stage in self._summed:
             lane.chunked.take_back(piece)
         if self._agreement is None or not self.clip.norm:
@@ -103,37 +124,64 @@ class ChunkedStages(StagedDense):
         found: dict[nn.Parameter, Tensor] = {}
 
         def look(parameters: Sequence[nn.Parameter]) -> None:
-            self.loss_scale.unscale_parameters(parameters)
-            found.update(zip(parameters, self.clip.norms(parameters), strict=True))
+            self._prepare(stage, b, parameters)
+            squares = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
+            found.update(zip(parameters, squares, strict=True))
 
         lane.chunked.measure(look, piece=piece)
         none = torch.zeros((), dtype=torch.float64, device=self.pipeline.device)
-        batch.norms[stage] = torch.stack([found.get(each, none) for _, each in self.chunks[str(stage)].parameters])
+        batch.norms[stage] = torch.stack([found.get(each, none) for each in self.pipeline.stepped(stage)])
 
     def update(self, stage: int, b: int, limited: Limited | None) -> None:
         lane, optimizer = self._held.get(stage), self.pipeline.optimizers.get(stage)
         if lane is None or optimizer is None:
             super().update(stage, b, limited)
             return
+        versions = self.pipeline.versions.get(stage)
+        if versions is not None:
+            versions.before_step(b)
         is_measured = self._agreement is not None and self.clip.norm > 0
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
             if not is_measured:
-                self.loss_scale.unscale_parameters(parameters)
+                self._prepare(stage, b, parameters)
                 self.clip.measure(parameters)
             elif limited is not None:
                 self.clip.scale(parameters, limited)
             optimizer.step()
+            if versions is not None:
+                versions.stepped()
 
-        lane.chunked.step(update, piece=lane.stages.index(stage))
+        lane.chunked.step(update, piece=lane.stepped_pieces[stage])
+        self._after_step(lane, stage, b)
+
+    def _prepare(self, stage: int, b: int, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients of some parameters of a stage are those of the mean loss."""
+        self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, parameters)
+        self.loss_scale.unscale_parameters(parameters)
+
+    def _after_step(self, lane: _HeldLane, stage: int, b: int) -> None:
+        versions = self.pipeline.versions.get(stage)
+        if versions is not None:
+            versions.after_step(b)
+        if stage in self.pipeline.shares:
+            lane.chunked.settle()
+            self.pipeline.shares[stage].pack_share()
+            self.pipeline.shares[stage].clear()
         lane.stepped(stage)
 
     def leave_out(self, stage: int, b: int) -> None:
         lane = self._held.get(stage)
-        if lane is None:
+        if lane is None or stage not in self.pipeline.optimizers:
             super().leave_out(stage, b)
-        else:
-            lane.stepped(stage)
+            return
+        if not self._run.in_flight[b].is_skipped:
+            lane.chunked.follow(lane.stepped_pieces[stage])  # averages, of parameters that no backward has reached
+        versions = self.pipeline.versions.get(stage)
+        if versions is not None:
+            versions.before_step(b)
+        self._after_step(lane, stage, b)
+        lane.stepped(stage)
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         stage = self._stage_of.get(key[0], -1)  # an embedding stage has none
@@ -147,6 +195,7 @@ class ChunkedStages(StagedDense):
     ) -> DenseCopy:
         lane = self._held.get(int(chunk))
         if lane is not None:
+            self._arrive(int(chunk))
             lane.chunked.settle()
         return super().capture(streams, chunk, rng=rng, parts=parts)
 
@@ -155,6 +204,7 @@ class ChunkedStages(StagedDense):
         return super().evaluating()
 
     def rest(self) -> None:
+        self._arrive()
         for lane in self._lanes_held:
             lane.chunked.rest()
 
@@ -164,21 +214,36 @@ class ChunkedStages(StagedDense):
         return True
 
     def lane_reports(self) -> Mapping[str, LaneReport]:
-        found: dict[str, LaneReport] = {}
+        found = dict(super().lane_reports())
         for lane in self._lanes_held:
-            found |= lane.chunked.arena.lane.reports(lane.name)
+            for name, report in lane.chunked.arena.lane.reports(lane.name).items():
+                found[name] = found[name] + report if name in found else report
         return found
+
+    def _arrive(self, *stages: int) -> None:
+        """What ranks have gathered of divided stages goes to the chunks; all stages, if none is named."""
+        for stage in stages or self.pipeline.shares:
+            share = self.pipeline.shares.get(stage)
+            if share is not None and share.is_gathered:
+                lane = self._held[stage]
+                lane.chunked.open(lane.pieces[stage])
+                share.arrive()
 
     def _act(self, lane: _HeldLane, stage: int, number: int, op: str, handler: Handler, index: int) -> None:
         """An action of a stage instance. Its last backward gives out the gradients that ranks sum."""
         units = self._units[number]
         lane.enter(index // units)
+        self._arrive(stage)
+        share = self.pipeline.shares.get(stage)
+        if share is not None and share.level == "parameters":
+            handler(index)  # chunks have what is stepped alone
+            return
         with lane.chunked.computing() if _ACTIONS[op] else nullcontext():
             handler(index)
         if op in ("B", "W"):
             lane.num_backwards[stage] += 1
             if stage in self._summed and lane.num_backwards[stage] == units:
-                lane.chunked.hand_out(lane.stages.index(stage))
+                lane.chunked.hand_out(lane.pieces[stage])
 
 
 class _HeldLane:
@@ -186,14 +251,26 @@ class _HeldLane:
 
     Attributes:
         name: of the lane.
-        stages: with parameters, in the order of their pieces.
+        stages: with parameters.
+        pieces, stepped_pieces: numbers in the chunks of each stage's parameters, and of what is stepped in their place.
         chunked: their chunks.
         num_backwards: by stage, of this batch.
+
+    Args:
+        stages: and the number of pieces of each: its parameters, and maybe what is stepped in their place.
+        trained: the stages that make steps.
+        alternates: forwards of a batch can come in the turn before its backwards.
     """
 
-    def __init__(self, name: str, stages: Sequence[int], trained: Iterable[int], chunked: ChunkedModel) -> None:
+    def __init__(
+        self, name: str, stages: Mapping[int, int], trained: Iterable[int], chunked: ChunkedModel, *, alternates: bool
+    ) -> None:
+        self._alternates = alternates
         self.name = name
         self.stages = tuple(stages)
+        ends = [*itertools.accumulate(stages.values())]
+        self.stepped_pieces = {stage: end - 1 for stage, end in zip(stages, ends, strict=True)}
+        self.pieces = {stage: end - count for (stage, count), end in zip(stages.items(), ends, strict=True)}
         self.chunked = chunked
         self.num_backwards: Counter[int] = Counter()
         self._trained = frozenset(trained)
@@ -206,15 +283,15 @@ class _HeldLane:
         self.chunked.start(run.trace)
 
     def enter(self, b: int) -> None:
-        """An action of batch b comes. A lane does one batch after the other."""
-        if self._batch == b:
+        """An action of batch b comes. A lane does one batch, or turn, after the other, with its steps at the end."""
+        if self._batch == b or (self._batch is not None and self._trained):
             return
         if self._batch is not None:
             self.chunked.finish()
         self._batch = b
         self.num_backwards.clear()
         self._stepped.clear()
-        self.chunked.begin()
+        self.chunked.begin(goes_on=self._alternates)
 
     def stepped(self, stage: int) -> None:
         """The step of a stage is done; the last one ends the batch."""
@@ -227,8 +304,6 @@ class _HeldLane:
 def _check(pipeline: DensePipeline, streams: Streams) -> None:
     step = pipeline.step
     setting = f"dense.budget_bytes is not possible with pipeline.schedule {step.schedule}"
-    if step.version_lags:
-        raise InputError(f"{setting}: it keeps versions of weights")
     if pipeline.mesh.world_size > 1 and streams.is_async:
         raise InputError(
             "chunks of the dense part are not possible on several ranks with CUDA devices: use run.device cpu"
@@ -244,29 +319,44 @@ def _check(pipeline: DensePipeline, streams: Streams) -> None:
 
 
 def _held_lanes(pipeline: DensePipeline, budget: Budget, streams: Streams) -> tuple[_HeldLane, ...]:
-    """The lanes of this process whose stages have parameters. Every rank checks the budget of all ranks."""
+    """The lanes of this process whose stages have parameters.
+
+    Every rank checks the budget of all ranks, so that all refuse it. Of divided parameters it knows its own share only.
+    """
     step = pipeline.step
-    found: list[tuple[str, tuple[int, ...], ChunkPlan, int]] = []
-    for process in range(step.num_processes):
-        plans: list[tuple[str, tuple[int, ...], ChunkPlan]] = []
+    knows_all = all(share.level != "parameters" for share in pipeline.shares.values())
+    found: list[tuple[str, Mapping[int, int], ChunkPlan, int]] = []
+    for process in range(step.num_processes) if knows_all else (pipeline.process,):
+        plans: list[tuple[str, Mapping[int, int], ChunkPlan]] = []
         for lane in step.lanes_of(process):
             stages = [each.stage for each in step.instances if f"compute{each.position}" == lane]
-            pieces = {stage: piece for stage in stages if (piece := _piece(pipeline, stage)).parameters}
-            if pieces:
-                plan = plan_chunks([*pieces.values()], budget, whole=pipeline.staged.model)
-                plans.append((lane, tuple(pieces), plan))
+            own = {stage: pieces for stage in stages if (pieces := _pieces(pipeline, stage))[0].parameters}
+            if own:
+                flat = [piece for pieces in own.values() for piece in pieces]
+                plan = plan_chunks(flat, budget, whole=pipeline.staged.model)
+                plans.append((lane, {stage: len(pieces) for stage, pieces in own.items()}, plan))
         shares = divide_budget(budget, [plan for _, _, plan in plans])
         if process == pipeline.process:
-            found = [(*own, num_bytes) for own, num_bytes in zip(plans, shares, strict=True)]
+            found = [(*each, num_bytes) for each, num_bytes in zip(plans, shares, strict=True)]
     return tuple(
         _HeldLane(
             name,
             stages,
             [stage for stage in stages if stage in pipeline.optimizers],
             ChunkedModel(plan, num_bytes, streams, name=name.replace("compute", "chunks")),
+            alternates=bool(step.turns),
         )
         for name, stages, plan, num_bytes in found
     )
+
+
+def _pieces(pipeline: DensePipeline, stage: int) -> list[Piece]:
+    """The parameters of a stage; of a divided one this rank's segments besides, which are stepped in their place."""
+    whole, share = _piece(pipeline, stage), pipeline.shares.get(stage)
+    if share is None:
+        return [whole]
+    own = Piece(module=whole.module, parameters=share.segments, optimizer=whole.optimizer)
+    return [own] if share.level == "parameters" else [dataclasses.replace(whole, optimizer=None), own]
 
 
 def _piece(pipeline: DensePipeline, stage: int) -> Piece:
@@ -275,4 +365,18 @@ def _piece(pipeline: DensePipeline, stage: int) -> Piece:
     named = {name: each for name, each in pipeline.staged.model.named_parameters() if id(each) in own}
     # Of another rank's stage only the kind of its optimizer counts, which is that of all.
     optimizer = pipeline.optimizers.get(stage, next(iter(pipeline.optimizers.values()), None))
-    return Piece(module=module, parameters=named, optimizer=optimizer)
+    versions = _versions_of(pipeline, stage, optimizer) if any(p.requires_grad for p in named.values()) else ()
+    return Piece(module=module, parameters=named, optimizer=optimizer, versions=versions)
+
+
+def _versions_of(pipeline: DensePipeline, stage: int, optimizer: Optimizer | None) -> tuple[str, ...]:
+    """Names of what a stage of an asynchronous schedule keeps beside its newest weights."""
+    step = pipeline.step
+    if not step.version_lags or optimizer is None:
+        return ()
+    lags, recomputes = step.version_lags[stage], any(atom.op == "REC" for atom in step.program.atoms())
+    kinds = kinds_of(lags, alternates=bool(step.turns), recomputes=recomputes)
+    predicts = lags.predicts_forward or lags.predicts_backward
+    rule = RULES[type(optimizer)] if predicts else None
+    keeps = rule is not None and any(rule.needs_gradient(group) for group in optimizer.param_groups)
+    return (*kinds, *([LAST_GRADIENT] if keeps else []))

@@ -150,7 +150,7 @@ class DensePart(LoopPart):
         return None
 
     def rest(self) -> None:
-        """Before parameters are written between two batches: nothing moves them."""
+        """Before parameters are written, or read together, between two batches: nothing moves them."""
 
     def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
         """Take over averages of the parameters, by name: they follow each step. False: that is the caller's work."""

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
@@ -111,6 +112,10 @@ class DenseParameters(ABC):
     def step(self) -> None:
         """One step of the optimizer, with its hooks."""
         step_with_hooks(self.optimizer)
+
+    def spread(self) -> None:
+        """What this rank steps is stepped, by another than `step`: the model has its new parameters."""
+        return
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -247,7 +252,18 @@ class ShardedParameters(DenseParameters):
         squares = clip.norms(segments, squares=True)
         if not clip.norm or clip.scope == "rows":
             return ()
-        return self._shards.add_up(squares).sqrt().to(segments[0].dtype).unbind()
+        return self.norms_of_squares(dict(zip(segments, squares, strict=True)))
+
+    def norms_of_squares(self, squares: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
+        """Norms of whole gradients, in the order of `stepped`; by all ranks.
+
+        Args:
+            squares: by segment that has a gradient here, float64 scalar: the square of its norm.
+        """
+        segments = [*self.stepped]
+        none = torch.zeros((), dtype=torch.float64, device=segments[0].device)
+        own = torch.stack([squares.get(segment, none) for segment in segments])
+        return self._shards.add_up(own).sqrt().to(segments[0].dtype).unbind()
 
     def show(self, wanted: Container[str]) -> None:
         self._shards.show(wanted)
@@ -269,6 +285,9 @@ class ShardedParameters(DenseParameters):
 
     def step(self) -> None:
         self.optimizer.step()
+        self.spread()
+
+    def spread(self) -> None:
         self._shards.gather()
 
     def clear(self) -> None:

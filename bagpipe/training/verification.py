@@ -33,7 +33,6 @@ from bagpipe.schedule.ir.program import OpKey, Program
 from bagpipe.training.batch_records import BatchRecord, join_records, keeper
 from bagpipe.training.part import Hook, LoopPart, LoopRun
 from bagpipe.training.staged_dense import StagedDense
-from bagpipe.types.model_inputs import device_of
 
 __all__ = ["TOLERANCES", "Verification", "Verified"]
 
@@ -145,6 +144,8 @@ class Verification(LoopPart):
         self._copies = {}
         with self._dense.evaluating():  # of other ranks' stages, `verify` gets the values
             self._modules = copy.deepcopy([stage.module for stage in staged.stages], self._copies)
+        for parameter in (parameter for module in self._modules for parameter in module.parameters()):
+            parameter.data = parameter.data.to(self._dense.pipeline.device)  # chunks wait on the host
         # The embedding stage is called once a batch, after the hook of its lookup and in its lane.
         self._handle = staged.embedding.register_forward_hook(self._note_values)
 
@@ -175,11 +176,11 @@ class Verification(LoopPart):
             group: all ranks; None: there is one.
             gather: JSON-able values of all ranks.
         """
-        device = device_of(self._dense.model)
+        device = self._dense.pipeline.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the lanes recorded on streams of their own
         with self._dense.evaluating():
-            weights = {name: p.detach().clone() for name, p in self._dense.parameters.items()}
+            weights = {name: p.detach().clone().to(device) for name, p in self._dense.parameters.items()}
         if group is not None:
             for name, parameter in self._dense.parameters.items():
                 group.broadcast(weights[name], holders[name])

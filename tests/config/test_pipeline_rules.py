@@ -10,7 +10,7 @@ import pytest
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config, DenseConfig, PipelineConfig, RunConfig
+from bagpipe.config.sections import Config, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -163,7 +163,6 @@ def test_a_plan_that_was_not_read_trains_nothing() -> None:
     ("config", "what"),
     [
         (Config(run=RunConfig(verify=3)), "run.verify 3, which compares with whole backwards"),
-        (Config(dense=DenseConfig(state="host")), "dense.budget_bytes or dense.state host"),
     ],
 )
 def test_partial_backwards_exclude_what_needs_every_gradient(config: Config, what: str) -> None:

@@ -12,9 +12,11 @@ import torch
 
 from bagpipe.config.sections import Config
 from bagpipe.dense import compiler as compiled
+from bagpipe.dense.chunks import chunked_model
 from bagpipe.errors import JobError
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.testing.repeated_calls import RepeatedCalls
+from tests.dense.chunks.poison import PoisonedArena
 from tests.system import programs
 from tests.system.jobs import change, run_job
 from tests.system.programs import run_forked
@@ -171,10 +173,17 @@ def test_captured_graphs_of_ranks_keep_the_eager_bits(clicks: MakeConfig) -> Non
 @pytest.mark.usefixtures("replays")
 @pytest.mark.parametrize(
     "asked",
-    [{"run__autocast": "float16"}, {"run__autocast": "bfloat16", "run__cuda_graph": True}],
-    ids=["eager", "replayed"],
+    [
+        {"run__autocast": "float16"},
+        {"run__autocast": "bfloat16", "run__cuda_graph": True},
+        {"run__compile": True, "dense__state": "host"},
+    ],
+    ids=["eager", "replayed", "traced-in-chunks"],
 )
-def test_a_resumed_job_ends_with_the_same_bits(clicks: MakeConfig, tmp_path: Path, asked: dict[str, object]) -> None:
+def test_a_resumed_job_ends_with_the_same_bits(
+    clicks: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
     config = smallest(change(clicks("sum", "wide-deep"), **asked))
     job = recorded(change(config, data__limit=12 * 10), tmp_path)
     job.run()
@@ -194,6 +203,19 @@ def test_traced_code_keeps_the_bits(clicks: MakeConfig, monkeypatch: pytest.Monk
     assert [*traced.dense] == [*plain.dense]
 
 
+@pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
+def test_traced_code_in_chunks_keeps_the_bits(
+    clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch, stages: dict[str, object]
+) -> None:
+    """A stage needs all its weights at once; state streams through the device."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(chunked_model, "Arena", PoisonedArena)
+    config = change(clicks(eval_fraction=0.3), **stages, optim__dense="adam")
+    traced = run_job(change(config, run__compile=True, dense__state="host"))
+    plain = run_job(config)
+    assert (traced.digests, traced.auc) == (plain.digests, plain.auc)
+
+
 # torch's inductor imports functions that torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
 @pytest.mark.slow
@@ -205,6 +227,20 @@ def test_compiled_code_keeps_direct_modes_bits(clicks: MakeConfig, autocast: str
     direct, cached = run_job(change(config, cache__rows=0)), run_job(smallest(config))
     assert cached.digests == direct.digests
     assert cached.losses == pytest.approx(run_job(plain).losses, rel=1e-4 if autocast == "off" else 2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stages", [{}, STAGES], ids=["whole", "staged"])
+def test_compiled_code_in_chunks_keeps_the_bits(
+    clicks: MakeConfig, monkeypatch: pytest.MonkeyPatch, stages: dict[str, object]
+) -> None:
+    monkeypatch.setattr(chunked_model, "Arena", PoisonedArena)
+    config = change(clicks(), run__compile=True, optim__dense="adam", **stages)
+    if stages:
+        config = change(config, pipeline__schedule="1f1b")
+    assert run_job(change(config, dense__state="host")).digests == run_job(config).digests
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning:torch")

@@ -104,20 +104,23 @@ def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule", "rows_delay"),
+    ("ranks", "schedule", "rows_delay", "chunks"),
     [
-        pytest.param(1, "1f1b", 0, marks=pytest.mark.slow),
-        pytest.param(2, "1f1b", 0, marks=pytest.mark.slow),
-        pytest.param(1, "pipeoptim", 0, marks=pytest.mark.slow),
-        pytest.param(2, "pipedream-2bw", 0, marks=pytest.mark.slow),
-        (2, "dynamic", 0),
-        (1, "spectrain", 1),
-        (2, "pipeoptim", 1),
+        pytest.param(1, "1f1b", 0, "", marks=pytest.mark.slow),
+        pytest.param(2, "1f1b", 0, "", marks=pytest.mark.slow),
+        pytest.param(1, "pipeoptim", 0, "", marks=pytest.mark.slow),
+        pytest.param(2, "pipedream-2bw", 0, "", marks=pytest.mark.slow),
+        (2, "dynamic", 0, ""),
+        (1, "spectrain", 1, ""),
+        (2, "pipeoptim", 1, ""),
+        pytest.param(1, "spectrain", 1, "--dense.budget_bytes=20000", marks=pytest.mark.slow),
+        pytest.param(2, "pipeoptim", 1, "--dense.state=host", marks=pytest.mark.slow),
     ],
 )
 def test_a_staged_job_resumes(
-    ranks: int, schedule: str, rows_delay: int, server: EmbeddedServer, tmp_path: Path
+    ranks: int, schedule: str, rows_delay: int, chunks: str, server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """As a job without chunks that nobody stopped."""
     stages = ["--pipeline.schedule", schedule, *STAGES[2:]]
     if rows_delay:
         stages += ["--pipeline.rows_delay", "1", "--optim.dense", "adam", "--cache.rows", "900"]
@@ -127,7 +130,7 @@ def test_a_staged_job_resumes(
             "--optim.schedule_length",
             "9",
         ]  # forwards predict by the rate of a step
-    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages])
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages, *chunks.split()])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL
         assert job.run().code == 0

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bagpipe.checkpoint.dense_state import PART, RNG, DenseState, combine, load
 from bagpipe.checkpoint.folder import CheckpointFolder
+from bagpipe.config.sections import Config
+from bagpipe.dense.chunks import chunked_model
+from bagpipe.distributed.membership import Membership
 from bagpipe.store.server.embedded import EmbeddedServer
 from bagpipe.training.earlier_rows import KeptRows
+from tests.dense.chunks.poison import PoisonedArena
 from tests.system.resumed import JOB, Resumed
-from tests.system.test_ranks import run_to_the_end
+from tests.system.test_ranks import run_to_the_end, whole_job
 from tests.system.test_resume_ranks import STAGES, config_of, numbers, two_ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
@@ -20,6 +25,8 @@ pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 ROUND = ["--optim.weight_decay_exempt", "1d", "--eval.every", "7"]
 SLOW = pytest.mark.slow
 COMPILED_STAGES = [*STAGES, "--run.compile", "true"]
+#: Bytes of a budget that holds a part of what a rank has.
+BUDGET = "8000"
 EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
 
 #: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
@@ -82,6 +89,27 @@ def test_a_limit_of_the_norm_is_that_of_whole_gradients(scope: str) -> None:
     assert unlimited["loss"] != pytest.approx(plain["loss"], rel=1e-6)
 
 
+def poisoned_job(membership: Membership, config: Config) -> dict[str, Any]:
+    """One rank, whose chunks are overwritten wherever nobody may read them."""
+    chunked_model.Arena = PoisonedArena  # type: ignore[misc]
+    return whole_job(membership, config)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "level", "arguments"),
+    [
+        (2, "parameters", ["--optim.dense", "adam", "--run.nonfinite", "skip"]),
+        (2, "gradients", ["--optim.dense", "adam", *EMA]),
+        pytest.param(4, "optimizer", ["--run.dtype", "float64", *ROUND[2:]], marks=pytest.mark.slow),
+        pytest.param(2, "optimizer", ["--model.name", "deepfm", "--optim.clip_value", "0.01"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_budget_beside_shares_changes_no_bit(world_size: int, level: str, arguments: list[str]) -> None:
+    own = ["--dense.shard", level, "--dense.budget_bytes", BUDGET]
+    found = run_to_the_end(config_of([*JOB, *arguments, *own]), world_size, poisoned_job)
+    assert numbers(found) == run(arguments, world_size)
+
+
 def dense_of(folder: Path) -> DenseState:
     """The joined dense part of the newest checkpoint, without random states and rows, which any rank can have."""
     found = CheckpointFolder(folder).chosen("auto", lambda line: None)
@@ -91,6 +119,18 @@ def dense_of(folder: Path) -> DenseState:
     left = (RNG, f"{PART}{KeptRows.name}.")
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(left)}
     return DenseState(tensors=tensors, values=state.values)
+
+
+def test_killed_and_resumed_with_another_budget(server: EmbeddedServer, tmp_path: Path) -> None:
+    adam = ["--optim.dense", "adam"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *adam])
+    two_ranks_that_die(
+        job.settings("--dense.shard", "gradients", "--dense.budget_bytes", BUDGET), "after-checkpoint-data:2"
+    )
+    two_ranks_that_die(job.settings("--dense.shard", "parameters", "--dense.state", "host"), "after-checkpoint-data:2")
+    results = run_to_the_end(config_of(job.settings("--dense.shard", "optimizer", "--dense.budget_bytes", BUDGET)), 2)
+    assert numbers(results) == run(adam, 2)
+    assert results[0]["resumed_from"] > 0
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def run(
         ("tasks", "mmoe", {"pipeline__schedule": "pipeoptim", "optim__dense": "adamw", "optim__weight_decay": 0.1,
                            "optim__weight_decay_exempt": ("1d",)}),
         ("sum", "dlrm", {"pipeline__schedule": "spectrain", "pipeline__rows_delay": 1, "optim__dense": "adam"}),
+        ("sum", "dlrm", {"pipeline__schedule": "1f1b", "optim__dense": "adam", "dense__budget_bytes": 20000}),
+        ("sum", "dlrm", {"pipeline__schedule": "spectrain", "optim__dense": "adam", "dense__state": "host"}),
         ("mean", "dcnv2-fuxictr", {"pipeline__schedule": "spectrain", "pipeline__microbatches": 1,
                                    "model__batch_norm": True, "optim__dense": "sgd", "optim__momentum": 0.9}),
     ],
@@ -101,6 +103,15 @@ def test_comparing_changes_nothing_and_finds_what_differs(clicks: MakeConfig) ->
         JobError, match=rf"^run\.verify: the first 7 batches .* dense weights 1\.0e-09 \({different.worst}\)"
     ):
         different.check()
+
+
+def test_comparing_beside_a_budget_changes_nothing(clicks: MakeConfig) -> None:
+    config = change(clicks(), **{**FLOAT64, **STAGES, "pipeline__schedule": "spectrain-v2"})
+    budgeted = change(config, dense__budget_bytes=20000)
+    found, *digests = run(change(budgeted, run__verify=7), at=7)
+    assert found is not None
+    found.check()
+    assert digests == list(run(config)[1:])
 
 
 def test_float32_has_a_tolerance_of_its_own_and_nan_is_a_difference(clicks: MakeConfig) -> None:

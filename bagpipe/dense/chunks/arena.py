@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,12 +55,30 @@ class Part:
         return torch.as_strided(flat, self.shape, self.stride, first)
 
 
+class _Homes(dict[int, Tensor]):
+    """Host memory of chunks, by number; made when a chunk is first asked for, as many have nothing to keep.
+
+    Attributes:
+        memory: addresses.
+    """
+
+    def __init__(self, streams: Streams, chunk_bytes: int) -> None:
+        super().__init__()
+        self.memory: set[int] = set()
+        self._make = partial(streams.memory, chunk_bytes)
+
+    def __missing__(self, chunk: int) -> Tensor:
+        home: Tensor = self._make()
+        self[chunk] = home
+        self.memory.add(home.untyped_storage().data_ptr())
+        return home
+
+
 class Arena:
     """See above. Not thread-safe: moves are ordered by one thread at a time.
 
     Args:
-        num_chunks: chunks, all at home and empty.
-        chunk_bytes: size of each, a multiple of the alignment.
+        chunk_bytes: size of each chunk, a multiple of the alignment.
         num_slots: chunks that the device can hold.
         device: of the slots.
         streams: of the device.
@@ -74,7 +93,6 @@ class Arena:
 
     def __init__(
         self,
-        num_chunks: int,
         chunk_bytes: int,
         num_slots: int,
         *,
@@ -90,7 +108,7 @@ class Arena:
         self.peak_bytes = 0
         self.lane = CopyLane(streams, _MOVES_OF_SLOT * num_slots, name)
         self._streams = streams
-        self._homes = [streams.memory(chunk_bytes) for _ in range(num_chunks)]
+        self._homes = _Homes(streams, chunk_bytes)
         self._memory = torch.empty(num_slots * chunk_bytes, dtype=torch.uint8, device=device)
         self._slots = self._memory.view(num_slots, chunk_bytes)
         self._free = deque(range(num_slots))
@@ -98,7 +116,6 @@ class Arena:
         self._chunk_in: dict[int, int] = {}
         self._coming: dict[int, Order] = {}
         self._tensors: dict[int, dict[int, tuple[Tensor, Part]]] = defaultdict(dict)  # by identity
-        self._host_memory = {home.untyped_storage().data_ptr() for home in self._homes}
 
     @property
     def held(self) -> frozenset[int]:
@@ -145,9 +162,9 @@ class Arena:
         slot = self._free.popleft()
         self._slot_of[chunk], self._chunk_in[slot] = slot, chunk
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        home, copies = self._homes[chunk], chunk not in self.dead
+        home = None if chunk in self.dead else self._homes[chunk]
         # Without a copy it still waits for the bytes that leave the slot.
-        self._coming[chunk] = self.lane.order("device", chunk, self._slots[slot], home if copies else None)
+        self._coming[chunk] = self.lane.order("device", chunk, self._slots[slot], home)
 
     def leave(self, chunk: int) -> None:
         """Order a chunk home."""
@@ -187,7 +204,7 @@ class Arena:
             LookupError: it lies in a chunk's home.
         """
         memory = tensor.untyped_storage().data_ptr()
-        if memory in self._host_memory:
+        if memory in self._homes.memory:
             raise LookupError
         if memory != self._memory.untyped_storage().data_ptr():
             return None
@@ -204,6 +221,7 @@ class Arena:
 
     def _point(self, chunk: int) -> None:
         """Have the tensors of a chunk lie where it is."""
-        memory = self._memory_of(chunk)
-        for tensor, part in self._tensors[chunk].values():
-            tensor.data = part.at(memory)
+        if tensors := self._tensors.get(chunk):
+            memory = self._memory_of(chunk)
+            for tensor, part in tensors.values():
+                tensor.data = part.at(memory)

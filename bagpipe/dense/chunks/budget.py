@@ -19,11 +19,11 @@ from bagpipe.dense.chunks.state import state_names
 from bagpipe.dense.chunks.units import Unit, most_chunks, units_of
 from bagpipe.errors import InputError
 
-__all__ = ["AVERAGE", "Budget", "ChunkPlan", "Piece", "divide_budget", "plan_chunks"]
+__all__ = ["AVERAGE", "LAST_GRADIENT", "Budget", "ChunkPlan", "Piece", "divide_budget", "plan_chunks"]
 
 
-#: Name of the averages of parameters, beside the state of optimizers.
-AVERAGE = "average"
+#: Names of the averages of parameters and of their last gradients, beside the state of optimizers.
+AVERAGE, LAST_GRADIENT = "average", "gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,17 @@ class Piece:
     Attributes:
         module: whose modules' forwards use the parameters.
         parameters: of the module, trainable and frozen, by their names in the whole model.
-        optimizer: of the trainable ones; None: there are none.
+        optimizer: of the trainable ones; None: there are none, or others are stepped in their place.
+        collects: the gradients of the trainable ones go to chunks; otherwise somebody else takes them.
+        versions: names of the other weights that its forwards and backwards use in place of trainable parameters, and
+            of what these are predicted from.
     """
 
     module: nn.Module
     parameters: Mapping[str, nn.Parameter]
     optimizer: Optimizer | None
+    collects: bool = True
+    versions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Piece:
@@ -75,6 +80,7 @@ class ChunkPlan:
         units: whose forwards are called in training.
         outer: whose forwards are called only where the whole model is, in evaluations.
         least: chunks that are needed at once at most, and whose need it is.
+        num_used: chunks that are used at all: only what is stepped has gradients and state.
     """
 
     pieces: tuple[Piece, ...]
@@ -84,6 +90,7 @@ class ChunkPlan:
     units: tuple[Unit, ...]
     outer: tuple[Unit, ...]
     least: tuple[int, str]
+    num_used: int
 
     @property
     def least_bytes(self) -> int:
@@ -93,10 +100,11 @@ class ChunkPlan:
     def limit(self, budget: Budget) -> int:
         """Bytes that the lane can use, but for `Budget.num_bytes`."""
         layout, num_states = self.layout, len(self.layout.states) + len(self.layout.beside)
+        num_bytes = self.num_used * layout.chunk_bytes
         if not budget.state_on_host:
-            return layout.num_bytes
+            return num_bytes
         # Two steps' state: one is copied while the other is used.
-        return min(layout.num_bytes, 2 * (layout.num_of_kind + num_states) * layout.chunk_bytes)
+        return min(num_bytes, 2 * (layout.num_of_kind + num_states) * layout.chunk_bytes)
 
 
 def plan_chunks(pieces: Sequence[Piece], budget: Budget, *, whole: nn.Module | None = None) -> ChunkPlan:
@@ -116,31 +124,42 @@ def plan_chunks(pieces: Sequence[Piece], budget: Budget, *, whole: nn.Module | N
         kind = type(optimizers[0]).__name__
         raise InputError(f"dense.state host needs an optimizer that keeps state by element, got {kind} without any")
     named = [each for piece in pieces for each in piece.parameters.items()]
-    ends: list[int] = []
+    kept = tuple(dict.fromkeys(name for piece in pieces for name in piece.versions))
+    breaks: set[int] = set()
     for piece in pieces:
-        ends.append((ends[-1] if ends else 0) + len(piece.parameters))
+        begin, end = max(breaks, default=0), len(piece.parameters)
+        breaks.add(begin + end)
+        if piece.versions:  # a unit needs no more chunks with other weights: frozen parameters have chunks of their own
+            frozen = [not parameter.requires_grad for parameter in piece.parameters.values()]
+            breaks |= {begin + number for number in range(1, end) if frozen[number] != frozen[number - 1]}
     layout = pack(
         [name for name, _ in named],
         [parameter.nbytes for _, parameter in named],
         chunk_bytes=budget.chunk_bytes,
         states=states,
-        beside=(AVERAGE,) if budget.averages else (),
-        breaks=ends,
+        beside=(*([AVERAGE] if budget.averages else []), *kept),
+        breaks=breaks,
     )
     places = {parameter: place for (_, parameter), place in zip(named, layout.places, strict=True)}
     chunk_of = {parameter: place.chunk for parameter, place in places.items()}
-    by_piece = [units_of(piece.module, chunk_of) for piece in pieces]
+    by_piece = [units_of(each.module, {p: chunk_of[p] for p in each.parameters.values()}) for each in pieces]
+    num_kept = int(LAST_GRADIENT in kept)
     modules = {unit.module for units in by_piece for unit in units}
     evaluated = () if whole is None else units_of(whole, chunk_of)
+    needs = [most_chunks(layout, units, num_kept) for units in (*by_piece, evaluated)]
+    needs += [most_chunks(layout, (), num_kept, steps=True)] * bool(optimizers)
+    chunks = tuple(_chunks_of(piece, places) for piece in pieces)
     return ChunkPlan(
         pieces=tuple(pieces),
         layout=layout,
         places=places,
-        chunks=tuple(_chunks_of(piece, places) for piece in pieces),
+        chunks=chunks,
         units=tuple(unit for units in by_piece for unit in units),
         outer=tuple(unit for unit in evaluated if unit.module not in modules),
-        least=max(
-            (most_chunks(layout, units) for units in (*by_piece, evaluated)), key=lambda need: need[0], default=(0, "")
+        least=max(needs, key=lambda need: need[0], default=(0, "")),
+        num_used=sum(
+            len(own) * (1 + len(layout.beside) + piece.collects + (piece.optimizer is not None) * len(layout.states))
+            for own, piece in zip(chunks, pieces, strict=True)
         ),
     )
 

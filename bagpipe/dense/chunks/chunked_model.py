@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.chunks.arena import Arena, Part
-from bagpipe.dense.chunks.budget import AVERAGE, Budget, ChunkPlan, Piece, divide_budget, plan_chunks
+from bagpipe.dense.chunks.budget import AVERAGE, LAST_GRADIENT, Budget, ChunkPlan, Piece, divide_budget, plan_chunks
 from bagpipe.dense.chunks.gradients import KeptGradients
 from bagpipe.dense.chunks.unit_hooks import UnitHooks
-from bagpipe.dense.chunks.units import average_moment, gradient_moment, norm_moment, step_moment
+from bagpipe.dense.chunks.units import average_moment, gradient_moment, norm_moment, step_moment, version_moment
 from bagpipe.dense.chunks.walker import Walker
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
@@ -48,7 +48,6 @@ class ChunkedModel:
         layout = plan.layout
         self._plan = plan
         self.arena = Arena(
-            layout.num_chunks,
             layout.chunk_bytes,
             num_bytes // layout.chunk_bytes,
             device=device_of(plan.pieces[0].module),
@@ -58,13 +57,16 @@ class ChunkedModel:
         self.arena.dead.update(range(layout.num_of_kind, layout.num_chunks))
         self.walker = Walker(self.arena, f"dense.budget_bytes {num_bytes}")
         names = {parameter: key for piece in plan.pieces for key, parameter in piece.parameters.items()}
-        self.hooks = UnitHooks(self.walker, plan.units, plan.outer, names)
+        self._kept: dict[str, Mapping[nn.Parameter, Tensor]] = {}  # by name: averages, other weights, last gradients
+        self.hooks = UnitHooks(
+            self.walker, plan.units, plan.outer, names, layout=layout, places=plan.places, kept=self._kept
+        )
         self.gradients = KeptGradients(self.walker, layout, plan.places, names)
-        self._averages: dict[nn.Parameter, Tensor] = {}
         self._share = 0.0
         self._of_chunk: list[list[nn.Parameter]] = [[] for _ in range(layout.num_of_kind)]
         for parameter, place in plan.places.items():
             self._of_chunk[place.chunk].append(parameter)
+        for parameter in (p for piece in plan.pieces if piece.collects for p in piece.parameters.values()):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
         self._place_all()
@@ -76,7 +78,18 @@ class ChunkedModel:
         Raises:
             InputError: see `plan_chunks`, or the budget is too small.
         """
-        plan = plan_chunks([Piece.of(model, optimizer)], budget)
+        return cls.of_pieces([Piece.of(model, optimizer)], budget, streams)
+
+    @classmethod
+    def of_pieces(
+        cls, pieces: Sequence[Piece], budget: Budget, streams: Streams, *, whole: nn.Module | None = None
+    ) -> ChunkedModel:
+        """Some pieces of one lane, which has the whole budget; see `plan_chunks`.
+
+        Raises:
+            InputError: see `plan_chunks`, or the budget is too small.
+        """
+        plan = plan_chunks(pieces, budget, whole=whole)
         return cls(plan, divide_budget(budget, [plan])[0], streams)
 
     @property
@@ -114,22 +127,43 @@ class ChunkedModel:
             decay: weight of the average before.
         """
         self._share = 1.0 - decay
-        for piece in self._plan.pieces:
-            self._averages |= {p: averages[name] for name, p in piece.parameters.items() if name in averages}
+        # Where shares are stepped, averages are those of the shares, which come last.
+        own = {name: p for piece in self._plan.pieces for name, p in piece.parameters.items()}
+        self.keep({AVERAGE: {own[name]: average for name, average in averages.items() if name in own}})
+
+    def keep(self, kept: Mapping[str, Mapping[nn.Parameter, Tensor]]) -> None:
+        """Have tensors in chunks of their own, at the places of the parameters.
+
+        Args:
+            kept: by a name of `Piece.versions` or `AVERAGE`, and by parameter; of its shape and dtype. What a mapping
+                of last gradients gets in steps goes there too.
+        """
+        for name, tensors in kept.items():
+            self._kept[name] = {**self._kept.get(name, {}), **tensors} if name != LAST_GRADIENT else tensors
         self._place_all()
 
     def settle(self) -> None:
         """All parameters and state can be read and written where they are."""
         self.arena.settle()
 
+    def open(self, piece: int = 0) -> None:
+        """The parameters of a piece are about to be written where they are, until the next moment."""
+        self.settle()
+        for chunk in self.arena.held.intersection(self._plan.chunks[piece]):
+            self.arena.use(chunk, writes=True)
+
     def computing(self) -> AbstractContextManager[None]:
         """Inside is a forward of a batch that has a backward."""
         return self.hooks.computing()
 
-    def begin(self) -> None:
-        """A batch begins."""
+    def begin(self, *, goes_on: bool = False) -> None:
+        """A batch begins.
+
+        Args:
+            goes_on: some of its forwards were called before.
+        """
         self.gradients.clear()
-        self.hooks.begin()
+        self.hooks.begin(goes_on=goes_on)
         self.walker.begin()
 
     def measure(self, look: Callable[[Sequence[nn.Parameter]], None], *, piece: int = 0) -> None:
@@ -156,12 +190,42 @@ class ChunkedModel:
         for chunk in self._plan.chunks[piece]:
             own = self.gradients.of(self._of_chunk[chunk])
             if own:
-                self.walker.enter(step_moment(self._plan.layout, chunk))
+                kept = [name for name in self._plan.pieces[piece].versions if name == LAST_GRADIENT]
+                self.walker.enter(step_moment(self._plan.layout, chunk, kept))
                 with _shown(own), self._only([*own], piece):
                     update([*own])
                 for parameter in own:
                     self._place_state(parameter, piece)
+                    for name in kept:
+                        if parameter in self._kept[name]:
+                            self._place(name, parameter, self._kept[name][parameter])
                 self.gradients.drop(chunk, own)
+            self._follow(chunk)
+
+    def write(
+        self, name: str, write: Callable[[Sequence[nn.Parameter]], None], *, predicts: bool, piece: int = 0
+    ) -> None:
+        """Write what is kept of a piece's parameters, chunk by chunk.
+
+        Args:
+            name: of what is written.
+            write: is given parameters that are on the device with what is written of them.
+            predicts: what the optimizer keeps of them is there too, and it sees only these.
+            piece: number of what is written.
+        """
+        layout, versions = self._plan.layout, self._plan.pieces[piece].versions
+        reads = [*layout.states, *(each for each in versions if each == LAST_GRADIENT)] if predicts else []
+        for chunk in self._plan.chunks[piece]:
+            own = [parameter for parameter in self._of_chunk[chunk] if parameter in self._kept[name]]
+            if own:
+                with torch._C.DisableTorchFunction():  # it can be called where uses of parameters are looked at
+                    self.walker.enter(version_moment(layout, chunk, name, reads))
+                    with self._only(own, piece):
+                        write(own)
+
+    def follow(self, piece: int = 0) -> None:
+        """The averages of a piece's parameters follow them, which have made no step."""
+        for chunk in self._plan.chunks[piece]:
             self._follow(chunk)
 
     def finish(self) -> None:
@@ -184,7 +248,8 @@ class ChunkedModel:
 
     def _follow(self, chunk: int) -> None:
         """The averages of a chunk's parameters follow them."""
-        own = {p: self._averages[p] for p in self._of_chunk[chunk] if p in self._averages}
+        averages = self._kept.get(AVERAGE, {})
+        own = {p: averages[p] for p in self._of_chunk[chunk] if p in averages}
         if own:
             self.walker.enter(average_moment(self._plan.layout, chunk, AVERAGE))
             torch._foreach_lerp_([*own.values()], [parameter.detach() for parameter in own], self._share)
@@ -201,9 +266,9 @@ class ChunkedModel:
             self.arena.release(chunk)
         for parameter, place in self._plan.places.items():
             self.arena.place(parameter, Part.of(parameter, place.chunk, place.offset_bytes))
-            if parameter in self._averages:
-                chunk, average = self._plan.layout.state(place.chunk, AVERAGE), self._averages[parameter]
-                self.arena.place(average, Part.of(average, chunk, place.offset_bytes))
+            for name, tensors in self._kept.items():
+                if parameter in tensors:
+                    self._place(name, parameter, tensors[parameter])
         for number, piece in enumerate(self._plan.pieces):
             for parameter in piece.parameters.values():
                 self._place_state(parameter, number)
@@ -211,7 +276,6 @@ class ChunkedModel:
     def _place_state(self, parameter: nn.Parameter, piece: int) -> None:
         optimizer, layout = self._plan.pieces[piece].optimizer, self._plan.layout
         state: Mapping[str, Any] = {} if optimizer is None else optimizer.state.get(parameter, {})
-        place = self._plan.places[parameter]
         for name in layout.states:
             tensor = state.get(name)
             if not isinstance(tensor, Tensor):
@@ -222,7 +286,12 @@ class ChunkedModel:
                     f"{name} of a parameter {parameter.dtype} {list(parameter.shape)}: {tensor.dtype} "
                     f"{list(tensor.shape)}"
                 )
-            self.arena.place(tensor, Part.of(tensor, layout.state(place.chunk, name), place.offset_bytes))
+            self._place(name, parameter, tensor)
+
+    def _place(self, name: str, parameter: nn.Parameter, tensor: Tensor) -> None:
+        place = self._plan.places[parameter]
+        chunk = self._plan.layout.state(place.chunk, name)
+        self.arena.place(tensor, Part.of(tensor, chunk, place.offset_bytes))
 
     @contextmanager
     def _only(self, parameters: Sequence[nn.Parameter], piece: int) -> Iterator[None]:

@@ -64,6 +64,10 @@ class ChunkLayout:
         """Bytes of all chunks."""
         return self.num_chunks * self.chunk_bytes
 
+    def parameters(self, chunk: int) -> int:
+        """Number of the chunk of parameters that a chunk of any kind is of."""
+        return chunk % self.num_of_kind
+
     def gradient(self, chunk: int) -> int:
         """Number of the chunk with the gradients of a chunk of parameters."""
         return self.num_of_kind + chunk

@@ -3,11 +3,12 @@
 module with parameters of its own     a unit; its forward and its backward need its chunks
 ParameterList, plain nn.Module, …     no forward of their own: the module around them is the unit
 MultiheadAttention                    reads parameters of the modules in it: one unit with them
+a compiled stage                      its code takes all parameters in it: one unit
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -20,12 +21,14 @@ __all__ = [
     "Unit",
     "average_moment",
     "gradient_moment",
+    "is_compiled",
     "module_moment",
     "most_chunks",
     "norm_moment",
     "step_moment",
     "tensors_in",
     "units_of",
+    "version_moment",
 ]
 
 _WITHOUT_FORWARD = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
@@ -81,11 +84,17 @@ def units_of(model: nn.Module, chunk_of: Mapping[nn.Parameter, int]) -> tuple[Un
     )
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """A module calls compiled code; as `bagpipe.dense.stage_module` says."""
+    return getattr(module, "is_compiled", False) is True
+
+
 def _owner(name: str, modules: Mapping[str, nn.Module]) -> str:
     """Name of the module whose forward uses the parameters of a module."""
     path = name.split(".")
-    for end in range(1, len(path)):
-        if isinstance(modules[".".join(path[:end])], _WHOLE):
+    for end in range(len(path)):
+        around = modules[".".join(path[:end])]
+        if isinstance(around, _WHOLE) or is_compiled(around):
             return ".".join(path[:end])
     # A plain `nn.Module` is a container, as in the graph modules of stages.
     while name and (isinstance(modules[name], _WITHOUT_FORWARD) or type(modules[name]) is nn.Module):
@@ -102,10 +111,16 @@ def tensors_in(value: object) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def module_moment(kind: str, units: Iterable[Unit]) -> Moment:
-    """A forward, or the backward of what it computed, inside the forwards of some units, the innermost last."""
+def module_moment(kind: str, units: Iterable[Unit], placed: Callable[[int], int] = int) -> Moment:
+    """A forward, or the backward of what it computed, inside the forwards of some units, the innermost last.
+
+    Args:
+        kind: of the moment.
+        units: whose parameters it uses.
+        placed: chunk of parameters -> the chunk with the weights that are used in their place.
+    """
     opened = tuple(units)
-    chunks = sorted({chunk for unit in opened for chunk in unit.chunks})
+    chunks = sorted({placed(chunk) for unit in opened for chunk in unit.chunks})
     return Moment(f"{kind} {opened[-1].name or 'the model'}", tuple(Use(chunk) for chunk in chunks))
 
 
@@ -127,16 +142,39 @@ def average_moment(layout: ChunkLayout, chunk: int, name: str) -> Moment:
     return Moment(f"average {chunk}", (Use(chunk), Use(layout.state(chunk, name), writes=True)))
 
 
-def step_moment(layout: ChunkLayout, chunk: int) -> Moment:
-    """The optimizer's step on a chunk of parameters."""
-    state = [Use(layout.state(chunk, name), writes=True) for name in layout.states]
+def version_moment(layout: ChunkLayout, chunk: int, name: str, reads: Sequence[str]) -> Moment:
+    """Weights of a chunk are written: the parameters, or what is predicted from these and from state."""
+    state = [Use(layout.state(chunk, each)) for each in reads]
+    target = Use(layout.state(chunk, name), reads=False, writes=True)
+    return Moment(f"{name} {chunk}", (Use(chunk), *state, target))
+
+
+def step_moment(layout: ChunkLayout, chunk: int, keeps: Sequence[str] = ()) -> Moment:
+    """The optimizer's step on a chunk of parameters.
+
+    Args:
+        layout: of all chunks.
+        chunk: of the parameters.
+        keeps: names of what else the step writes.
+    """
+    state = [Use(layout.state(chunk, name), writes=True) for name in (*layout.states, *keeps)]
     return Moment(f"step {chunk}", (Use(chunk, writes=True), Use(layout.gradient(chunk)), *state))
 
 
-def most_chunks(layout: ChunkLayout, units: Iterable[Unit]) -> tuple[int, str]:
-    """Chunks that are needed at once, by a unit inside the units around it or by a step; and whose need it is."""
+def most_chunks(
+    layout: ChunkLayout, units: Iterable[Unit], num_kept: int = 0, *, steps: bool = False
+) -> tuple[int, str]:
+    """Chunks that are needed at once, by a unit inside the units around it or by a step; and whose need it is.
+
+    Args:
+        layout: of all chunks.
+        units: which of them.
+        num_kept: kinds of chunks that a step writes beside the optimizer's state.
+        steps: there are steps, without units too.
+    """
     by_name = {unit.name: unit for unit in units}
-    needs: list[tuple[int, str]] = [(2 + len(layout.states), "a step of the optimizer")] if by_name else []
+    num_of_step = 2 + len(layout.states) + num_kept
+    needs: list[tuple[int, str]] = [(num_of_step, "a step of the optimizer")] if by_name or steps else []
     for name in by_name:
         path = name.split(".") if name else []
         around = [by_name[outer] for end in range(len(path) + 1) if (outer := ".".join(path[:end])) in by_name]

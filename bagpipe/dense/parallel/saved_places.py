@@ -49,8 +49,8 @@ class SavedPlaces:
 
     def arrive(self, shard: UnitShard) -> None:
         """The whole parameters of a unit are gathered; see `UnitShard.arrive`."""
-        shard.arrive()
-        self._storages[shard.whole.untyped_storage()._cdata] = shard
+        if shard.arrive():
+            self._storages[shard.whole.untyped_storage()._cdata] = shard
 
     def release(self, shard: UnitShard) -> None:
         """Let go of the whole parameters of a unit, if they are here."""
@@ -75,6 +75,15 @@ class SavedPlaces:
             return None
         first = int(tensor.storage_offset())
         return SavedPlace(shard=shard, shape=tensor.shape, strides=tensor.stride(), first=first)
+
+    def pack(self, tensor: Tensor) -> Tensor | SavedPlace:
+        """The place of a tensor that lies in whole parameters, or the tensor."""
+        place = self.place(tensor)
+        return tensor if place is None else place
+
+    def unpack(self, packed: Any) -> Tensor:
+        """The tensor of what `pack` gave."""
+        return _unpack(packed)
 
     def _pack(self, tensor: Tensor) -> Tensor | SavedPlace:
         place = self.place(tensor)

@@ -197,10 +197,15 @@ class ShardedModel:
 
     def release_model(self) -> None:
         """Training goes on from the model's parameters: each rank keeps its share."""
+        for shard in self.shards:
+            shard.adopt()
         if self.level == "parameters":
-            for shard in self.shards:
-                shard.adopt()
             self._gathers.release_all()
+
+    def live_apart(self) -> None:
+        """See `UnitShard.live_apart`. Before the first step."""
+        for shard in self.shards:
+            shard.live_apart()
 
     @property
     def is_whole(self) -> bool:

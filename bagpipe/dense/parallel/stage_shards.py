@@ -66,6 +66,7 @@ class StageShare:
         self._group = group
         self._steps = steps
         self.places = SavedPlaces()
+        self._is_apart = self._arrives_later = False
 
     def reduce(self) -> None:
         """Sum the gradients, complete on each holder, over the holders; the segments then have theirs.
@@ -101,8 +102,39 @@ class StageShare:
         for shard in self.shards:
             shard.allocate()
             shard.gather(self._group)
-            self.places.arrive(shard)
-            shard.open()
+            if not self._arrives_later:
+                self.places.arrive(shard)
+                shard.open()
+
+    def live_apart(self) -> None:
+        """See `UnitShard.live_apart`; before the first run.
+
+        A step is then `reduce`, the optimizer's step, `pack_share`, `gather` in whatever lane, and, below level
+        parameters, `arrive`.
+        """
+        self._is_apart, self._arrives_later = True, self.level != "parameters"
+        for shard in self.shards:
+            shard.live_apart(keeps_share=self.level == "parameters")
+
+    def adopt(self) -> None:
+        """Below level parameters the segments get the values of the parameters; there `begin` does this."""
+        for shard in self.shards if self.level != "parameters" else ():
+            shard.adopt()
+
+    def pack_share(self) -> None:
+        """Copy segments that lie apart for the next `gather`, by who moves them."""
+        for shard in self.shards:
+            shard.pack_share()
+
+    @property
+    def is_gathered(self) -> bool:
+        """New values of parameters that lie apart wait for `arrive`."""
+        return self._arrives_later and any(shard.is_gathered for shard in self.shards)
+
+    def arrive(self) -> None:
+        """Parameters that lie apart get the values that were gathered."""
+        for shard in self.shards:
+            shard.arrive()
 
     def release(self) -> None:
         """Level parameters: let go of the whole parameters. Idempotent."""
@@ -126,6 +158,8 @@ class StageShare:
         for shard in self.shards:
             shard.follow([[other[place[id(parameter)]] for parameter in shard.parameters] for other in others])
             shard.adopt()
+        if self._is_apart:
+            self.pack_share()
         self.release()
         for shard in self.shards:
             shard.check_left()

@@ -4,6 +4,8 @@
         rank r: gradient share = ((first's + second's) + third's) + …          ──land──> gradients of the segments
     segments ──the optimizer's step──> share ──all-gather──> whole: the parameters of the model are views of it
     release ──> parameters are closed (`closed_parameter`), what autograd has saved of them is a place (`saved_places`)
+    live_apart: segments, and below level parameters the parameters too, lie in memory of others, such as chunks;
+        flat buffers are there for an exchange only
 
 Each element is summed on its own, in rank order, as `bagpipe.dense.parallel.buckets` does: the bits are those of the
 replicated sum, and an optimizer that treats each element on its own steps a segment as it steps a whole tensor.
@@ -60,6 +62,8 @@ class UnitShard:
         self.is_here = True
         self.num_sent_bytes = 0
         self._keeps_gradients = level == "optimizer"
+        self._releases = level == "parameters"
+        self._is_apart = self._keeps_share = False
         self._range = slice(rank * self.layout.share, (rank + 1) * self.layout.share)
         self._left = Left()
         self._copies: tuple[tuple[nn.Parameter, ...], ...] = ()
@@ -96,6 +100,19 @@ class UnitShard:
         assert self._whole is not None, "allocated, and not released"
         return self._whole
 
+    def live_apart(self, *, keeps_share: bool = False) -> None:
+        """Have segments lie where their `data` is, which others decide; and so parameters, unless they are divided.
+
+        Gradients are freed as soon as they are sent.
+
+        Args:
+            keeps_share: gathers use the copy of the latest `join`; otherwise each reads the segments, or a copy once.
+        """
+        self._is_apart, self._keeps_gradients, self._keeps_share = True, False, keeps_share
+        self._share = self._share.new_empty(0)
+        if not self._releases:
+            self._whole = None
+
     def allocate(self) -> None:
         """Make room for the whole parameters."""
         if self._whole is None:
@@ -107,9 +124,24 @@ class UnitShard:
         Raises:
             PeerError: a peer is gone or silent.
         """
+        if self._is_apart and not self._share.numel():
+            self.pack_share()
         own, whole = self._share, self.whole
         group.all_gather(whole, own.clone() if own.data_ptr() == whole[self._range].data_ptr() else own)
         self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
+        if self._is_apart and not self._keeps_share:
+            self._share = own.new_empty(0)
+
+    def pack_share(self) -> None:
+        """Copy segments that lie apart to one share, for the next gather; without this the gather does it."""
+        self._share = self._share.new_zeros(self.layout.share)
+        for place, segment in zip(self.own, self.segments, strict=True):
+            self._share[place.offset : place.offset + place.length].copy_(segment.detach())
+
+    @property
+    def is_gathered(self) -> bool:
+        """The flat buffer is here."""
+        return self._whole is not None
 
     def follow(self, copies: Sequence[Sequence[nn.Parameter]]) -> None:
         """Treat other tensors as the parameters are: the whole ones are here, and these are views of them.
@@ -122,13 +154,23 @@ class UnitShard:
             parameter.data = absent(parameter)
         self._copies = tuple(map(tuple, copies))
 
-    def arrive(self) -> None:
-        """The whole parameters are gathered: those of the model have their values. Idempotent."""
+    def arrive(self) -> bool:
+        """The whole parameters are gathered: those of the model have their values. Idempotent.
+
+        Returns:
+            Whether they are views of the flat buffer; otherwise it is gone.
+        """
+        if self._is_apart and not self._releases:
+            for part, parameter in zip(self._parts(self.whole), self.parameters, strict=True):
+                parameter.detach().copy_(part)
+            self._whole = None
+            return False
         if not self.is_here:
             for part, parameters in zip(self._parts(self.whole), self._named(), strict=True):
                 for parameter in parameters:
                     parameter.data = part
             self.is_here = True
+        return True
 
     def release(self) -> None:
         """Let go of the whole parameters; the share stays. Idempotent."""
@@ -171,7 +213,10 @@ class UnitShard:
 
     def adopt(self) -> None:
         """Take the share from the whole parameters, which were loaded."""
-        if self._share.data_ptr() != self.whole[self._range].data_ptr():
+        if self._is_apart:
+            for place, segment, parameter in zip(self.own, self.segments, self.parameters, strict=True):
+                segment.detach().copy_(parameter.detach().reshape(-1)[place.first : place.end])
+        elif self._share.data_ptr() != self.whole[self._range].data_ptr():
             self._share.copy_(self.whole[self._range])
 
     def joined(self, position: int, part: Tensor, group: RankGroup) -> Tensor:

@@ -8,8 +8,8 @@ A micro-batch leaves after its F, while the next action runs; the lane waits for
 comes back while the action before its B (or I) runs, which the row names; before that the lane waits for what leaves.
 A micro-batch whose B follows its F stays, and so does one between I and W. Autograd's saved tensors are moved by
 their memory, so tensors that share memory, or are saved twice, move once. Parameters, buffers, and what stages
-exchange stay: their neighbours share it. A tensor comes back to memory with the same offset, so kernels see the same
-alignment and the bits are the same.
+exchange stay: their neighbours share it. Parameters that others move (`SavedHooks`) are saved as these say. A tensor
+comes back to memory with the same offset, so kernels see the same alignment and the bits are the same.
 
 Bytes are counted from the forward's save to the backward's release, without what is not moved for being a parameter,
 a buffer or an input. They follow from the row alone, not from the copies' speed.
@@ -21,15 +21,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bagpipe.dense.parallel.saved_places import SavedPlace, SavedPlaces
+from bagpipe.dense.parallel.saved_places import SavedPlace
 from bagpipe.errors import JobError
 from bagpipe.pipeline.copy_lane import CopyLane, Order
+from bagpipe.pipeline.stage.versioned_call import SavedHooks
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.ops import OPS
@@ -156,10 +157,10 @@ class Saving:
     Args:
         meter: counts the bytes.
         kept: tensors that stay where they are.
-        places: of whole parameters that come and go, which are saved as places; None: they stay where they are.
+        places: saves tensors that others move; None: there are none.
     """
 
-    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: SavedPlaces | None = None) -> None:
+    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: SavedHooks | None = None) -> None:
         self.blocks: dict[int, _Block] = {}
         self._meter = meter
         self._saved: list[_Saved] = []
@@ -184,15 +185,17 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def unpack(self, packed: _Saved | SavedPlace) -> Tensor:
+    def unpack(self, packed: Any) -> Tensor:
         """The tensor, on the device."""
-        return packed.get()
+        if isinstance(packed, _Saved):
+            return packed.get()
+        assert self._places is not None, "it packed this"
+        return self._places.unpack(packed)
 
-    def pack(self, tensor: Tensor) -> _Saved | SavedPlace:
-        """Keep a tensor in a block, or where it is."""
-        place = None if self._places is None else self._places.place(tensor)
-        if place is not None:
-            return place
+    def pack(self, tensor: Tensor) -> Any:
+        """Keep a tensor in a block, or where it is, or as those say who move it."""
+        if self._places is not None and (placed := self._places.pack(tensor)) is not tensor:
+            return placed
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -223,6 +226,7 @@ class LaneActivations:
 
     Attributes:
         lane: makes the copies.
+        places: see `Saving`.
     """
 
     def __init__(
@@ -237,6 +241,7 @@ class LaneActivations:
         self.lane = CopyLane(streams, _MOST_MOVES, name)
         self._units = units
         self._moves = moves
+        self.places: SavedHooks | None = None
         self._bytes = _Bytes()
         self._blocks: dict[_Key, list[_Block]] = {}
         self._leaving: list[_Block] = []
@@ -264,10 +269,14 @@ class LaneActivations:
 
         return run
 
-    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: SavedPlaces | None = None) -> Saving:
-        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them; see
-        `Saving`."""
-        return Saving(self._bytes, [*_tensors_of(module), *inputs], places)
+    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: SavedHooks | None = None) -> Saving:
+        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them.
+
+        Args:
+            module, inputs: of the forward.
+            places: see `Saving`; None: those of the lane.
+        """
+        return Saving(self._bytes, [*_tensors_of(module), *inputs], self.places if places is None else places)
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:
         """A forward is over: what it kept leaves, unless its backward is next."""

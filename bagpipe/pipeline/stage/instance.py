@@ -31,7 +31,6 @@ from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.stage_versions import StageVersions
-from bagpipe.pipeline.stage.versioned_call import versioned_call
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
@@ -329,14 +328,8 @@ class StageRunner:
     ) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...]
         if self._versions is not None:
-            results = versioned_call(
-                self.module,
-                arguments,
-                parameters=self._parameters,
-                forward=self._versions.weights("forward", batch),
-                backward=self._versions.weights("backward", batch),
-                buffers=dict(buffers),
-                around=saving,
+            results = self._versions.call(
+                self.module, arguments, batch, parameters=self._parameters, buffers=dict(buffers), around=saving
             )
             return results
         results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)

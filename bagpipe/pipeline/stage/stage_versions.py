@@ -15,26 +15,85 @@ except what is replaced: between two batches nothing needs it.
 
 Where ranks divide the state or the gradients of a stage, all of this is whole on each of them. The parameters are new
 after the gather that follows the step, so that `gathered` and `after_step` come behind it.
+Where the weights lie is the business of a `VersionMemory`, which calls the stage's module with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
+from bagpipe.pipeline.stage.versioned_call import SavedHooks, versioned_call
 from bagpipe.schedule.ir.version_lags import VersionLags
 
-__all__ = ["StageVersions"]
+__all__ = ["StageVersions", "VersionMemory", "kinds_of"]
 
 _Buffers = list[Tensor]
+
+
+class VersionMemory(Protocol):
+    """Where the weights of a stage lie."""
+
+    def write(
+        self, weights: Mapping[Parameter, Tensor], write: Callable[[Sequence[Parameter]], None], *, predicts: bool
+    ) -> None:
+        """Have weights written.
+
+        Args:
+            weights: to be written, by parameter.
+            write: writes those of some parameters. All parameters come, maybe in several calls.
+            predicts: it reads what the optimizer keeps of these parameters, and steps through its groups.
+        """
+        ...
+
+    def call(
+        self,
+        module: Module,
+        arguments: tuple[Any, ...],
+        *,
+        parameters: Sequence[Tensor],
+        forward: Sequence[Tensor] | None,
+        backward: Sequence[Tensor] | None,
+        buffers: dict[str, Tensor],
+        around: SavedHooks | None,
+    ) -> Any:
+        """See `versioned_call`."""
+        ...
+
+
+class _Resident:
+    """All weights stay where they are."""
+
+    call = staticmethod(versioned_call)
+
+    def write(
+        self, weights: Mapping[Parameter, Tensor], write: Callable[[Sequence[Parameter]], None], *, predicts: bool
+    ) -> None:
+        write([*weights])
+
+
+def kinds_of(lags: VersionLags, *, alternates: bool, recomputes: bool) -> tuple[str, ...]:
+    """Names of the copies of all parameters that a stage keeps beside the newest ones.
+
+    Args:
+        lags: of the stage.
+        alternates, recomputes: see `StageVersions`.
+    """
+    gap, repeats = lags.forward_base, alternates and recomputes and lags.forward_base > 0 and not lags.is_same
+    places = max(gap, 1) + (alternates and lags.is_same and gap > 0)
+    if not lags.predicts_forward:
+        found = [f"version{number}" for number in range(gap)]
+    else:
+        found = [f"prediction{number}" for number in range(places)] + ["replaced"] * repeats
+    return (*found, *(["backward"] if lags.predicts_backward else []))
 
 
 class StageVersions:
@@ -48,6 +107,10 @@ class StageVersions:
         alternates: forwards of a batch can precede backwards of the batch before. Predictions that a backward shares
             then take one place more.
         recomputes: forwards are repeated before their backwards, with the same weights.
+
+    Attributes:
+        memory: where the weights lie; they stay where they are unless it is replaced.
+        kept: all copies by the names of `kinds_of`, each in the order of the parameters. Their tensors stay the same.
 
     Raises:
         InputError: the schedule predicts weights, for which the optimizer has no rule.
@@ -68,17 +131,38 @@ class StageVersions:
         self._parameters = [parameter for _, parameter in parameters]
         predicts = lags.predicts_forward or lags.predicts_backward
         self._predictor = WeightPredictor(optimizer, share) if predicts else None
-        gap = lags.forward_base
-        self._versions = [] if lags.predicts_forward else [self._buffers() for _ in range(gap)]
-        places = max(gap, 1) + (alternates and lags.is_same and gap > 0)
-        self._predictions = [self._buffers() for _ in range(places)] if lags.predicts_forward else []
-        repeats = alternates and recomputes and gap > 0 and not lags.is_same
-        self._replaced = self._buffers() if self._predictions and repeats else []
+        kinds = kinds_of(lags, alternates=alternates, recomputes=recomputes)
+        self.memory: VersionMemory = _Resident()
+        self.kept: Mapping[str, _Buffers] = {kind: self._buffers() for kind in kinds}
+        self._versions = [own for kind, own in self.kept.items() if kind.startswith("version")]
+        self._predictions = [own for kind, own in self.kept.items() if kind.startswith("prediction")]
+        self._replaced = self.kept.get("replaced", [])
+        self._backward = self.kept.get("backward", [])
         self._earlier = 0
         self._has_loaded = self._has_begun = False
         self._newest = 0  # version
         self._predicted = 0  # batches that have a prediction
-        self._backward = self._buffers() if lags.predicts_backward else []
+
+    def call(
+        self,
+        module: Module,
+        arguments: tuple[Any, ...],
+        b: int,
+        *,
+        parameters: Sequence[Tensor],
+        buffers: dict[str, Tensor],
+        around: SavedHooks | None = None,
+    ) -> Any:
+        """The outputs of the stage's module with the weights of batch b, in its backward too; see `versioned_call`."""
+        forward, backward = self.weights("forward", b), self.weights("backward", b)
+        return self.memory.call(
+            module, arguments, parameters=parameters, forward=forward, backward=backward, buffers=buffers, around=around
+        )
+
+    @property
+    def last_gradients(self) -> Mapping[Parameter, Tensor]:
+        """Gradients of the latest step by which weights are predicted, as far as there are any."""
+        return {} if self._predictor is None else self._predictor.gradients
 
     def weights(self, of: Literal["forward", "backward"], b: int) -> Sequence[Tensor] | None:
         """The weights of batch b, in the order of the parameters; None: the parameters themselves."""
@@ -169,9 +253,9 @@ class StageVersions:
             for kind, buffers in self._named().items()
             for name, tensor in zip(self._names, buffers, strict=True)
         }
-        gradients = {} if self._predictor is None else self._predictor.gradients
         names = dict(zip(self._parameters, self._names, strict=True))
-        return {**kept, **{f"gradient.{names[parameter]}": tensor for parameter, tensor in gradients.items()}}
+        gradients = {f"gradient.{names[parameter]}": tensor for parameter, tensor in self.last_gradients.items()}
+        return {**kept, **gradients}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -212,7 +296,12 @@ class StageVersions:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _copy(self, buffers: _Buffers) -> None:
-        torch._foreach_copy_(buffers, [parameter.detach() for parameter in self._parameters])
+        weights = dict(zip(self._parameters, buffers, strict=True))
+
+        def copy(own: Sequence[Parameter]) -> None:
+            torch._foreach_copy_([weights[each] for each in own], [each.detach() for each in own])
+
+        self.memory.write(weights, copy, predicts=False)
 
     def _predict_next(self) -> None:
         """Predict for the first batch without a prediction, which starts from the newest version."""
@@ -226,4 +315,6 @@ class StageVersions:
     def _predict(self, buffers: _Buffers, base: int, b: int, lag: int) -> None:
         """Predict the weights of batch b from version `base`, which is the newest."""
         assert self._predictor is not None, "made where weights are predicted"
-        self._predictor.predict(max(0, b - lag) - base, dict(zip(self._parameters, buffers, strict=True)))
+        weights, steps = dict(zip(self._parameters, buffers, strict=True)), max(0, b - lag) - base
+        predictor = self._predictor
+        self.memory.write(weights, lambda own: predictor.predict(steps, weights), predicts=True)

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from bagpipe.errors import InputError
 
-__all__ = ["SavedHooks", "versioned_call"]
+__all__ = ["SavedHooks", "in_place_of", "versioned_call"]
 
 
 class SavedHooks(Protocol):
@@ -63,7 +63,7 @@ def versioned_call(
     given = dict(buffers)
     if forward is not None:
         for parameter, stored in zip(parameters, forward, strict=True):
-            given[names[id(parameter)]] = _Stored.apply(parameter, stored)  # type: ignore[no-untyped-call]
+            given[names[id(parameter)]] = in_place_of(parameter, stored)
     context: AbstractContextManager[object] = nullcontext()
     if forward is not backward:
         context = saved_tensors_hooks(
@@ -78,9 +78,18 @@ def versioned_call(
         return functional_call(module, given, arguments) if given else module(*arguments)
 
 
-class _Stored(torch.autograd.Function):
-    """Stored weights in the place of a parameter, which gets their gradient."""
+def in_place_of(parameter: Tensor, stored: Tensor) -> Tensor:
+    """Stored weights for a forward, in the place of a parameter, which gets their gradient.
 
+    Args:
+        parameter: trainable.
+        stored: of its shape and dtype.
+    """
+    weights: Tensor = _Stored.apply(parameter, stored)  # type: ignore[no-untyped-call]
+    return weights
+
+
+class _Stored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, stored: Tensor) -> Tensor:
         return stored.detach()

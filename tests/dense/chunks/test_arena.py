@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=[Arena, PoisonedArena], ids=["plain", "poisoned"])
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
-    made: Arena = request.param(3, 256, 2, device=CPU, streams=NullStreams())
+    made: Arena = request.param(256, 2, device=CPU, streams=NullStreams())
     made.lane.open()
     yield made
     made.lane.close()
@@ -47,7 +47,7 @@ def test_tensors_follow_their_chunk_and_keep_what_was_written(arena: Arena) -> N
 
 
 def test_a_chunk_that_has_not_changed_is_not_copied_back() -> None:
-    arena = Arena(2, 256, 1, device=CPU, streams=NullStreams())
+    arena = Arena(256, 1, device=CPU, streams=NullStreams())
     (first,) = place(arena, 1)
     for writes in (False, True):
         arena.come(0)
@@ -73,7 +73,7 @@ def test_a_tensor_at_home_is_told_from_others(arena: Arena) -> None:
 def test_on_a_device_moves_and_uses_are_ordered_by_events() -> None:
     """A move waits for the work enqueued before it, a use for its move; no thread waits before the end."""
     streams = RecordingStreams()
-    arena = Arena(2, 256, 1, device=CPU, streams=streams)
+    arena = Arena(256, 1, device=CPU, streams=streams)
     place(arena, 1, 2)
     arena.lane.open()
     for chunk in (0, 1):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from bagpipe.dense.chunks import chunked_model
-from bagpipe.dense.chunks.budget import Budget
+from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.versioned_call import versioned_call
 from bagpipe.pipeline.stream import NullStreams
 from tests.dense.chunks.poison import PoisonedArena
 
@@ -104,3 +105,75 @@ def test_state_on_the_host_needs_state() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"dense\.state host needs an optimizer .*, got SGD without any"):
         ChunkedModel.of(model, SGD(model.parameters(), lr=0.1), Budget(state_on_host=True), NullStreams())
+
+
+def ahead(budget: Budget | None, *, is_same: bool) -> list[Tensor]:
+    """Parameters after batches with the version before that of the parameters.
+
+    Args:
+        budget: of chunks; None: there are none.
+        is_same: forward and backward use it; otherwise a forward uses the parameters, and its backward, which follows
+            their next step, uses what they were before.
+    """
+    torch.manual_seed(1)
+    model = Model()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = Adam(trained, lr=0.1)
+    old = [parameter.detach().clone() for parameter in trained]
+    chunked = None
+    if budget is not None:
+        piece = Piece(module=model, parameters=dict(model.named_parameters()), optimizer=optimizer, versions=("old",))
+        chunked = ChunkedModel.of_pieces([piece], budget, NullStreams())
+        kept = dict(zip(trained, old, strict=True))
+        chunked.keep({"old": kept})
+        chunked.start()
+
+    def copy(parameters: Sequence[nn.Parameter]) -> None:
+        torch._foreach_copy_([kept[each] for each in parameters], [each.detach() for each in parameters])
+
+    pending: Tensor | None = None
+    for values in [*batches(), None]:
+        if chunked is not None:
+            chunked.begin(goes_on=True)
+        if pending is not None:
+            pending.backward()
+        loss = None
+        if values is not None and chunked is None:
+            loss = versioned_call(
+                model,
+                (values,),
+                parameters=trained,
+                forward=old if is_same else None,
+                backward=old,
+                buffers={},
+            )
+        elif values is not None and chunked is not None:
+            with chunked.computing(), chunked.hooks.versions("old" if is_same else "", "old"):
+                loss = model(values)
+        pending = None if loss is None else loss.square().mean()
+        if is_same and pending is not None:  # before what it used is overwritten
+            pending.backward()
+            pending = None
+        if chunked is not None:
+            chunked.write("old", copy, predicts=False)
+            chunked.step(lambda parameters: optimizer.step())
+            chunked.finish()
+        else:
+            torch._foreach_copy_(old, [parameter.detach() for parameter in trained])
+            optimizer.step()
+            optimizer.zero_grad()
+    if chunked is not None:
+        assert budget is not None
+        assert 0 < chunked.arena.peak_bytes <= budget.num_bytes
+        chunked.end()
+        chunked.close()
+    return [parameter.detach().clone() for parameter in (*model.parameters(), *old)]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [256, 512])
+def test_other_weights_than_the_parameters_lie_in_chunks(chunk_bytes: int, is_same: bool) -> None:
+    """Of modules with frozen parameters, too."""
+    plain = ahead(None, is_same=is_same)
+    found = ahead(Budget(num_bytes=9 * 256, chunk_bytes=chunk_bytes), is_same=is_same)
+    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))

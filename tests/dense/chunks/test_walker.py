@@ -26,7 +26,7 @@ class Memory:
     """Chunks with a number each, and what they should hold."""
 
     def __init__(self, num_chunks: int, num_slots: int, closing: list[Arena]) -> None:
-        self.arena = PoisonedArena(num_chunks, 256, num_slots, device=torch.device("cpu"), streams=NullStreams())
+        self.arena = PoisonedArena(256, num_slots, device=torch.device("cpu"), streams=NullStreams())
         self.arena.lane.open()
         closing.append(self.arena)
         self.walker = Walker(self.arena, "dense.budget_bytes 512")

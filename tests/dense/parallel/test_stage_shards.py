@@ -45,8 +45,8 @@ def set_gradients(stage: HeldStage, rank: int, step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator) * scale
 
 
-def trained(peers: Any, name: str, level: ShardLevel) -> dict[str, Any]:
-    """Parameters and optimizer state of the held stages, and bytes sent."""
+def trained(peers: Any, name: str, level: ShardLevel, *, apart: bool = False) -> dict[str, Any]:
+    """Parameters and optimizer state of the held stages, and bytes sent; `apart`: each has memory of its own."""
     model, stages = make_stages()
     groups = peers.open_stage_groups(HOLDERS)
     shares: Any = {}
@@ -62,6 +62,13 @@ def trained(peers: Any, name: str, level: ShardLevel) -> dict[str, Any]:
             continue
         share = shares.get(number)
         segments = {} if share is None else share.segments
+        if share is not None and apart:
+            for tensor in (*segments.values(), *(parameter for _, parameter in stage.parameters)):
+                tensor.data = tensor.data.clone()
+            share.live_apart()
+            for segment in segments.values():
+                segment.data.fill_(torch.nan)
+            share.adopt()
         optimizer = OPTIMIZERS[name]([segments.get(key, parameter) for key, parameter in stage.parameters])
         for step in range(NUM_STEPS):
             set_gradients(stage, peers.rank, step)
@@ -73,10 +80,16 @@ def trained(peers: Any, name: str, level: ShardLevel) -> dict[str, Any]:
                 continue
             share.reduce()
             kept = [parameter.grad is not None for _, parameter in stage.parameters]
-            assert any(kept) == (level == "optimizer"), "gradients are freed when they are sent"
+            assert any(kept) == (level == "optimizer" and not apart), "gradients are freed when they are sent"
             optimizer.step()
             share.clear()
+            if apart:
+                share.pack_share()
             share.gather()
+            assert share.is_gathered == apart
+            if apart:
+                share.arrive()
+                assert not share.is_gathered
         states = dict(optimizer.state if share is None else share.whole_states(optimizer))
         for key, parameter in stage.parameters:
             found[key] = parameter.detach().numpy().tobytes()
@@ -95,7 +108,8 @@ def all_levels(peers: Any, names: list[str]) -> None:
         expected = trained(peers, name, "none")
         assert expected
         for level in ("optimizer", "gradients"):
-            assert trained(peers, name, level) == expected, (name, level)  # type: ignore[arg-type]
+            for apart in (False, True):
+                assert trained(peers, name, level, apart=apart) == expected, (name, level)  # type: ignore[arg-type]
 
 
 def test_threads_end_with_the_bits_of_replicated_stages() -> None:

@@ -292,7 +292,7 @@ def _twin(
 
 
 def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """The division of the dense part as drawn, without chunks; none where ranks, stages or the model have none."""
+    """The division of the dense part as drawn; none where ranks, stages or the model have none."""
     none = {"dense.shard": "none", "dense.wrap": ""}
     if settings["dense.shard"] == "none" or world_size == 1:
         return none
@@ -308,7 +308,7 @@ def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: i
         return none
     whole = {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
     drawn = {path: settings[path] for path in none}
-    return drawn | whole if rules_beside(job)({**drawn, **whole}) else none
+    return drawn if rules_beside(job)({**drawn, **whole}) else none
 
 
 def _kills(rng: Random, world_size: int, num_batches: int) -> tuple[Kill, ...]:

@@ -7,7 +7,7 @@ the exceptions. `test_plan` compares the plan with the configuration, so that a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.harness.fuzz.draw import Draw, Kill, Twin
 from tests.harness.fuzz.log import Column, Log
@@ -216,6 +216,8 @@ _WHOLE = (
     ),
     Job(name="shard-parameters-lamb", flags="dense.shard=parameters optim.dense=lamb", ranks=2),
     Job(name="budget", flags="dense.budget_bytes=5000 dense.chunk_bytes=1000 optim.dense=adam"),
+    Job(name="budget-shard", flags="dense.budget_bytes=5000 dense.shard=gradients optim.dense=adam", ranks=2, half=9),
+    Job(name="budget-shard-parameters", flags="dense.state=host dense.shard=parameters optim.dense=adam", ranks=2),
     Job(name="state-on-host", flags="dense.state=host optim.dense=adam", ranks=2),
     Job(
         name="kfac",
@@ -255,6 +257,33 @@ _SYNCHRONOUS = (
     _staged("1f1b", 2, "dense.shard=parameters run.verify=4", ranks=4, name="1f1b-shard-verify"),
 )
 
+
+def _named(name: str, job: Job) -> Job:
+    """A further job of a schedule."""
+    return replace(job, name=name)
+
+
+_BUDGET = "dense.budget_bytes=20000 optim.dense=adam"
+
+#: Memory of stages in chunks, beside other ways to hold and run them.
+_CHUNKED = (
+    _named("budget-partial-backward", _staged("gpipe", 2, f"{_BUDGET} pipeline.backward_shares=0.5,1", ranks=2)),
+    _named("budget-pipedream-2bw", _staged("pipedream-2bw", 2, _BUDGET, ranks=2, half=9)),
+    _named(
+        "budget-spectrain",
+        _staged(
+            "spectrain",
+            2,
+            "dense.budget_bytes=20000 optim.dense=adagrad pipeline.rows_delay=1",
+            cache_rows=140,
+            half=9,
+        ),
+    ),
+    _named("budget-shard-stages", _staged("chimera", 2, f"{_BUDGET} dense.shard=gradients", ranks=2, half=9)),
+    _named("budget-activations", _staged("1f1b", 2, f"{_BUDGET} pipeline.activations=host")),
+    _named("budget-verify", _staged("1f1b", 2, f"{_BUDGET} run.verify=3")),
+)
+
 _ASYNCHRONOUS = (
     _staged("pipedream", 2, "pipeline.recompute=true", ranks=2, half=9),
     _staged("pipedream-vertical", 4, ranks=4, data="avazu-csv"),
@@ -283,7 +312,7 @@ _ASYNCHRONOUS = (
 )
 
 #: In the order in which they run.
-JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_WHOLE)
+JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_CHUNKED, *_WHOLE)
 
 #: Enumerated keys, or single values of them (``key=value``), without a job, and why.
 LEFT: Mapping[str, str] = {
