@@ -154,8 +154,10 @@ class UnitHooks:
 
     def _opening(self, unit: Unit) -> Callable[..., None]:
         def opening(module: nn.Module, inputs: Any) -> None:
-            if torch.compiler.is_compiling() or module is not unit.module:
-                return  # inside a compiled unit, or in a copy whose parameters are in no chunk
+            if torch.compiler.is_dynamo_compiling() or module is not unit.module:
+                # Inside a compiled unit, or in a copy whose parameters are in no chunk. `is_compiling` would be true in
+                # the lanes beside one that compiles, too.
+                return
             self._opened.append(unit)
             if self._is_batch and not self._is_computing and torch.is_grad_enabled():
                 raise InputError(
@@ -180,7 +182,7 @@ class UnitHooks:
 
     def _closing(self, unit: Unit) -> Callable[..., None]:
         def closing(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            if torch.compiler.is_compiling() or module is not unit.module:
+            if torch.compiler.is_dynamo_compiling() or module is not unit.module:
                 return
             self._opened.pop()
             for owner, key, parameter in self._replaced.pop() if self._replaced else ():
