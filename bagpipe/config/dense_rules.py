@@ -43,15 +43,19 @@ def _shard_problem(config: Config) -> str | None:
             f"{shard} is not possible with pipeline.schedule {config.pipeline.schedule}, whose stages compute without "
             f"a pause: each version of the whole weights stays on every rank that holds it; use gradients"
         )
-    if config.dense.is_chunked and config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
-        return (
-            f"{shard} is not possible with dense.budget_bytes or dense.state host and pipeline.schedule "
-            f"{config.pipeline.schedule}, whose versions in chunks are of whole weights: use none"
-        )
-    if config.dense.is_chunked and run.compile:
-        return f"{shard} is not possible with dense.budget_bytes or dense.state host and run.compile: use none"
+    if config.dense.is_chunked and (problem := _chunked_share_problem(config)):
+        return f"{shard} is not possible with dense.budget_bytes or dense.state host and {problem}: use none"
     if run.cuda_graph:
         return f"{shard} is not possible with run.cuda_graph: use none"
+    return None
+
+
+def _chunked_share_problem(config: Config) -> str | None:
+    """The setting that excludes chunks of shares; None: there is none."""
+    if config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
+        return f"pipeline.schedule {config.pipeline.schedule}, whose versions in chunks are of whole weights"
+    if config.optim.dense == "lamb":
+        return "optim.dense lamb, whose steps of a chunk would need norms of what other ranks have in other chunks"
     return None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,7 +34,6 @@ from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import WholeDense
-from bagpipe.training.dense_parameters import ShardedParameters
 from bagpipe.training.part import InFlightBatch, LoopRun
 
 __all__ = ["ChunkedDense"]
@@ -145,13 +145,20 @@ class ChunkedDense(WholeDense):
 
         if self.clip.norm:  # it needs all gradients before the first step: one more pass through them
             self.chunked.measure(prepare, piece=self._stepped)
-            if isinstance(self._held, ShardedParameters) and self.clip.scope != "rows":
-                norms += self._held.norms_of_squares(found)
-            limited = self.limited(norms, batch)
+            limited = self.limited(norms if self._shards is None else self._joined(self._shards, found), batch)
         self.chunked.step(update, piece=self._stepped)
         if self._shards is not None:
             self.chunked.open()
             self._held.spread()
+
+    def _joined(self, shards: ShardedModel, squares: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
+        """Norms of whole gradients, of the squares of this rank's segments; by all ranks."""
+        if self.clip.scope == "rows":
+            return ()
+        segments = [*shards.segments.values()]
+        none = torch.zeros((), dtype=torch.float64, device=self._device)
+        own = torch.stack([squares.get(segment, none) for segment in segments])
+        return shards.add_up(own).sqrt().to(segments[0].dtype).unbind()
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.chunked.marks.items() if self._shards is None else super().checked_gradients(point, key)

@@ -116,17 +116,17 @@ class ChunkedStages(StagedDense):
             super().measure(stage, b)
             return
         batch, piece = self._run.in_flight[b], lane.stepped_pieces[stage]
-        batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, ())
         if stage in self._summed:
             lane.chunked.take_back(piece)
-        if self._agreement is None or not self.clip.norm:
+        batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, ())
+        if self._agreement is None or not self.clip.norm or not batch.is_reached[stage]:
             return
         found: dict[nn.Parameter, Tensor] = {}
 
         def look(parameters: Sequence[nn.Parameter]) -> None:
             self._prepare(stage, b, parameters)
-            squares = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
-            found.update(zip(parameters, squares, strict=True))
+            norms = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
+            found.update(zip(parameters, norms, strict=True))
 
         lane.chunked.measure(look, piece=piece)
         none = torch.zeros((), dtype=torch.float64, device=self.pipeline.device)
@@ -138,8 +138,6 @@ class ChunkedStages(StagedDense):
             super().update(stage, b, limited)
             return
         versions = self.pipeline.versions.get(stage)
-        if versions is not None:
-            versions.before_step(b)
         is_measured = self._agreement is not None and self.clip.norm > 0
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
@@ -152,21 +150,23 @@ class ChunkedStages(StagedDense):
             if versions is not None:
                 versions.stepped()
 
+        if versions is not None:
+            versions.before_step(b)
         lane.chunked.step(update, piece=lane.stepped_pieces[stage])
-        self._after_step(lane, stage, b)
+        self._stepped(lane, stage, b)
 
     def _prepare(self, stage: int, b: int, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of some parameters of a stage are those of the mean loss."""
+        """Gradients of some parameters of a stage become those of the batch."""
         self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, parameters)
         self.loss_scale.unscale_parameters(parameters)
 
-    def _after_step(self, lane: _HeldLane, stage: int, b: int) -> None:
-        versions = self.pipeline.versions.get(stage)
-        if versions is not None:
-            versions.after_step(b)
+    def _stepped(self, lane: _HeldLane, stage: int, b: int) -> None:
+        """The step of a stage is made, or left out."""
+        if stage in self.pipeline.versions:
+            self.pipeline.versions[stage].after_step(b)
         if stage in self.pipeline.shares:
             lane.chunked.settle()
-            self.pipeline.shares[stage].pack_share()
+            self.pipeline.shares[stage].copy_share()
             self.pipeline.shares[stage].clear()
         lane.stepped(stage)
 
@@ -175,13 +175,11 @@ class ChunkedStages(StagedDense):
         if lane is None or stage not in self.pipeline.optimizers:
             super().leave_out(stage, b)
             return
+        if stage in self.pipeline.versions:
+            self.pipeline.versions[stage].before_step(b)
         if not self._run.in_flight[b].is_skipped:
-            lane.chunked.follow(lane.stepped_pieces[stage])  # averages, of parameters that no backward has reached
-        versions = self.pipeline.versions.get(stage)
-        if versions is not None:
-            versions.before_step(b)
-        self._after_step(lane, stage, b)
-        lane.stepped(stage)
+            lane.chunked.follow(lane.stepped_pieces[stage])
+        self._stepped(lane, stage, b)
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         stage = self._stage_of.get(key[0], -1)  # an embedding stage has none

@@ -59,9 +59,9 @@ class ChunkedVersions:
         forward: Sequence[Tensor] | None,
         backward: Sequence[Tensor] | None,
         buffers: dict[str, Tensor],
-        around: SavedHooks | None,
+        around: SavedHooks | None = None,
     ) -> Any:
-        """See `VersionMemory`. Hooks of chunks are the ones that `around` asks, so they are called either way."""
+        """See `VersionMemory`. Hooks around the call stay, and have the chunks' own inside (`Places`)."""
         with self._chunked.hooks.versions(self._name(forward), self._name(backward)):
             return functional_call(module, buffers, arguments) if buffers else module(*arguments)
 

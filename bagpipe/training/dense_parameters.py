@@ -12,7 +12,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
@@ -252,18 +251,7 @@ class ShardedParameters(DenseParameters):
         squares = clip.norms(segments, squares=True)
         if not clip.norm or clip.scope == "rows":
             return ()
-        return self.norms_of_squares(dict(zip(segments, squares, strict=True)))
-
-    def norms_of_squares(self, squares: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
-        """Norms of whole gradients, in the order of `stepped`; by all ranks.
-
-        Args:
-            squares: by segment that has a gradient here, float64 scalar: the square of its norm.
-        """
-        segments = [*self.stepped]
-        none = torch.zeros((), dtype=torch.float64, device=segments[0].device)
-        own = torch.stack([squares.get(segment, none) for segment in segments])
-        return self._shards.add_up(own).sqrt().to(segments[0].dtype).unbind()
+        return self._shards.add_up(squares).sqrt().to(segments[0].dtype).unbind()
 
     def show(self, wanted: Container[str]) -> None:
         self._shards.show(wanted)

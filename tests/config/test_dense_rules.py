@@ -61,6 +61,11 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "pause: each version of the whole weights stays on every rank that holds it; use gradients",
         ),
         (
+            {"dense": {"shard": "optimizer", "state": "host"}, "optim": {"dense": "lamb"}},
+            "dense.shard optimizer is not possible with dense.budget_bytes or dense.state host and optim.dense lamb, "
+            "whose steps of a chunk would need norms of what other ranks have in other chunks: use none",
+        ),
+        (
             {"dense": {"wrap": ("top*",)}},
             "dense.wrap top* needs dense.shard optimizer, gradients or parameters, got none",
         ),

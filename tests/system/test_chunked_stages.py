@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bagpipe.config.sections import Config
+from bagpipe.dense import compiler as compiled
 from bagpipe.dense.chunks import chunked_model
 from bagpipe.errors import InputError
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -281,6 +282,40 @@ def test_stages_that_are_divided_among_ranks_have_budgets(
 
 def test_stages_that_are_divided_among_ranks_resume(clicks: MakeConfig, tmp_path: Path) -> None:
     resumes(job(clicks, "chimera", "dlrm", dense__shard="gradients", optim__dense="adam", data__limit=168), tmp_path, 2)
+
+
+#: What excludes nothing else: limits of the norm, batches that are left out, averages, beside all of the above.
+TOGETHER: list[tuple[str, int, dict[str, object]]] = [
+    ("1f1b", 2, {"optim__clip_norm": 0.02, "optim__clip_scope": "all", "optim__dense": "adam"}),
+    ("chimera", 2, {"optim__clip_norm": 0.02, "dense__shard": "gradients", "optim__dense": "adam"}),
+    ("1f1b", 4, {"optim__ema_decay": 0.9, "dense__shard": "parameters", "optim__dense": "adam"}),
+    ("chimera", 2, {"run__nonfinite": "skip", "optim__ema_decay": 0.9, "dense__shard": "optimizer"}),
+    ("chimera", 2, {**PARTIAL, "dense__shard": "optimizer", "optim__ema_decay": 0.9}),
+    ("1f1b", 4, {**PARTIAL, "dense__shard": "parameters", "pipeline__backward_unit": "rank"}),
+    ("spectrain", 2, {**PARTIAL, "optim__dense": "adagrad", "optim__clip_norm": 0.02}),
+    ("spectrain-v2", 2, {"pipeline__activations": "host", "optim__dense": "adam", "pipeline__rows_delay": 1}),
+    ("chimera", 2, {"pipeline__activations": "host", "optim__dense": "adam", "dense__shard": "parameters"}),
+    ("dynamic", 2, PARTIAL),
+    ("zb-h1", 2, {"run__compile": True, "pipeline__activations": "host", "optim__dense": "adam"}),
+    ("chimera", 2, {"run__compile": True, "dense__shard": "gradients", "optim__dense": "adam"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "world_size", "values"),
+    some_of(TOGETHER, {1, 4, 7}),
+    ids=[f"{name}-{number}" for number, (name, *_) in enumerate(TOGETHER)],
+)
+def test_what_goes_with_a_budget_goes_together(
+    clicks: MakeConfig,
+    arenas: list[PoisonedArena],
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: str,
+    world_size: int,
+    values: dict[str, object],
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    same(change(job(clicks, schedule, "dlrm", **values), cache__rows=140), arenas, world_size)
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from tests.system.test_resume_ranks import STAGES, config_of, numbers, two_ranks
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
 ROUND = ["--optim.weight_decay_exempt", "1d", "--eval.every", "7"]
-SLOW = pytest.mark.slow
-COMPILED_STAGES = [*STAGES, "--run.compile", "true"]
 #: Bytes of a budget that holds a part of what a rank has.
 BUDGET = "8000"
+SLOW, COMPILING = pytest.mark.slow, pytest.mark.timeout(600)
+COMPILED_STAGES = [*STAGES, "--run.compile", "true"]
 EMA = ["--optim.ema_decay", "0.9", "--optim.ema_evaluate", "true"]
 
 #: Ranks, level, wrap rule, and what varies besides: models, dtypes, optimizers, evaluations, batches to leave out.
@@ -77,6 +77,29 @@ def test_bits_do_not_depend_on_the_level(world_size: int, level: str, wrap: str,
     assert run(arguments, world_size, *own) == run(arguments, world_size)
 
 
+def poisoned_job(membership: Membership, config: Config) -> dict[str, Any]:
+    """One rank, whose chunks are overwritten wherever nobody may read them."""
+    chunked_model.Arena = PoisonedArena  # type: ignore[misc]
+    return whole_job(membership, config)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "level", "arguments"),
+    [
+        (2, "parameters", ["--optim.dense", "adam", "--run.nonfinite", "skip", *EMA]),
+        (2, "gradients", ["--optim.dense", "adam", *EMA, "--optim.clip_norm", "0.02", "--optim.clip_scope", "all"]),
+        pytest.param(2, "gradients", ["--optim.dense", "adam", "--run.compile", "true"], marks=[SLOW, COMPILING]),
+        pytest.param(2, "parameters", ["--optim.dense", "adam", "--run.compile", "true"], marks=[SLOW, COMPILING]),
+        pytest.param(4, "optimizer", ["--run.dtype", "float64", *ROUND[2:]], marks=pytest.mark.slow),
+        pytest.param(2, "optimizer", ["--model.name", "deepfm", "--optim.clip_value", "0.01"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_budget_beside_shares_changes_no_bit(world_size: int, level: str, arguments: list[str]) -> None:
+    own = ["--dense.shard", level, "--dense.budget_bytes", BUDGET]
+    found = run_to_the_end(config_of([*JOB, *arguments, *own]), world_size, poisoned_job)
+    assert numbers(found) == run(arguments, world_size, "--dense.shard", level)
+
+
 @pytest.mark.parametrize("scope", ["dense", "all"])
 def test_a_limit_of_the_norm_is_that_of_whole_gradients(scope: str) -> None:
     """Squares of shares are added up: the last bits of a norm are other ones than without shares, on all levels."""
@@ -87,27 +110,6 @@ def test_a_limit_of_the_norm_is_that_of_whole_gradients(scope: str) -> None:
     divided = run_to_the_end(config_of([*JOB, *keys, "--dense.shard", "gradients"]), 2)[0]
     assert divided["loss"] == pytest.approx(plain["loss"], rel=1e-12)
     assert unlimited["loss"] != pytest.approx(plain["loss"], rel=1e-6)
-
-
-def poisoned_job(membership: Membership, config: Config) -> dict[str, Any]:
-    """One rank, whose chunks are overwritten wherever nobody may read them."""
-    chunked_model.Arena = PoisonedArena  # type: ignore[misc]
-    return whole_job(membership, config)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "level", "arguments"),
-    [
-        (2, "parameters", ["--optim.dense", "adam", "--run.nonfinite", "skip"]),
-        (2, "gradients", ["--optim.dense", "adam", *EMA]),
-        pytest.param(4, "optimizer", ["--run.dtype", "float64", *ROUND[2:]], marks=pytest.mark.slow),
-        pytest.param(2, "optimizer", ["--model.name", "deepfm", "--optim.clip_value", "0.01"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_budget_beside_shares_changes_no_bit(world_size: int, level: str, arguments: list[str]) -> None:
-    own = ["--dense.shard", level, "--dense.budget_bytes", BUDGET]
-    found = run_to_the_end(config_of([*JOB, *arguments, *own]), world_size, poisoned_job)
-    assert numbers(found) == run(arguments, world_size)
 
 
 def dense_of(folder: Path) -> DenseState:

@@ -127,7 +127,7 @@ class ChunkedModel:
             decay: weight of the average before.
         """
         self._share = 1.0 - decay
-        # Where shares are stepped, averages are those of the shares, which come last.
+        # Of what is stepped: segments come after the parameters in whose place they are.
         own = {name: p for piece in self._plan.pieces for name, p in piece.parameters.items()}
         self.keep({AVERAGE: {own[name]: average for name, average in averages.items() if name in own}})
 

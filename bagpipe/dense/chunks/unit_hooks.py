@@ -44,6 +44,11 @@ class _Saved:
 
     part: Part
     moment: Moment
+    hooks: UnitHooks
+
+    def get(self) -> Tensor:
+        """The tensor, on the device."""
+        return self.hooks.unpack(self)
 
 
 class UnitHooks:
@@ -234,7 +239,12 @@ class UnitHooks:
             if not self._is_open(chunk):
                 raise self._outside(tensor)
             placed = self._placed(self._backward, self._layout.parameters(chunk))
-            return _Saved(Part.of(tensor, placed, offset_bytes), self._moment("backward"))
+            return _Saved(Part.of(tensor, placed, offset_bytes), self._moment("backward"), self)
+
+    def place(self, tensor: Tensor) -> _Saved | None:
+        """The place of a tensor in a chunk; None: it is in none."""
+        packed = self.pack(tensor)
+        return packed if isinstance(packed, _Saved) else None
 
     def unpack(self, saved: Tensor | _Saved) -> Tensor:
         """The tensor of what `pack` gave, on the device."""

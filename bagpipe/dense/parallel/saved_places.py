@@ -76,15 +76,6 @@ class SavedPlaces:
         first = int(tensor.storage_offset())
         return SavedPlace(shard=shard, shape=tensor.shape, strides=tensor.stride(), first=first)
 
-    def pack(self, tensor: Tensor) -> Tensor | SavedPlace:
-        """The place of a tensor that lies in whole parameters, or the tensor."""
-        place = self.place(tensor)
-        return tensor if place is None else place
-
-    def unpack(self, packed: Any) -> Tensor:
-        """The tensor of what `pack` gave."""
-        return _unpack(packed)
-
     def _pack(self, tensor: Tensor) -> Tensor | SavedPlace:
         place = self.place(tensor)
         if place is not None:

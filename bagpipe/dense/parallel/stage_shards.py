@@ -109,7 +109,7 @@ class StageShare:
     def live_apart(self) -> None:
         """See `UnitShard.live_apart`; before the first run.
 
-        A step is then `reduce`, the optimizer's step, `pack_share`, `gather` in whatever lane, and, below level
+        A step is then `reduce`, the optimizer's step, `copy_share`, `gather` in whatever lane, and, below level
         parameters, `arrive`.
         """
         self._is_apart, self._arrives_later = True, self.level != "parameters"
@@ -121,10 +121,10 @@ class StageShare:
         for shard in self.shards if self.level != "parameters" else ():
             shard.adopt()
 
-    def pack_share(self) -> None:
+    def copy_share(self) -> None:
         """Copy segments that lie apart for the next `gather`, by who moves them."""
         for shard in self.shards:
-            shard.pack_share()
+            shard.copy_share()
 
     @property
     def is_gathered(self) -> bool:
@@ -159,7 +159,7 @@ class StageShare:
             shard.follow([[other[place[id(parameter)]] for parameter in shard.parameters] for other in others])
             shard.adopt()
         if self._is_apart:
-            self.pack_share()
+            self.copy_share()
         self.release()
         for shard in self.shards:
             shard.check_left()

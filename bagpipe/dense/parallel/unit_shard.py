@@ -106,7 +106,8 @@ class UnitShard:
         Gradients are freed as soon as they are sent.
 
         Args:
-            keeps_share: gathers use the copy of the latest `join`; otherwise each reads the segments, or a copy once.
+            keeps_share: gathers use the copy of the latest `copy_share`; otherwise each reads the segments, or a copy
+                once.
         """
         self._is_apart, self._keeps_gradients, self._keeps_share = True, False, keeps_share
         self._share = self._share.new_empty(0)
@@ -125,14 +126,14 @@ class UnitShard:
             PeerError: a peer is gone or silent.
         """
         if self._is_apart and not self._share.numel():
-            self.pack_share()
+            self.copy_share()
         own, whole = self._share, self.whole
         group.all_gather(whole, own.clone() if own.data_ptr() == whole[self._range].data_ptr() else own)
         self.num_sent_bytes += own.nbytes * (self.layout.num_ranks - 1)
         if self._is_apart and not self._keeps_share:
             self._share = own.new_empty(0)
 
-    def pack_share(self) -> None:
+    def copy_share(self) -> None:
         """Copy segments that lie apart to one share, for the next gather; without this the gather does it."""
         self._share = self._share.new_zeros(self.layout.share)
         for place, segment in zip(self.own, self.segments, strict=True):

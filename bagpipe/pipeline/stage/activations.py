@@ -8,8 +8,8 @@ A micro-batch leaves after its F, while the next action runs; the lane waits for
 comes back while the action before its B (or I) runs, which the row names; before that the lane waits for what leaves.
 A micro-batch whose B follows its F stays, and so does one between I and W. Autograd's saved tensors are moved by
 their memory, so tensors that share memory, or are saved twice, move once. Parameters, buffers, and what stages
-exchange stay: their neighbours share it. Parameters that others move (`SavedHooks`) are saved as these say. A tensor
-comes back to memory with the same offset, so kernels see the same alignment and the bits are the same.
+exchange stay: their neighbours share it. Parameters that others move (`Places`) are saved as these say. A tensor comes
+back to memory with the same offset, so kernels see the same alignment and the bits are the same.
 
 Bytes are counted from the forward's save to the backward's release, without what is not moved for being a parameter,
 a buffer or an input. They follow from the row alone, not from the copies' speed.
@@ -21,21 +21,19 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bagpipe.dense.parallel.saved_places import SavedPlace
 from bagpipe.errors import JobError
 from bagpipe.pipeline.copy_lane import CopyLane, Order
-from bagpipe.pipeline.stage.versioned_call import SavedHooks
 from bagpipe.pipeline.stream import Streams
 from bagpipe.schedule.ir.loop import Template
 from bagpipe.schedule.ir.ops import OPS
 
-__all__ = ["LaneActivations", "Saving"]
+__all__ = ["LaneActivations", "Placed", "Places", "Saving"]
 
 #: Copies of a lane that are ordered and not made, at most.
 _MOST_MOVES = 1024
@@ -151,16 +149,33 @@ class _Saved:
             self.tensor = None
 
 
+class Placed(Protocol):
+    """A tensor that comes and goes, saved as its place."""
+
+    def get(self) -> Tensor:
+        """The tensor, on the device."""
+        ...
+
+
+class Places(Protocol):
+    """Of tensors that somebody else moves."""
+
+    def place(self, tensor: Tensor) -> Placed | None:
+        """What is saved of a tensor; None: it is none of them."""
+        ...
+
+
 class Saving:
     """Hooks for one forward: with them, tensors are saved in blocks.
 
     Args:
         meter: counts the bytes.
         kept: tensors that stay where they are.
-        places: saves tensors that others move; None: there are none.
+        places: of parameters that others move, which are saved as places; None: they stay where they are.
     """
 
-    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: SavedHooks | None = None) -> None:
+    def __init__(self, meter: _Bytes, kept: Iterable[Tensor], places: Places | None = None) -> None:
+        self._places = places
         self.blocks: dict[int, _Block] = {}
         self._meter = meter
         self._saved: list[_Saved] = []
@@ -185,17 +200,15 @@ class Saving:
         self._saved, self.blocks = [], {}
         return found
 
-    def unpack(self, packed: Any) -> Tensor:
+    def unpack(self, packed: _Saved | Placed) -> Tensor:
         """The tensor, on the device."""
-        if isinstance(packed, _Saved):
-            return packed.get()
-        assert self._places is not None, "it packed this"
-        return self._places.unpack(packed)
+        return packed.get()
 
-    def pack(self, tensor: Tensor) -> Any:
-        """Keep a tensor in a block, or where it is, or as those say who move it."""
-        if self._places is not None and (placed := self._places.pack(tensor)) is not tensor:
-            return placed
+    def pack(self, tensor: Tensor) -> _Saved | Placed:
+        """Keep a tensor in a block, or where it is, or as those who move it say."""
+        place = None if self._places is None else self._places.place(tensor)
+        if place is not None:
+            return place
         own = tensor.detach()  # not the tensor itself, which can own the graph that keeps what is saved
         saved = _Saved(None, own, own._version, own.dtype, tuple(own.shape), own.stride(), 0)
         if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg():
@@ -210,10 +223,6 @@ class Saving:
         return saved
 
 
-def _get(saved: _Saved | SavedPlace) -> Tensor:
-    return saved.get()
-
-
 class LaneActivations:
     """What the actions of one compute lane keep. The lane's thread calls all methods.
 
@@ -226,7 +235,7 @@ class LaneActivations:
 
     Attributes:
         lane: makes the copies.
-        places: see `Saving`.
+        places: see `Saving`; where a forward has none of its own.
     """
 
     def __init__(
@@ -241,7 +250,7 @@ class LaneActivations:
         self.lane = CopyLane(streams, _MOST_MOVES, name)
         self._units = units
         self._moves = moves
-        self.places: SavedHooks | None = None
+        self.places: Places | None = None
         self._bytes = _Bytes()
         self._blocks: dict[_Key, list[_Block]] = {}
         self._leaving: list[_Block] = []
@@ -269,13 +278,9 @@ class LaneActivations:
 
         return run
 
-    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: SavedHooks | None = None) -> Saving:
-        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them.
-
-        Args:
-            module, inputs: of the forward.
-            places: see `Saving`; None: those of the lane.
-        """
+    def saving(self, module: nn.Module, inputs: Iterable[Tensor], places: Places | None = None) -> Saving:
+        """Hooks for a forward of a module, whose parameters, buffers and inputs stay, other weights among them; see
+        `Saving`."""
         return Saving(self._bytes, [*_tensors_of(module), *inputs], self.places if places is None else places)
 
     def saved(self, number: int, index: int, saving: Saving, outputs: Iterable[Tensor]) -> None:

@@ -13,9 +13,10 @@ are made once and used again: batch b has place ``b % gap`` of a ring, and what 
 time. Autograd counts the writes, and refuses a backward whose weights were overwritten. All of it is in checkpoints,
 except what is replaced: between two batches nothing needs it.
 
+Where the weights lie is the business of a `VersionMemory`, which calls the stage's module with them.
+
 Where ranks divide the state or the gradients of a stage, all of this is whole on each of them. The parameters are new
 after the gather that follows the step, so that `gathered` and `after_step` come behind it.
-Where the weights lie is the business of a `VersionMemory`, which calls the stage's module with them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class VersionMemory(Protocol):
         forward: Sequence[Tensor] | None,
         backward: Sequence[Tensor] | None,
         buffers: dict[str, Tensor],
-        around: SavedHooks | None,
+        around: SavedHooks | None = None,
     ) -> Any:
         """See `versioned_call`."""
         ...
@@ -156,7 +157,13 @@ class StageVersions:
         """The outputs of the stage's module with the weights of batch b, in its backward too; see `versioned_call`."""
         forward, backward = self.weights("forward", b), self.weights("backward", b)
         return self.memory.call(
-            module, arguments, parameters=parameters, forward=forward, backward=backward, buffers=buffers, around=around
+            module,
+            arguments,
+            parameters=parameters,
+            forward=forward,
+            backward=backward,
+            buffers=buffers,
+            around=around,
         )
 
     @property

@@ -84,7 +84,7 @@ def trained(peers: Any, name: str, level: ShardLevel, *, apart: bool = False) ->
             optimizer.step()
             share.clear()
             if apart:
-                share.pack_share()
+                share.copy_share()
             share.gather()
             assert share.is_gathered == apart
             if apart:
