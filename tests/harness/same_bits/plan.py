@@ -263,6 +263,32 @@ def _named(name: str, job: Job) -> Job:
     return replace(job, name=name)
 
 
+#: What all stages agree on, K-FAC and replicas, beside other ways to hold and run stages.
+_TOGETHER = (
+    _staged("1f1b", 2, "optim.clip_norm=0.05 optim.clip_scope=all", ranks=2, half=9, name="1f1b-clip"),
+    _staged("chimera", 2, "run.nonfinite=skip run.loss_scale_growth_interval=4", ranks=2, name="chimera-skip-growth"),
+    _staged(
+        "breadth-first",
+        4,
+        "pipeline.chunks=2 dense.shard=parameters optim.clip_norm=0.05",
+        ranks=4,
+        name="breadth-first-shard-clip",
+    ),
+    _staged("1f1b", 2, "optim.rows_weight_decay=0.1", ranks=2, name="1f1b-row-decay"),
+    _staged("zb-h1", 2, f"{_KFAC} dense.shard=gradients", ranks=4, half=9, name="zb-h1-kfac-shard"),
+    _staged("dynamic", 2, _KFAC, ranks=2, name="dynamic-kfac"),
+    _staged("pipedream", 2, f"{_KFAC} pipeline.backward_shares=0.5,1", ranks=2, name="pipedream-kfac-partial"),
+    _staged(
+        "pipeoptim",
+        3,
+        "model.name=dlrm pipeline.replicas=2,1,1 optim.dense=adam",
+        ranks=4,
+        data="sum",
+        name="pipeoptim-replicas",
+    ),
+    _staged("spectrain", 2, "pipeline.activations=host pipeline.rows_delay=1", cache_rows=140, name="spectrain-host"),
+)
+
 _BUDGET = "dense.budget_bytes=20000 optim.dense=adam"
 
 #: Memory of stages in chunks, beside other ways to hold and run them.
@@ -312,7 +338,7 @@ _ASYNCHRONOUS = (
 )
 
 #: In the order in which they run.
-JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_CHUNKED, *_WHOLE)
+JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_TOGETHER, *_CHUNKED, *_WHOLE)
 
 #: Enumerated keys, or single values of them (``key=value``), without a job, and why.
 LEFT: Mapping[str, str] = {
