@@ -53,6 +53,13 @@ PARTS: Mapping[str, Values] = {
     "LAMB": {"optim.dense": "lamb"},
 }
 
+#: Further ways, for what holds of three at a time only.
+FURTHER: Mapping[str, Values] = {
+    "rows read a batch late": {**AXES["asynchronous schedule"], "pipeline.rows_delay": 1},
+    "predicted weights": {**_STAGES, "pipeline.schedule": "spectrain"},
+    "K-FAC with a lag": {**_STAGES, "optim.precondition": "kfac", "optim.kfac_lag": 1},
+}
+
 #: Values of one key exclude each other. Of two schedules, one that names a kind wins over plain stages.
 _PLAIN = "1f1b"
 
@@ -68,11 +75,14 @@ def merged(one: Values, two: Values) -> Values | None:
     return found
 
 
-def problem(one: Values, two: Values) -> str:
-    """Why two ways do not go together, as a job says it; empty: they do."""
-    values = merged(one, two)
-    if values is None:
-        return "a schedule has one order"
+def problem(*ways: Values) -> str:
+    """Why some ways do not go together, as a job says it; empty: they do."""
+    values: Values = {}
+    for way in ways:
+        both = merged(values, way)
+        if both is None:
+            return "a schedule has one order"
+        values = both
     config = dataclasses.replace(Config(), data=dataclasses.replace(Config().data, format="synthetic"))
     for path, value in values.items():
         section, _, name = path.partition(".")
@@ -109,7 +119,22 @@ def table() -> str:
     parts = sum(not problem(values, AXES[name]) for values in PARTS.values() for name in names)
     lines += ["", f"{count} of the {len(pairs)} pairs above go together, and {parts} of the {every} below them.", ""]
     lines += [f"{number}. {_escaped(note)}" for note, number in notes.items()]
+    lines += ["", "Three at a time go together if each two of them do, but for these:", ""]
+    lines += [f"* {', '.join(names)}: {_escaped(note)}" for names, note in triples()]
     return "\n".join(lines)
+
+
+def triples() -> list[tuple[tuple[str, str, str], str]]:
+    """Names of three ways of which each two go together, and why all three do not; one of each message and pair."""
+    ways = {**AXES, **PARTS, **FURTHER}
+    allowed = {pair for pair in combinations(ways, 2) if not problem(*(ways[name] for name in pair))}
+    found: dict[str, tuple[str, str, str]] = {}
+    for three in combinations(ways, 3):
+        if all(pair in allowed for pair in combinations(three, 2)) and (
+            note := problem(*(ways[name] for name in three))
+        ):
+            found.setdefault(note, three)
+    return [(three, note) for note, three in found.items()]
 
 
 def _escaped(note: str) -> str:

@@ -227,14 +227,21 @@ def _precondition_problem(config: Config) -> str | None:
     if run.verify:
         return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
     if optim.clip_value or (optim.clip_norm and optim.clip_scope != "rows"):
-        name, value = ("clip_value", optim.clip_value) if optim.clip_value else ("clip_norm", optim.clip_norm)
-        return f"kfac limits steps by optim.kfac_kappa: expected optim.{name} 0, or of rows alone, got {value:g}"
+        text = f"clip_norm 0, or of rows alone, got {optim.clip_norm:g}"
+        if optim.clip_value:
+            text = f"clip_value 0, got {optim.clip_value:g}"
+        return f"kfac limits steps by optim.kfac_kappa: expected optim.{text}"
     return None
 
 
 def _kfac_lag_problem(config: Config) -> str | None:
-    if config.optim.kfac_lag and config.optim.precondition == "kfac" and not config.pipeline.is_staged:
+    optim, pipeline = config.optim, config.pipeline
+    if not optim.kfac_lag or optim.precondition != "kfac":
+        return None
+    if not pipeline.is_staged:
         return "1 needs a pipeline.schedule, in whose bubbles inversions go, got none"
+    if pipeline.rows_delay and optim.kfac_factors == "summed":
+        return "1 with pipeline.rows_delay 1 needs optim.kfac_factors local: forwards would wait for sums of factors"
     return None
 
 

@@ -58,6 +58,11 @@ class Clip:
         """The norm of the gradients of rows is needed, and no row is updated before."""
         return self.norm > 0 and self.scope != "dense"
 
+    @property
+    def limits_dense(self) -> bool:
+        """The norms of dense gradients are needed, and none is stepped with before."""
+        return self.norm > 0 and self.scope != "rows"
+
     def apply(self, parameters: Iterable[nn.Parameter], row_squares: Tensor | None = None) -> Limited | None:
         """Clip the gradients of parameters, in place: elements first, then the norm.
 
@@ -88,7 +93,7 @@ class Clip:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.value and gradients:
             nn.utils.clip_grad_value_(parameters, self.value)
-        return _norms(gradients) if self.norm and self.scope != "rows" else []
+        return _norms(gradients) if self.limits_dense else []
 
     def norms(self, parameters: Sequence[nn.Parameter], *, squares: bool = False) -> Tensor:
         """Clip the elements of gradients, in place, and measure each gradient.
@@ -120,7 +125,7 @@ class Clip:
         if not self.norm:
             return None
         # As `torch.nn.utils.clip_grad_norm_`: the norm of the norms.
-        total = torch.linalg.vector_norm(torch.stack([*norms])) if norms else None
+        total = torch.linalg.vector_norm(torch.stack([*norms])) if norms and self.limits_dense else None
         if not self.limits_rows:
             return None if total is None else Limited(norm=total, factor=_factor(self.norm, total))
         assert row_squares is not None, "measured before"

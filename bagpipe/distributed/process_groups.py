@@ -6,7 +6,7 @@
     ack, agree, scores   numbers              gloo
     plans                ids and plans        gloo; used only where ranks bring their own batches
     evaluation …         the same             opened with the first evaluation beside a training that rests
-    links, sums          pipeline stages; opened only for a pipeline
+    links, sums, steps   pipeline stages; opened only for a pipeline
 
 The prefix separates restarts: in torchrun's own store, torch.distributed uses the same keys for every attempt, so a new
 rank could read the address of a dead one. Deadlines detect hangs in an exchange; `bagpipe.distributed.failure` detects

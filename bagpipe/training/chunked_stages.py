@@ -54,8 +54,8 @@ class ChunkedStages(StagedDense):
         settings: of `StagedDense`.
 
     Raises:
-        InputError: the schedule keeps versions of weights or has two instances of a stage in one process, several ranks
-            have devices, the budget of some rank is too small, or see `plan_chunks`.
+        InputError: two lanes of one process have one stage, several ranks have devices, the budget is too small, or see
+            `plan_chunks`.
     """
 
     def __init__(self, *, budget: Budget, streams: Streams, **settings: Any) -> None:
@@ -119,7 +119,7 @@ class ChunkedStages(StagedDense):
         if stage in self._summed:
             lane.chunked.take_back(piece)
         batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, ())
-        if self._agreement is None or not self.clip.norm or not batch.is_reached[stage]:
+        if self._agreement is None or not self.clip.limits_dense or not batch.is_reached[stage]:
             return
         found: dict[nn.Parameter, Tensor] = {}
 
@@ -138,7 +138,7 @@ class ChunkedStages(StagedDense):
             super().update(stage, b, limited)
             return
         versions = self.pipeline.versions.get(stage)
-        is_measured = self._agreement is not None and self.clip.norm > 0
+        is_measured = self._agreement is not None and self.clip.limits_dense
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
             if not is_measured:
@@ -319,7 +319,7 @@ def _check(pipeline: DensePipeline, streams: Streams) -> None:
 def _held_lanes(pipeline: DensePipeline, budget: Budget, streams: Streams) -> tuple[_HeldLane, ...]:
     """The lanes of this process whose stages have parameters.
 
-    Every rank checks the budget of all ranks, so that all refuse it. Of divided parameters it knows its own share only.
+    Every rank checks the budget of all ranks, so that all refuse it; where parameters are divided, its own alone.
     """
     step = pipeline.step
     knows_all = all(share.level != "parameters" for share in pipeline.shares.values())

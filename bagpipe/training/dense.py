@@ -187,12 +187,6 @@ class DensePart(LoopPart):
     def counters(self) -> Mapping[str, Any]:
         return self.loss_scale.carried()
 
-    def limit(self, parameters: Iterable[nn.Parameter], batch: InFlightBatch) -> None:
-        """Clip the gradients of parameters, with those of the batch's rows if they are in the scope of the norm."""
-        if batch.row_squares is not None:
-            keep_for_current_stream(batch.row_squares)
-        self._note(self.clip.apply(parameters, batch.row_squares), batch)
-
     def limited(self, norms: Sequence[Tensor], batch: InFlightBatch) -> Limited | None:
         """The limit of the norm of all gradients, from the norms given; see `Clip.limited`."""
         if batch.row_squares is not None:

@@ -131,8 +131,7 @@ class Engine:
         self._earlier = EarlierSteps() if earlier is None else earlier
         self.row_steps = going_on(_same_step(settings) if row_steps is None else row_steps, self._earlier)
         self.trace, self.layout = trace, layout
-        self.prepare = prepare
-        self.peers = peers
+        self.prepare, self.peers = prepare, peers
         self._wake, self._await_batch = wake, await_batch
         self.recorder = recorder
         self.parts = with_decay(parts, cache, layout)
@@ -271,18 +270,11 @@ class Engine:
         guard = NonfiniteGuard(cache.streams, self.dense, cache.verdicts, rank=None if peers is None else peers.rank)
         # A row of a batch that changes no rows is not written, and its id can be of a row that was, and expired.
         known = [] if expires and (guard.skips or cache.is_partial) else list(self._known)
-        clips, givers = self.dense.clip.limits_rows, self.dense.row_givers
+        clips, givers, staged = self.dense.clip.limits_rows, self.dense.row_givers, self.dense.is_staged
         update: LoopPart
         if peers is None:
-            staged = self.dense.is_staged
-            update = LocalRows(
-                cache,
-                self.row_steps,
-                after_steps=staged,
-                skips=staged and guard.skips,
-                clips=clips,
-                rows_delay=delay,
-            )
+            skips = staged and guard.skips
+            update = LocalRows(cache, self.row_steps, after_steps=staged, skips=skips, clips=clips, rows_delay=delay)
         else:
             update = exchanged = ExchangedRows(
                 cache, peers, row_steps=self.row_steps, guard=guard, clips=clips, rows_delay=delay, givers=givers

@@ -103,7 +103,7 @@ class PreconditionedDense(WholeDense):
         lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))
         self.kfac.limit(step_limit(self.kfac.sizes, kappa=self.kfac.settings.kappa, lr=lr))
         self._held.take_shown(self._layers)
-        self.limit((), batch)  # of rows
+        self.limited((), batch)  # of rows
         self._held.step()
 
     def end(self) -> None:

@@ -16,6 +16,7 @@ from bagpipe.dense.precondition.kfac import Kfac, step_limit
 from bagpipe.dense.precondition.layers import linear_layers
 from bagpipe.dense.precondition.step_sizes import StepSizes
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.training.part import LoopRun
 from bagpipe.training.staged_dense import StagedDense
@@ -123,6 +124,9 @@ class PreconditionedStages(StagedDense):
         stage, batch = self._stage_of[instance], self._run.in_flight[b]
         shown = [p for name, p in self.chunks[str(stage)].parameters if name in self._layers]
         parameters = [*{id(each): each for each in (*self.pipeline.stepped(stage), *shown)}.values()]
+        for parameter in parameters:
+            if parameter.grad is not None:
+                keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
         num_examples = self._stage_batch(b).num_global_examples
         batch.is_reached[stage] = self.pipeline.scale(stage, b, num_examples, parameters)
         self.loss_scale.unscale_parameters(parameters)

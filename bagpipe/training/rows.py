@@ -27,6 +27,7 @@ from bagpipe.kernels.exact_sum import total
 from bagpipe.kernels.interface import RowSteps
 from bagpipe.oracle.plan import NO_BATCH, OwnerPlan
 from bagpipe.pipeline.interpret import Handler
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.builders.prefetch_loop import (
     EVICT_AFTER,
     FETCH_AFTER,
@@ -339,6 +340,7 @@ class LocalRows(LoopPart):
             drop_gradients(self._cache.end(batch.context))
         else:
             if batch.row_factor is not None:
+                keep_for_current_stream(batch.row_factor)  # of the lane of a stage's step
                 scale_gradients(batch.groups, batch.row_factor)
             self._cache.update(batch.context, batch.row_steps)
         batch.groups = ()  # they hold the gradients, and records that the cache may have outgrown

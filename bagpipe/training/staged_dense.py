@@ -51,7 +51,7 @@ def needs_agreement(clip: Clip, *, skips: bool) -> bool:
         clip: limits of gradients.
         skips: batches that are not finite are left out.
     """
-    return skips or (clip.norm > 0 and clip.scope != "rows")
+    return skips or clip.limits_dense
 
 
 class StagedDense(DensePart):
@@ -233,7 +233,7 @@ class StagedDense(DensePart):
                 for parameter in parameters:
                     if parameter.grad is not None:
                         keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
-            if self.clip.norm or self.clip.value:
+            if self.clip.limits_dense or self.clip.value:
                 batch.norms[stage] = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
 
     def agree(self, b: int) -> None:
@@ -245,7 +245,7 @@ class StagedDense(DensePart):
         num_bad, norms = self._agreement.reach(is_bad=batch.is_skipped, norms=batch.norms)
         if self.skips_nonfinite:
             batch.is_skipped = bool(num_bad.item())
-        if self.clip.norm:
+        if self.clip.limits_dense:
             batch.all_norms = norms.to(next(iter(self.parameters.values())).dtype).unbind()
 
     def step(self, stage: int, b: int) -> None:
@@ -285,7 +285,10 @@ class StagedDense(DensePart):
         self._next_batch = b + 1
 
     def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
-        found = self._runtime.loss_sums(self._next_batch if before is None else before)
+        in_flight = self._run.in_flight
+        found = self._runtime.loss_sums(
+            self._next_batch if before is None else before, lambda b: b in in_flight and in_flight[b].is_skipped
+        )
         sums = {str(number): value for number, value in found.items()}
         if self._loss_before:
             first = next(iter(sums))
@@ -313,7 +316,7 @@ class StagedDense(DensePart):
             losses = self._runtime.runner(number).unchecked
             if stages is None or self._stage_of[number] in stages:
                 with self._losses_lock:  # lanes look at the same time
-                    found = [losses.popleft()[1] for _ in range(sum(batch <= b for batch, _ in losses))]
+                    found = [losses.popleft()[1] for _ in range(sum(batch <= b for batch, _ in tuple(losses)))]
                 for loss in found:
                     keep_for_current_stream(loss)
                 yield from found
@@ -379,7 +382,7 @@ def _agreement(
     if ranks is None and mesh.world_size > 1:
         raise JobError(f"{mesh.world_size} ranks agree on a batch, but no group leads to them")
     stages = range(len(staged.stages))
-    measured = {} if not clip.norm else {n: [name for name, _ in staged.parameters_of(n)] for n in stages}
+    measured = {} if not clip.limits_dense else {n: [name for name, _ in staged.parameters_of(n)] for n in stages}
     return Agreement(
         measured,
         [name for name, _ in staged.model.named_parameters() if name in parameters],

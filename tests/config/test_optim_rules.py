@@ -12,7 +12,7 @@ import pytest
 from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, RunConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, PipelineConfig, RunConfig
 from bagpipe.errors import InputError
 
 
@@ -179,6 +179,12 @@ KFAC = {"precondition": "kfac"}
             {"dense": DenseConfig(budget_bytes=1000)},
             "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
             "gradients of a layer",
+        ),
+        (
+            {**KFAC, "kfac_lag": 1},
+            {"pipeline": PipelineConfig(schedule="pipedream", stages=2, microbatches=2, rows_delay=1)},
+            "optim.kfac_lag 1 with pipeline.rows_delay 1 needs optim.kfac_factors local: forwards would wait for sums "
+            "of factors",
         ),
         (
             {**KFAC, "clip_norm": 1.0},

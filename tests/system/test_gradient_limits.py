@@ -98,6 +98,14 @@ def test_a_limit_of_the_norm_in_stages(kind: str, scope: str, clicks: MakeConfig
     assert run_staged(change(split, optim__clip_norm=1e-3), world_size).digests != cached.digests
 
 
+@pytest.mark.parametrize("keys", [*CLIPS])
+def test_whether_batches_can_be_left_out_changes_no_limit(keys: str, clicks: MakeConfig) -> None:
+    config = change(clicks("mixed", limit=60), **{f"optim__{key}": value for key, value in CLIPS[keys][0].items()})
+    split = staged(config, "1f1b", 2, pipeline__microbatches=2)
+    skipping = run_job(change(split, run__nonfinite="skip"))
+    assert (skipping.digests, skipping.norms) == ((stops := run_job(split)).digests, stops.norms)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_limits_of_elements_in_stages(world_size: int, clicks: MakeConfig) -> None:
     config = change(clicks(limit=100), run__dtype="float64", optim__clip_value=0.003)

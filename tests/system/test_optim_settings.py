@@ -322,30 +322,6 @@ def test_losses_of_stages(name: str, clicks: MakeConfig) -> None:
     assert_equal_numbers(run_staged(staged(config, "1f1b", 2), 2), run_staged(config))
 
 
-#: Schedules, ranks and keys of stages.
-DECAYED: dict[str, tuple[str, int, dict[str, object]]] = {
-    "chain": ("1f1b", 2, {}),
-    "two pipes, rates that change": ("chimera", 2, {"optim__schedule": "cosine", "optim__schedule_length": 9}),
-    "versions": ("pipedream-2bw", 2, {}),
-    "micro-batches, l2": ("1f1b", 1, {"optim__rows_decay_kind": "l2"}),
-    "batches left out": ("1f1b", 2, {"run__nonfinite": "skip", "optim__clip_norm": 0.05, "optim__clip_scope": "all"}),
-    "parts of backwards": ("1f1b", 2, {"pipeline__backward_shares": "0.5,1"}),
-}
-
-
-@pytest.mark.parametrize("name", some_of([*DECAYED], set(range(6))))
-def test_rows_decay_with_stages(name: str, clicks: MakeConfig) -> None:
-    schedule, world_size, keys = DECAYED[name]
-    config = change(clicks("mixed", limit=120), run__dtype="float64", optim__rows_weight_decay=0.5)
-    split = staged(config, schedule, 2, pipeline__microbatches=2, **keys)
-    cached = run_staged(change(split, cache__rows=largest_batch(split)), world_size)
-    assert cached.digests == run_staged(change(split, cache__rows=0), world_size).digests
-    assert cached.digests != run_staged(change(split, optim__rows_weight_decay=0.25), world_size).digests
-    if schedule != "pipedream-2bw" and "backwards" not in name:
-        whole = change(config, **{key: value for key, value in keys.items() if not key.startswith("pipeline")})
-        assert_equal_numbers(cached, run_staged(whole))
-
-
 # ---- killed and resumed ----------------------------------------------------------------------------------------------
 
 #: Flags of jobs that are killed after their second checkpoint.

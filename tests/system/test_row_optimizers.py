@@ -14,7 +14,8 @@ from bagpipe.optim import SGD, Adagrad, Adam, AdamW, Frozen, Ftrl, Momentum, Row
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.plain_job import PlainJob, plan_rank_batches
 from bagpipe.training.engine import Engine, EngineSettings
-from tests.effort import costly
+from tests.effort import costly, some_of
+from tests.system.jobs import change, largest_batch
 from tests.system.optimizer_jobs import (
     CACHE_ROWS,
     DIM,
@@ -26,6 +27,8 @@ from tests.system.optimizer_jobs import (
     settings_for,
     train_ranks,
 )
+from tests.system.staging import assert_equal_numbers, run_staged, staged
+from tests.system.test_exactness import MakeConfig
 
 rates = st.sampled_from([0.05, 0.2, lambda step: 0.3 / (1 + step), lambda step: 0.0 if step % 2 else 0.1])
 epsilons = st.sampled_from([1e-6, 1e-2])
@@ -224,3 +227,29 @@ def test_an_invalid_rate_ends_the_job() -> None:
     with PlainJob(settings_for(rows)) as job:
         with pytest.raises(InputError, match=r"^SGD: lr must be a finite number of at least 0 at step 3, got nan"):
             job.train(batches())
+
+
+# ---- decay with stages ----------------------------------------------------------------------------------------------
+
+#: Schedules, ranks and keys of stages.
+DECAYED: dict[str, tuple[str, int, dict[str, object]]] = {
+    "chain": ("1f1b", 2, {}),
+    "two pipes, rates that change": ("chimera", 2, {"optim__schedule": "cosine", "optim__schedule_length": 9}),
+    "versions": ("pipedream-2bw", 2, {}),
+    "micro-batches, l2": ("1f1b", 1, {"optim__rows_decay_kind": "l2"}),
+    "batches left out": ("1f1b", 2, {"run__nonfinite": "skip", "optim__clip_norm": 0.05, "optim__clip_scope": "all"}),
+    "parts of backwards": ("1f1b", 2, {"pipeline__backward_shares": "0.5,1"}),
+}
+
+
+@pytest.mark.parametrize("name", some_of([*DECAYED], set(range(6))))
+def test_rows_decay_with_stages(name: str, clicks: MakeConfig) -> None:
+    schedule, world_size, keys = DECAYED[name]
+    config = change(clicks("mixed", limit=120), run__dtype="float64", optim__rows_weight_decay=0.5)
+    split = staged(config, schedule, 2, pipeline__microbatches=2, **keys)
+    cached = run_staged(change(split, cache__rows=largest_batch(split)), world_size)
+    assert cached.digests == run_staged(change(split, cache__rows=0), world_size).digests
+    assert cached.digests != run_staged(change(split, optim__rows_weight_decay=0.25), world_size).digests
+    if schedule != "pipedream-2bw" and "backwards" not in name:
+        whole = change(config, **{key: value for key, value in keys.items() if not key.startswith("pipeline")})
+        assert_equal_numbers(cached, run_staged(whole))

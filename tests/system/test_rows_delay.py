@@ -244,3 +244,19 @@ def test_checkpoints_at_rest_take_the_place_of_those_that_lanes_have_begun(
     expected = tmp_path / "expected.json"
     assert run_forked([*JOB, *flags, "--run.steps", "15", "--result", str(expected)], tmp_path).code == 0
     assert digests(job.result) == digests(expected)
+
+
+@pytest.mark.redis
+@pytest.mark.multiproc
+def test_checkpoints_have_the_losses_of_batches_that_could_be_left_out(server: EmbeddedServer, tmp_path: Path) -> None:
+    """A checkpoint before a batch comes while the end of the one before is under way."""
+    flags = ["--pipeline.schedule", "pipedream", "--pipeline.stages", "2", "--pipeline.microbatches", "2"]
+    flags += ["--pipeline.rows_delay", "1", "--cache.rows", "900", "--run.nonfinite", "skip"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *flags])
+    assert job.run(dies_at="after-checkpoint-data:2").code != 0
+    resumed = job.run()
+    assert resumed.code == 0, resumed.err
+    assert job.resumed_from() == 5
+    expected = tmp_path / "expected.json"
+    assert run_forked([*JOB, *flags, "--result", str(expected)], tmp_path).code == 0
+    assert digests(job.result) == digests(expected)

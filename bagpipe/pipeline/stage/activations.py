@@ -180,7 +180,6 @@ class Saving:
         self._meter = meter
         self._saved: list[_Saved] = []
         self._kept = {tensor.untyped_storage().data_ptr() for tensor in kept} | {0}
-        self._places = places
         self._hooks = saved_tensors_hooks(self.pack, self.unpack)
 
     def __enter__(self) -> Saving:

@@ -31,6 +31,7 @@ from bagpipe.pipeline.stage.channel import Channel, owned
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.stage_versions import StageVersions
+from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
@@ -162,7 +163,9 @@ class StageRunner:
         self._places = places
         self._partial_backward = partial_backward
         self._live: dict[int, _MicroBatch] = {}
-        self._sums_before: dict[int, Tensor] | None = {} if alternates else None  # of the latest batches
+        self._sums_before: dict[int, Tensor] | None = (
+            {} if alternates and not can_leave_out else None
+        )  # of the latest batches
         # Of the batches under way that can be left out: their loss sums, and the module's buffers before them.
         self._unsettled: dict[int, Tensor] | None = {} if can_leave_out else None
         self._buffers_before: dict[int, dict[str, Tensor]] = {}
@@ -225,15 +228,24 @@ class StageRunner:
         counted = self._unsettled.pop(batch)
         self._buffers_before.pop(batch)
         if not is_left_out:
+            keep_for_current_stream(counted)  # of the lane of the forwards
             self.loss_sum += counted
 
     def _saving(self) -> AbstractContextManager[object]:
         """Around forwards whose activations stay."""
         return nullcontext() if self._places is None else self._places.saving()
 
-    def loss_sum_before(self, batch: int) -> Tensor:
-        """The loss sum of the batches before this one, the next one to end. From any thread."""
-        if self._sums_before is None or self._unsettled is not None:
+    def loss_sum_before(self, batch: int, is_left_out: Callable[[int], bool] = lambda b: False) -> Tensor:
+        """The loss sum of the batches before this one, the next one to end. From any thread.
+
+        Args:
+            batch: the batch.
+            is_left_out: whether a batch is, whose forwards are over and which is not settled.
+        """
+        if self._unsettled is not None:
+            sums = [total for b, total in sorted(self._unsettled.items()) if b < batch and not is_left_out(b)]
+            return sum(sums, self.loss_sum)
+        if self._sums_before is None:
             return self.loss_sum
         so_far = self.loss_sum.clone()
         # A forward of the batch may have changed the sum, but it kept the one before first.

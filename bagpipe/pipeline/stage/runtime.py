@@ -222,22 +222,18 @@ class StageRuntime:
                     parameter.grad = twin.grad.clone() if parameter.grad is None else parameter.grad.add_(twin.grad)
                     twin.grad = None
 
-    def loss_sums(self, before: int | None = None) -> Mapping[int, Tensor]:
+    def loss_sums(
+        self, before: int | None = None, is_left_out: Callable[[int], bool] = lambda b: False
+    ) -> Mapping[int, Tensor]:
         """Stage instance -> loss sum over the examples whose heads ran there; float64 on the device.
 
         Args:
             before: only of the batches before this one, the next one to end; None: of all forwards so far.
+            is_left_out: whether a batch is, whose forwards are over and whose end is not.
         """
         if before is None:
             return {number: runner.loss_sum for number, runner in self._runners.items()}
-        return {number: runner.loss_sum_before(before) for number, runner in self._runners.items()}
-
-    def loss_sum(self) -> Tensor:
-        """Loss sum over the examples whose heads ran in this process, in instance order; float64 on the device."""
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for runner in self._runners.values():
-            total += runner.loss_sum
-        return total
+        return {number: runner.loss_sum_before(before, is_left_out) for number, runner in self._runners.items()}
 
     def peak_live(self) -> Mapping[int, int]:
         """Stage instance -> peak number of micro-batches between F and B or W."""

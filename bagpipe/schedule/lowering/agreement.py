@@ -27,7 +27,7 @@ def add_agreement(program: Program, home: Mapping[str, int]) -> Program:
 
     Args:
         program: one batch with embedding stages and OPTs, and with REDUCE_GRADs where several ranks hold a stage;
-            without messages and divided steps.
+            without messages, and without gathers behind the OPTs.
         home: lane -> the process that runs it.
     """
     sets = holders_of(program, home)

@@ -26,7 +26,7 @@ from bagpipe.schedule.ir.program import Program
 __all__ = ["LanePlacement", "Placed", "Work", "place"]
 
 #: Operations behind the backwards of a batch in a program with PRECOND.
-_STEPS = ("X_MEASURE", "X_AGREE", "REDUCE_COV", "PRECOND", "X_BCAST", "X_KL", "OPT")
+_STEPS = ("REDUCE_COV", "PRECOND", "X_BCAST", "X_KL", "OPT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

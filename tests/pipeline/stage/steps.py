@@ -333,7 +333,7 @@ class Worker:
         return self._ended()
 
     def _ended(self) -> Result:
-        found = _result(self.staged, float(self.runtime.loss_sum()), self.runtime.peak_live())
+        found = _result(self.staged, float(sum(self.runtime.loss_sums().values())), self.runtime.peak_live())
         return replace(found, peak_bytes={lane: own.peak_bytes for lane, own in self.activations.items()})
 
 

@@ -83,11 +83,11 @@ class Run:
             versions.start(first, self.earlier)
         for b in range(first, end):
             units = {text: 1 if OPS[text.lstrip("0123456789")].unit == "batch" else micro for text in handlers}
-            before = float(self.runtime.loss_sum())
+            before = float(sum(self.runtime.loss_sums().values()))
             interpret(
                 step.program, {text: partial(_later, handler, b * units[text]) for text, handler in handlers.items()}
             )
-            self.losses.append(float(self.runtime.loss_sum()) - before)
+            self.losses.append(float(sum(self.runtime.loss_sums().values())) - before)
 
     def _batch(self, b: int) -> StageBatch:
         b += self.earlier

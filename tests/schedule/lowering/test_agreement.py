@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.agreement import add_agreement
 from bagpipe.schedule.lowering.embedding import add_embedding
 from bagpipe.schedule.lowering.optimizer import add_optimizer, add_reduce_grad
+from bagpipe.schedule.lowering.precondition import Preconditioning
 from bagpipe.schedule.lowering.rewrite import flatten_pipes
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES
@@ -47,3 +49,8 @@ def test_no_schedule_deadlocks(name: str, together: bool) -> None:
         step = step_program(graph, [(0, True)], name, num_processes=processes, rows_delay=delay, agrees=True)
         agreements = [atom for atom in step.program.atoms() if atom.op == "X_AGREE"]
         assert len(agreements) == processes
+
+
+def test_factors_are_taken_before_stages_agree() -> None:
+    with pytest.raises(ScheduleError, match="1f1b: factors of a batch are taken before all stages agree on it"):
+        step_program(chain(2, 2), [(0, True)], "1f1b", agrees=True, preconditioning=Preconditioning(layers={0: 1}))

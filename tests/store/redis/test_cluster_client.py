@@ -392,5 +392,7 @@ def test_a_replica_that_lagged_takes_over(own_cluster: ClusterNodes, namespace: 
             store.rotate()
         with pytest.raises(RolledBackError, match="acknowledged 2 groups of rows and has 1 in its log"):
             store.write(0, IDS, rows_of(2))
+    alive = [node for node in nodes.nodes if node is not first]
+    await_true(lambda: all(part[2][1] != first.port for node in alive for part in node.cluster("SLOTS")), "one view")
     with opened(nodes, namespace, timeout_s=30.0) as store:
         assert (store.read(0, IDS).rows[:, 0] % 10_000 == rows_of(0)[:, 0] % 10_000).all()
