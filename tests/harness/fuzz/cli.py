@@ -7,11 +7,10 @@ import dataclasses
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
 from bagpipe.util.program import run_program
@@ -20,6 +19,7 @@ from tests.harness.fuzz.drawing import STORES, draw
 from tests.harness.fuzz.shrink import shrink
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.trial import Verdict, run_trial
+from tests.harness.in_threads import in_threads
 from tests.harness.verdicts import show, write_json
 
 __all__ = ["main", "run_many"]
@@ -94,36 +94,23 @@ def run_many(
         programs: checkout whose trainer and cacher are run; None: the current folder.
     """
     stores = (*STORES, "cluster") if with_cluster else STORES
-    left = SimpleQueue[int]()
-    for number in numbers:
-        left.put(number)
-    found = SimpleQueue[Verdict | BaseException]()
 
-    def work() -> None:
-        try:
-            with tempfile.TemporaryDirectory(prefix="fuzz-site-") as folder:
-                with Site(Path(folder), programs or Path.cwd(), with_cluster) as site:
-                    while True:
-                        drawn = draw(seed, left.get_nowait(), stores=stores)
-                        verdict = run_trial(drawn, site)
-                        found.put(_with_simpler(drawn, verdict, site) if verdict.problem and shrinks else verdict)
-        except Empty:
-            return
-        except BaseException as error:
-            found.put(error)
+    @contextmanager
+    def worker() -> Iterator[Callable[[int], Verdict]]:
+        with tempfile.TemporaryDirectory(prefix="fuzz-site-") as folder:
+            with Site(Path(folder), programs or Path.cwd(), with_cluster) as site:
 
-    threads = [threading.Thread(target=work, name=f"fuzz-{number}", daemon=True) for number in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for _ in numbers:
-        verdict = found.get()
-        if isinstance(verdict, BaseException):
-            raise verdict
+                def trial(number: int) -> Verdict:
+                    drawn = draw(seed, number, stores=stores)
+                    verdict = run_trial(drawn, site)
+                    return _with_simpler(drawn, verdict, site) if verdict.problem and shrinks else verdict
+
+                yield trial
+
+    for verdict in in_threads(numbers, worker, num_threads=jobs, name="fuzz"):
         if not verdict.problem:
             shutil.rmtree(verdict.folder)
         yield verdict
-    for thread in threads:
-        thread.join()
 
 
 def _with_simpler(drawn: Draw, wrong: Verdict, site: Site) -> Verdict:

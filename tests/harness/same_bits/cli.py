@@ -9,18 +9,17 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
 from bagpipe.util.program import run_program
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome
+from tests.harness.in_threads import in_threads
 from tests.harness.same_bits.comparison import difference
 from tests.harness.same_bits.plan import JOBS, Job
 from tests.harness.same_bits.runs import Known, commit_of, run_from, run_job, worktree, write_data
@@ -118,9 +117,6 @@ def _run_many(
     if anew:
         for place in places.values():
             shutil.rmtree(place, ignore_errors=True)
-    left, found = SimpleQueue[Job](), SimpleQueue[Verdict | BaseException]()
-    for job in jobs:
-        left.put(job)
     with ExitStack() as stack:
         head = stack.enter_context(Site(root / "head-site", Path.cwd()))
         base = None
@@ -128,26 +124,10 @@ def _run_many(
             checkout = stack.enter_context(worktree(commit, root / "checkout"))
             base = stack.enter_context(Site(root / "base-site", checkout))
 
-        def work() -> None:
-            try:
-                while True:
-                    job = left.get_nowait()
-                    found.put(compare_job(job, base, head, known, data[job.data], root))
-            except Empty:
-                return
-            except BaseException as error:
-                found.put(error)
+        def compare(job: Job) -> Verdict:
+            return compare_job(job, base, head, known, data[job.data], root)
 
-        threads = [threading.Thread(target=work, name=f"same-bits-{n}", daemon=True) for n in range(at_a_time)]
-        for thread in threads:
-            thread.start()
-        for _ in jobs:
-            verdict = found.get()
-            if isinstance(verdict, BaseException):
-                raise verdict
-            yield verdict
-        for thread in threads:
-            thread.join()
+        yield from in_threads(jobs, lambda: nullcontext(compare), num_threads=at_a_time, name="same-bits")
 
 
 def compare_job(job: Job, base: Site | None, head: Site, known: Known, data: Mapping[str, str], root: Path) -> Verdict:
