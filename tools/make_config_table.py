@@ -28,9 +28,14 @@ def table() -> str:
 
 def rewritten(page: str) -> str:
     """`page` with the table between the markers replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return between(page, BEGIN, END, table())
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """`page` with the text between two markers replaced."""
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main() -> int:

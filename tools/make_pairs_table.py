@@ -18,6 +18,7 @@ from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
 from bagpipe.config.sections import Config
 from bagpipe.errors import InputError
+from tools.make_config_table import between
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "dense.md"
 BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
@@ -143,9 +144,7 @@ def _escaped(note: str) -> str:
 
 def rewritten(page: str) -> str:
     """`page` with the tables between the markers replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return between(page, BEGIN, END, table())
 
 
 def main() -> int:
