@@ -60,16 +60,13 @@ def _none(num_ids: int, num_examples: int, generator: torch.Generator) -> tuple[
     return torch.empty(0).long(), torch.zeros(num_examples).long()
 
 
-def _unchanged(num_ids: int, num_examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError
+#: None: the lookup has the ids as they are.
+PICKS: tuple[Pick | None, ...] = (_permuted, _fewer, _more, _none, None)
 
 
-PICKS: tuple[Pick, ...] = (_permuted, _fewer, _more, _none, _unchanged)
-
-
-def derived(ids: KeyedJaggedTensor, pick: Pick, *, by_offsets: bool = False) -> KeyedJaggedTensor:
+def derived(ids: KeyedJaggedTensor, pick: Pick | None, *, by_offsets: bool = False) -> KeyedJaggedTensor:
     """Other bags of the ids of each key."""
-    if pick is _unchanged:
+    if pick is None:
         return ids
     generator = torch.Generator().manual_seed(int(ids.values().sum()))
     values, lengths, weights = [], [], []
@@ -92,7 +89,7 @@ def derived(ids: KeyedJaggedTensor, pick: Pick, *, by_offsets: bool = False) -> 
 class _Derives:
     """A mixin: adds the means of derived lookups to the vectors of each lookup."""
 
-    picks: tuple[Pick, ...] = ()
+    picks: tuple[Pick | None, ...] = ()
 
     def look_up(self, number: int, ids: KeyedJaggedTensor) -> Tensor:
         look_up: Callable[[int, KeyedJaggedTensor], Tensor] = super().look_up  # type: ignore[misc]
@@ -134,7 +131,9 @@ def collections(draw: st.DrawFn) -> list[CollectionSpec]:
     return made
 
 
-def _of_ours(specs: list[CollectionSpec], picks: tuple[Pick, ...], data: list[Any], rows: int) -> dict[str, Tensor]:
+def _of_ours(
+    specs: list[CollectionSpec], picks: tuple[Pick | None, ...], data: list[Any], rows: int
+) -> dict[str, Tensor]:
     model = Ours(specs)
     model.picks = picks
     with bagpipe.TrainPipeline(
@@ -154,7 +153,7 @@ def _of_ours(specs: list[CollectionSpec], picks: tuple[Pick, ...], data: list[An
     return {**tables, "losses": torch.stack(losses), "scores": scores, "scale": model.weight_scale.detach()}
 
 
-def _of_theirs(specs: list[CollectionSpec], picks: tuple[Pick, ...], data: list[Any]) -> dict[str, Tensor]:
+def _of_theirs(specs: list[CollectionSpec], picks: tuple[Pick | None, ...], data: list[Any]) -> dict[str, Tensor]:
     model = Theirs(specs)
     model.picks = picks
     dense = torch.optim.SGD([*model.layers.parameters(), model.weight_scale], lr=0.05)
@@ -179,7 +178,7 @@ def _of_theirs(specs: list[CollectionSpec], picks: tuple[Pick, ...], data: list[
     st.sampled_from([torch.int32, torch.int64]),
 )
 def test_other_bags_of_the_batchs_ids_are_exact(
-    specs: list[CollectionSpec], picks: tuple[Pick, ...], seed: int, dtype: torch.dtype
+    specs: list[CollectionSpec], picks: tuple[Pick | None, ...], seed: int, dtype: torch.dtype
 ) -> None:
     """Permuted, fewer, repeated, none, in another number of examples; beside the planned lookup and without it."""
     data = batches_of(specs, 4, seed, dtype=dtype)
