@@ -9,14 +9,14 @@ they are updated; here their factor is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NO_CLIP", "Clip", "Limited", "Scope"]
+__all__ = ["NO_CLIP", "Clip", "Limited", "Scope", "listed"]
 
 #: Of `torch.nn.utils.clip_grad_norm_`.
 _EPS = 1e-6
@@ -139,6 +139,12 @@ class Clip:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and limited.factor is not None:
             torch._foreach_mul_(gradients, limited.factor)
+
+
+def listed(norms: Mapping[nn.Parameter, Tensor], parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Float64 ``[parameters]``: the norms that `Clip.norms` gave of some, in the order of all; 0 of the others."""
+    own = [norms.get(parameter, parameter.new_zeros((), dtype=torch.float64)) for parameter in parameters]
+    return torch.stack(own)
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

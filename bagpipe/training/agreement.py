@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from bagpipe.dense.parallel.buckets import add_up
 from bagpipe.distributed.interface import RankGroup
 
 __all__ = ["Agreement"]
@@ -78,8 +79,6 @@ class Agreement:
             if stage in self._gives and stage in norms:
                 told[span] = norms[stage]
         if self._group is not None:
-            heard = told.new_empty(self._group.world_size * len(told))
-            self._group.all_gather(heard, told)
-            told = heard.view(self._group.world_size, len(told)).sum(0)
+            told = add_up(self._group, told)
         known = torch.where(self._are_squares, told.sqrt(), told)
         return known[0], known[self._order]

@@ -19,14 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
 from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
-from bagpipe.dense.clip import Limited
+from bagpipe.dense.clip import Limited, listed
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
 from bagpipe.pipeline.report import LaneReport
@@ -137,28 +136,21 @@ class ChunkedDense(WholeDense):
                 found.update(zip(parameters, self.clip.norms(parameters, squares=True), strict=True))
 
         def update(parameters: Sequence[nn.Parameter]) -> None:
-            if not self.clip.norm:
+            if not self.clip.limits_dense:
                 prepare(parameters)
             elif limited is not None:
                 self.clip.scale(parameters, limited)
             self.optimizer.step()
 
-        if self.clip.norm:  # it needs all gradients before the first step: one more pass through them
+        if self.clip.limits_dense:  # it needs all gradients before the first step: one more pass through them
             self.chunked.measure(prepare, piece=self._stepped)
-            limited = self.limited(norms if self._shards is None else self._joined(self._shards, found), batch)
+            if self._shards is not None:
+                norms += self._shards.whole_norms(listed(found, self._shards.segments.values()))
+        limited = self.limited(norms, batch)
         self.chunked.step(update, piece=self._stepped)
         if self._shards is not None:
             self.chunked.open()
             self._held.spread()
-
-    def _joined(self, shards: ShardedModel, squares: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
-        """Norms of whole gradients, of the squares of this rank's segments; by all ranks."""
-        if self.clip.scope == "rows":
-            return ()
-        segments = [*shards.segments.values()]
-        none = torch.zeros((), dtype=torch.float64, device=self._device)
-        own = torch.stack([squares.get(segment, none) for segment in segments])
-        return shards.add_up(own).sqrt().to(segments[0].dtype).unbind()
 
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         return self.chunked.marks.items() if self._shards is None else super().checked_gradients(point, key)

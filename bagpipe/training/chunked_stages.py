@@ -18,14 +18,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_state import DenseCopy
 from bagpipe.dense.chunks.budget import LAST_GRADIENT, Budget, ChunkPlan, Piece, divide_budget, plan_chunks
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
-from bagpipe.dense.clip import Limited
+from bagpipe.dense.clip import Limited, listed
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.report import LaneReport
@@ -129,8 +128,7 @@ class ChunkedStages(StagedDense):
             found.update(zip(parameters, norms, strict=True))
 
         lane.chunked.measure(look, piece=piece)
-        none = torch.zeros((), dtype=torch.float64, device=self.pipeline.device)
-        batch.norms[stage] = torch.stack([found.get(each, none) for each in self.pipeline.stepped(stage)])
+        batch.norms[stage] = listed(found, self.pipeline.stepped(stage))
 
     def update(self, stage: int, b: int, limited: Limited | None) -> None:
         lane, optimizer = self._held.get(stage), self.pipeline.optimizers.get(stage)
@@ -219,7 +217,7 @@ class ChunkedStages(StagedDense):
         return found
 
     def _arrive(self, *stages: int) -> None:
-        """What ranks have gathered of divided stages goes to the chunks; all stages, if none is named."""
+        """Put the gathered parameters of divided stages into their chunks; of all stages, if none is named."""
         for stage in stages or self.pipeline.shares:
             share = self.pipeline.shares.get(stage)
             if share is not None and share.is_gathered:

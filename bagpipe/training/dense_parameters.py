@@ -113,7 +113,7 @@ class DenseParameters(ABC):
         step_with_hooks(self.optimizer)
 
     def spread(self) -> None:
-        """What this rank steps is stepped, by another than `step`: the model has its new parameters."""
+        """Give the model its new parameters after a step of the segments that `step` has not made."""
         return
 
     def clear(self) -> None:
@@ -247,11 +247,8 @@ class ShardedParameters(DenseParameters):
         return self._shards.segments.values()
 
     def norms(self, clip: Clip) -> Sequence[Tensor]:
-        segments = [*self.stepped]
-        squares = clip.norms(segments, squares=True)
-        if not clip.norm or clip.scope == "rows":
-            return ()
-        return self._shards.add_up(squares).sqrt().to(segments[0].dtype).unbind()
+        squares = clip.norms([*self.stepped], squares=True)
+        return self._shards.whole_norms(squares) if clip.limits_dense else ()
 
     def show(self, wanted: Container[str]) -> None:
         self._shards.show(wanted)

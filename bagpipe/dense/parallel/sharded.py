@@ -15,7 +15,7 @@ depend on the level. Why not `torch.distributed.fsdp`: docs/decisions/0021.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -172,6 +172,15 @@ class ShardedModel:
 
         self._lane.submit(exchange).wait()
         return total
+
+    def whole_norms(self, squares: Tensor) -> Sequence[Tensor]:
+        """Norms of whole gradients, scalars of their dtype; between `reduce` and `gather`, by all ranks.
+
+        Args:
+            squares: float64 ``[segments]``, of the norms of this rank's segments of them, in the order of `segments`.
+        """
+        dtype = next(iter(self.segments.values())).dtype
+        return self.add_up(squares).sqrt().to(dtype).unbind()
 
     def gather(self) -> None:
         """After the optimizer's step: the model has the new parameters, unless they are divided."""

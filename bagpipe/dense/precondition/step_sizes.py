@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bagpipe.dense.parallel.buckets import add_up
 from bagpipe.dense.precondition.kfac import Kfac
 from bagpipe.distributed.interface import RankGroup
 
@@ -52,7 +53,5 @@ class StepSizes:
         ]
         sizes = torch.cat(own)
         if self._group is not None:
-            gathered = sizes.new_empty(self._group.world_size * len(sizes))
-            self._group.all_gather(gathered, sizes)
-            sizes = gathered.view(self._group.world_size, len(sizes)).sum(0)
+            sizes = add_up(self._group, sizes)
         self.all = sizes
