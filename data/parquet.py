@@ -280,7 +280,7 @@ def _columnar(folder: str, paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _carries_its_own(path: str, schema_path: str) -> str:
-    """What to say if a file that has a schema is read with another one."""
+    """The message for a file with a schema of its own that is read with another one."""
     return (
         f"{path} carries its own schema, that of its conversion, in which strings and hashed ids are numbers; "
         f"data.schema {schema_path} is read in its place: leave it out, unless it is for this file"

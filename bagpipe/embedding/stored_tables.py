@@ -1,4 +1,4 @@
-"""What a cached collection shows of tables whose rows are in a store, where others expect modules and parameters.
+"""Stand-ins for the modules and parameters of tables whose rows are in a store.
 
 print(model)                          ──described──> a line for each table: rows, dimension, pooling
 bags.embedding_bags["user"].weight    ──stored_tables──> refused, in the words of who reads rows

@@ -1,4 +1,4 @@
-"""How a file is compressed, told from its first bytes, whatever its name; and the content of gzip and zlib files.
+"""Kinds of compression, told from the first bytes of a file, and the content of gzip and zlib files.
 
 first bytes ──compression_of──> "", gzip, zstd, …      stream ──inflated──> pieces of its content
                                                               ──open_inflated──> a stream of its content

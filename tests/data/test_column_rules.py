@@ -67,7 +67,7 @@ def test_other_types_are_refused(tmp_path: Path, changes: dict[str, pa.DataType]
 
 @pytest.mark.parametrize("name", ["y", "age", "user", "tags", "share", "words"])
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, name: str) -> None:
-    """Whatever it is used as; one that is not read can be there any number of times."""
+    """A column of any use; one that is not read can be there any number of times."""
     path = tmp_path / "s.toml"
     path.write_text(SCHEMA)
     parsed = parse_schema(str(path), read_schema_file(str(path)))
