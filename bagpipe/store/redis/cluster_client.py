@@ -286,6 +286,8 @@ class ClusterClient(Generic[G]):
         # Checked by bucket, because a stale view can still list the node as a master.
         serving = {topology.master_of(slot) for slot in self._slots}
         self._run_ids = {address: run_id for address, run_id in self._run_ids.items() if address in serving}
+        for address in self._nodes.keys() - serving:  # or it is lost when the node stops, as in a failover
+            self._drop(address, "the node serves no bucket")
         if lost is not None:
             self._note_failover(before, pending)
 

@@ -288,6 +288,7 @@ def test_a_rolling_restart(own_cluster: ClusterNodes, namespace: str) -> None:
         hand_over(first.client, replica.client)
         store.write(0, IDS, rows_of(1))
         assert (store.read(0, IDS).rows == rows_of(1)).all()
+        await_true(lambda: len(first.client.client_list(_type="normal")) == 1, "links to a former master to be closed")
         first.server.__exit__(None, None, None)
         with EmbeddedServer(first.folder, options=first.options):
             hand_over(replica.client, first.client)
