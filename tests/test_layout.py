@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.covered_elsewhere import NO_MIRROR
+
 ROOT = Path(__file__).parents[1]
 OURS = ("bagpipe", "data", "cacher", "trainer")
 
@@ -20,84 +22,6 @@ OURS = ("bagpipe", "data", "cacher", "trainer")
 IMPURE_MODULES = {"torch", "torchrec", "fbgemm_gpu", "redis", "threading", "multiprocessing", "socket", "concurrent"}
 
 MAX_LINES = 400
-
-#: Modules without a mirrored test file -> where they are covered.
-NO_MIRROR: dict[str, str] = {
-    "bagpipe/checkpoint/manifest.py": "tests/checkpoint/test_codec.py",
-    **{f"bagpipe/checkpoint/{each}.py": "tests/system/test_recorder.py" for each in ("recorded", "recorder")},
-    "bagpipe/cli/main.py": "tests/cli/test_schedule.py",
-    "bagpipe/client/receiver.py": "tests/client/test_remote.py",
-    "bagpipe/oracle/rank_batch.py": "tests/client/rank_batches.py",
-    "bagpipe/cache/cache_statistics.py": "tests/cache/test_row_cache.py",
-    "bagpipe/cache/gradient_squares.py": "tests/cache/test_row_exchange.py",
-    "bagpipe/dense/chunks/gradients.py": "tests/dense/chunks/test_chunked_model.py",
-    **{f"bagpipe/training/chunked_{each}.py": "tests/system/test_chunked_stages.py" for each in ("stages", "versions")},
-    "bagpipe/training/earlier_rows.py": "tests/system/test_resume_ranks.py",
-    **{f"bagpipe/config/{each}.py": "tests/config/test_rules.py" for each in ("cacher_section", "ranges")},
-    "bagpipe/config/model_section.py": "tests/config/test_model_rules.py",
-    **{f"bagpipe/config/{s}_section.py": "tests/config/test_keys.py" for s in ("dense", "eval", "optim", "pipeline")},
-    "bagpipe/config/sections.py": "tests/config/test_keys.py",
-    "bagpipe/errors.py": "tests/util/test_program.py",
-    "bagpipe/lookahead/interface.py": "tests/lookahead/test_inline.py",
-    "bagpipe/oracle/capacity.py": "tests/lookahead/test_planning.py",
-    "bagpipe/training/accumulated_dense.py": "tests/train_pipeline/test_accumulation.py",
-    "bagpipe/training/checkpointing.py": "tests/system/test_recorder.py",
-    "bagpipe/training/dense.py": "tests/system/test_dense_part.py",
-    **{f"bagpipe/training/{each}.py": "tests/system/test_engine_phases.py" for each in ("reading", "rows", "totals")},
-    "bagpipe/training/row_exchange.py": "tests/system/test_rank_threads.py",
-    "bagpipe/training/row_decay.py": "tests/system/test_row_optimizers.py",
-    "bagpipe/training/staged_dense.py": "tests/system/test_pipelined.py",
-    "bagpipe/kernels/interface.py": "tests/kernels",
-    **{f"bagpipe/kernels/triton_{each}.py": "tests/kernels/test_triton_kernels.py" for each in ("rows", "sums")},
-    "bagpipe/dense/parallel/buckets.py": "tests/dense/parallel/test_replicated.py",
-    "bagpipe/distributed/interface.py": "tests/distributed",
-    "bagpipe/training/evaluation.py": "tests/system/test_no_sync.py",
-    "bagpipe/training/nonfinite.py": "tests/system/test_guard.py",
-    **{f"bagpipe/partition/{each}.py": "tests/partition/test_planners.py" for each in ("candidates", "planner")},
-    "bagpipe/pipeline/cuda_stream.py": "tests/gpu/test_cuda_stream.py",
-    "bagpipe/training/progress.py": "tests/trainer/observe/test_meter.py",
-    "bagpipe/schedule/ir/step_program.py": "tests/schedule/lowering/test_step_program.py",
-    "bagpipe/store/interface.py": "tests/store",
-    "bagpipe/types/model_inputs.py": "tests/dense/test_executor.py",
-    "bagpipe/store/memory/ledger.py": "tests/store/test_conformance.py",
-    "bagpipe/store/redis/ledger_scripts.py": "tests/store/redis/test_ledger.py",
-    "bagpipe/store/memory/table.py": "tests/store/memory/test_store.py",
-    **{
-        f"bagpipe/testing/{each}.py": "tests/store/test_conformance.py"
-        for each in ("fence_jobs", *(f"{each}_conformance" for each in ("delete", "fence", "namespace", "store")))
-    },
-    "bagpipe/testing/local_links.py": "tests/distributed/test_links.py",
-    "bagpipe/testing/local_peers.py": "tests/cache/test_row_exchange.py",
-    "bagpipe/testing/slow_store.py": "tests/store/test_slow_store.py",
-    "bagpipe/testing/recording_streams.py": "tests/pipeline/test_stream.py",
-    "bagpipe/pipeline/devices.py": "tests/pipeline/test_stream.py",
-    "bagpipe/testing/repeated_calls.py": "tests/dense/test_cuda_graph.py",
-    "bagpipe/client/cacher_pb2.py": "tests/tools/test_make_protos.py",
-    "bagpipe/client/cacher_pb2_grpc.py": "tests/tools/test_make_protos.py",
-    "cacher/admission.py": "tests/cacher/test_plan_service.py",
-    **{f"cacher/{each}.py": "tests/cacher/test_hostile_peers.py" for each in ("calls", "process", "requests")},
-    "cacher/cli.py": "tests/cacher/test_server.py",
-    "cacher/counters.py": "tests/cacher/test_metrics.py",
-    "bagpipe/start_from/source.py": "tests/start_from/test_tables.py",
-    "bagpipe/start_from/safetensor_files.py": "tests/start_from/test_tensor_source.py",
-    "bagpipe/jobs/job.py": "tests/jobs/test_session.py",
-    **{f"{room}/evaluation.py": "tests/system/test_evaluation.py" for room in ("bagpipe/jobs", "trainer")},
-    **{f"trainer/{each}.py": "tests/system/test_scoring.py" for each in ("scoring", "score_file")},
-    "bagpipe/checkpoint/checkpoint_store.py": "tests/system/test_scoring.py",
-    "bagpipe/jobs/open_job.py": "tests/jobs/test_session.py",
-    "bagpipe/train_pipeline/evaluation.py": "tests/train_pipeline/test_pipeline.py",
-    "bagpipe/train_pipeline/initial_rows.py": "tests/train_pipeline/test_loading.py",
-    "bagpipe/train_pipeline/open_pipeline.py": "tests/train_pipeline/test_pipeline.py",
-    "bagpipe/train_pipeline/saved_state.py": "tests/train_pipeline/test_saving.py",
-    "bagpipe/train_pipeline/session.py": "tests/train_pipeline/test_pipeline.py",
-    "bagpipe/train_pipeline/user_batches.py": "tests/train_pipeline/test_pipeline.py",
-    "data/replay/records.py": "tests/data/replay/test_sweep.py",
-    "trainer/assembly.py": "tests/system",
-    "trainer/export_source.py": "tests/trainer/test_export.py",
-    "trainer/observe/events.py": "tests/trainer/observe/test_lines.py",
-    "trainer/open_job.py": "tests/system/test_ranks.py",
-    **{f"trainer/row_{each}.py": "tests/system/test_rows.py" for each in ("ages", "report")},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,27 +29,26 @@ from bagpipe.kernels.select import select_kernels
 from bagpipe.models.torchrec_models import build_model
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.pipeline.devices import open_streams
+from bagpipe.pipeline.stage.chunked_stages import chunk_stages
 from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.trace import Trace
 from bagpipe.rates import Schedule
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.schedule import AsynchronousSchedule
 from bagpipe.store.interface import Store
-from bagpipe.training.chunked_dense import ChunkedDense
-from bagpipe.training.chunked_stages import ChunkedStages
-from bagpipe.training.dense import DensePart, WholeDense
-from bagpipe.training.dense_parameters import GradientSum
+from bagpipe.training.chunked_weights import ChunkedWeights
+from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import Engine, EngineSettings, IsWritten
 from bagpipe.training.learning_rates import LearningRates
 from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
-from bagpipe.training.preconditioned_dense import PreconditionedDense
-from bagpipe.training.preconditioned_stages import PreconditionedStages
 from bagpipe.training.preconditioning import Preconditioning
 from bagpipe.training.row_steps import row_steps_of
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
+from bagpipe.training.weights import GradientSum, ResidentWeights, ShardedWeights, Weights
+from bagpipe.training.whole_dense import WholeDense
 from bagpipe.training.whole_kfac import whole_kfac
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.cache_size import cache_rows_of
@@ -208,25 +207,23 @@ def build_dense(
     parameters = [steps.get(parameter, parameter) for parameter in model.parameters()]
     optimizer = dense_optimizer(parameters, config.optim, {steps.get(parameter, parameter) for parameter in undecayed})
     if built.stages is None:
-        settings: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer,
-            "executor": built.dense,
-            "skips_nonfinite": config.run.nonfinite == "skip",
-            "replicas": replicas,
-            "shards": shards,
-            "clip": clip_of(config.optim),
-        }
+        preconditioning = None
         if config.optim.precondition == "kfac":
-            return PreconditionedDense(
-                **settings,
-                kfac=whole_kfac(model, kfac_settings(config.optim), torch.device(config.run.device), layered),
-            )
-        if not config.dense.is_chunked:
-            return WholeDense(**settings)
-        module = built.dense.staged.stages[0].module if isinstance(built.dense, SplitExecutor) else None
-        return ChunkedDense(
-            **settings, budget=budget_of(config), streams=open_streams(config.run.device), module=module
+            kfac = whole_kfac(model, kfac_settings(config.optim), torch.device(config.run.device), layered)
+            preconditioning = Preconditioning({"model": kfac}, dict(model.named_parameters()))
+        weights: Weights = ResidentWeights(model, optimizer, replicas)
+        if shards is not None:
+            weights = ShardedWeights(model, optimizer, shards)
+        if config.dense.is_chunked:
+            module = built.dense.staged.stages[0].module if isinstance(built.dense, SplitExecutor) else None
+            streams = open_streams(config.run.device)
+            weights = ChunkedWeights(weights, budget=budget_of(config), streams=streams, module=module)
+        return WholeDense(
+            weights=weights,
+            executor=built.dense,
+            skips_nonfinite=config.run.nonfinite == "skip",
+            clip=clip_of(config.optim),
+            preconditioning=preconditioning,
         )
     undecayed_segments = {
         segment
@@ -260,18 +257,20 @@ def build_dense(
     }
     if config.optim.precondition == "kfac":
         own = stage_kfacs(built.stages.staged, built.stages.mesh, config, rank=rank, groups=groups, layered=layered)
-        return PreconditionedStages(**staged_settings, kfacs=own.kfacs, sizes=own.sizes)
-    if not config.dense.is_chunked:
-        return StagedDense(**staged_settings)
-    return ChunkedStages(**staged_settings, budget=budget_of(config), streams=open_streams(config.run.device))
+        if own.kfacs:
+            named = {str(stage): kfac for stage, kfac in own.kfacs.items()}
+            staged_settings["preconditioning"] = Preconditioning(named, dict(model.named_parameters()), own.sizes)
+    if config.dense.is_chunked:
+        chunk_stages(pipeline, budget_of(config), open_streams(config.run.device))
+    return StagedDense(**staged_settings)
 
 
 def build_parts(built: BuiltModel, dense: DensePart) -> tuple[LoopPart, ...]:
     """The optional parts of the training loop; after the ranks' models have been made equal."""
     optim = built.config.optim
     parts: list[LoopPart] = []
-    if dense.kfacs:
-        parts.append(Preconditioning(dense.kfacs))
+    if dense.preconditioning is not None:
+        parts.append(dense.preconditioning)
     rule = plateau_rule(optim, larger_is_better=bool(metric_of(built.config.eval.metric).higher_is_better))
     plateau = None if rule is None else PlateauFactor(rule)
     if plateau is not None:

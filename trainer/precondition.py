@@ -19,7 +19,7 @@ from bagpipe.dense.precondition.kfac import Kfac, KfacSettings
 from bagpipe.dense.precondition.layers import LinearLayer, linear_layers
 from bagpipe.dense.precondition.step_sizes import StepSizes
 from bagpipe.distributed.interface import RankGroup
-from bagpipe.pipeline.stage.dense_pipeline import Mesh
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.lowering.precondition import Preconditioning
 from bagpipe.split.staged_model import StagedModel

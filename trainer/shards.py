@@ -21,7 +21,7 @@ from bagpipe.dense.parallel.stage_shards import StageShards
 from bagpipe.distributed.interface import RankGroup
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.dense_pipeline import Mesh
+from bagpipe.pipeline.stage.mesh import Mesh
 
 __all__ = ["check_holders", "check_shards", "open_shards", "open_stage_shards", "open_step_groups"]
 

@@ -27,7 +27,7 @@ from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
 from bagpipe.pipeline.order_log import OrderLog
-from bagpipe.pipeline.stage.dense_pipeline import Mesh, held_stages
+from bagpipe.pipeline.stage.mesh import Mesh, held_stages
 from bagpipe.schedule.formats.order_text import Orders, OrderShape
 from bagpipe.schedule.formats.torch_csv import table_schedule
 from bagpipe.schedule.ir.backward_shares import BackwardShares, backward_shares
@@ -40,7 +40,7 @@ from bagpipe.split.operators import ModelParts
 from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.split.trace import batch_dependent_modules
-from bagpipe.training.staged_dense import needs_agreement
+from bagpipe.training.agreement import needs_agreement
 from bagpipe.types.schema import DataSchema
 from bagpipe.util.documents import file_text
 from trainer.dense import precision_of

@@ -222,8 +222,11 @@ def _precondition_problem(config: Config) -> str | None:
     if run.compile or run.cuda_graph:
         name = "compile" if run.compile else "cuda_graph"
         return f"kfac is not possible with run.{name}: compiled layers do not show their inputs"
-    if dense.is_chunked:
-        return "kfac is not possible with dense.budget_bytes or dense.state host: it needs whole gradients of a layer"
+    if dense.is_chunked and run.device != "cpu":
+        return (
+            f"kfac is not possible with dense.budget_bytes or dense.state host on run.device {run.device}: torch has "
+            f"gradients where their parameters are, which are on the host meanwhile"
+        )
     if run.verify:
         return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
     if optim.clip_value or (optim.clip_norm and optim.clip_scope != "rows"):

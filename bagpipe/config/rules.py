@@ -176,14 +176,6 @@ def _best_problem(config: Config) -> str | None:
     return "true needs eval.every, the steps or epochs between evaluations, and checkpoint.dir, a folder"
 
 
-def _nonfinite_problem(config: Config) -> str | None:
-    if config.run.nonfinite == "stop" or not config.pipeline.is_staged:
-        return None
-    if config.optim.precondition != "none":
-        return "skip is not possible with stages and optim.precondition kfac: use stop"
-    return None
-
-
 def _autocast_problem(config: Config) -> str | None:
     if config.run.autocast == "off" or config.run.dtype == "float32":
         return None
@@ -277,7 +269,6 @@ RULES: tuple[Rule, ...] = (
     *(Rule(path, problem) for path, problem in PIPELINE_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in OPTIM_PROBLEMS.items()),
     *(Rule(path, problem) for path, problem in DENSE_PROBLEMS.items()),
-    Rule("run.nonfinite", _nonfinite_problem),
     Rule("run.autocast", _autocast_problem),
     Rule("run.loss_scale_growth_interval", _growth_problem),
     Rule("run.cuda_graph", _cuda_graph_problem),

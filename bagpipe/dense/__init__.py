@@ -7,12 +7,12 @@
     a user's batch ──model, lookups inside──> loss, outputs            `LossExecutor`: the model has its own loss
 
 Configuration and batch size alone decide which executor computes a batch, so a job gives the same bits with and without
-a cache, resumed or not. `bagpipe.training.dense` makes a part of the training loop of an executor; `parallel` sums
+a cache, resumed or not. `bagpipe.training.whole_dense` makes a part of the training loop of an executor; `parallel` sums
 gradients over ranks.
 
 chunks/: memory of the dense part under a byte budget.
 
 lamb: an optimizer that torch lacks. clip: limits of gradients.
 compiler: torch.compile. graphs, cuda_graph: capture and replay. loss_scale: its growth. stage_module: a stage's
-autocast.
+autocast. versioned_call: a forward and backward with other weights than the parameters.
 """

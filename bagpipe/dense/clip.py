@@ -9,19 +9,22 @@ they are updated; here their factor is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NO_CLIP", "Clip", "Limited", "Scope", "listed"]
+__all__ = ["NO_CLIP", "Clip", "Limited", "Prepare", "Scope", "listed"]
 
 #: Of `torch.nn.utils.clip_grad_norm_`.
 _EPS = 1e-6
 
 Scope = Literal["dense", "rows", "all"]
+
+#: Changes the gradients of some parameters in place, before they are limited and stepped with.
+Prepare: TypeAlias = Callable[[Sequence[nn.Parameter]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

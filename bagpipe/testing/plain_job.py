@@ -30,12 +30,13 @@ from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.pipeline.trace import Trace
 from bagpipe.store.interface import Store
 from bagpipe.store.memory.store import MemoryStore
-from bagpipe.training.dense import DensePart, WholeDense
-from bagpipe.training.dense_parameters import GradientSum
+from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine, EngineSettings, OnBatch
 from bagpipe.training.progress import RunResult
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.weights import GradientSum, ResidentWeights
+from bagpipe.training.whole_dense import WholeDense
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import DataSchema, RowSchema
 
@@ -174,7 +175,7 @@ class PlainJob:
         if optimizer is None:
             optimizer = torch.optim.SGD(self.model.parameters(), lr=self._settings.dense_lr)
         executor = EagerExecutor(self.model) if executor is None else executor
-        return WholeDense(model=self.model, optimizer=optimizer, executor=executor, replicas=replicas)
+        return WholeDense(weights=ResidentWeights(self.model, optimizer, replicas), executor=executor)
 
     def make_engine(self, dense: DensePart | None = None, **more: Any) -> Engine:
         """An engine over the parts of this job; `more` as in `Engine`."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bagpipe.cache.auto_rows import auto_rows
 from bagpipe.cache.row_cache import RowCache
@@ -33,13 +33,13 @@ from bagpipe.train_pipeline.initial_rows import InitialRows
 from bagpipe.train_pipeline.model_parts import ModelParts
 from bagpipe.train_pipeline.options import Options
 from bagpipe.train_pipeline.user_batches import UserBatches
-from bagpipe.training.accumulated_dense import AccumulatedDense, MicroLookups
-from bagpipe.training.dense import WholeDense
 from bagpipe.training.engine import EngineSettings
+from bagpipe.training.micro_lookups import MicroLookups
 from bagpipe.training.part import LoopPart
-from bagpipe.training.preconditioned_dense import PreconditionedDense
 from bagpipe.training.preconditioning import Preconditioning
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.weights import ResidentWeights
+from bagpipe.training.whole_dense import WholeDense
 from bagpipe.training.whole_kfac import whole_kfac
 from bagpipe.types.model_inputs import device_of
 from bagpipe.util.program import note
@@ -179,34 +179,32 @@ def _dense_maker(model: ModelParts, options: Options, parts: tuple[LoopPart, ...
             replicas = stack.enter_context(
                 DenseParallel(model.converted.model, ranks.peers.dense, backwards_per_step=backwards)
             )
-        settings: dict[str, Any] = {
-            "model": model.converted.model,
-            "optimizer": model.optimizer,
-            "executor": model.executor,
-            "skips_nonfinite": options.nonfinite == "skip" or model.scaler is not None,
-            "replicas": replicas,
-            "scale_holder": model.scaler,
-        }
-        if isinstance(model.optimizer, KfacOptimizer):
-            return _preconditioned(model.optimizer, settings, options, parts, ranks)
-        if microbatches == 1:
-            return RankDense(dense=WholeDense(**settings), parts=parts, replicas=replicas)
-        dense = AccumulatedDense(microbatches=microbatches, **settings)
-        return RankDense(dense=dense, parts=(*parts, MicroLookups(cache, microbatches)), replicas=replicas)
+        optimizer, added, preconditioning = model.optimizer, parts, None
+        if isinstance(optimizer, KfacOptimizer):
+            if microbatches > 1:
+                raise InputError(f"accumulate must be 1 with a KfacOptimizer, got {microbatches}")
+            preconditioning = _preconditioning(optimizer, model.converted.model, ranks)
+            optimizer, added = optimizer.release(), (*parts, preconditioning)
+        if microbatches > 1:
+            added = (*added, MicroLookups(cache, microbatches))
+        dense = WholeDense(
+            weights=ResidentWeights(model.converted.model, optimizer, replicas),
+            executor=model.executor,
+            skips_nonfinite=options.nonfinite == "skip" or model.scaler is not None,
+            scale_holder=model.scaler,
+            microbatches=microbatches,
+            preconditioning=preconditioning,
+        )
+        return RankDense(dense=dense, parts=added, replicas=replicas)
 
     return make
 
 
-def _preconditioned(
-    optimizer: KfacOptimizer, settings: dict[str, Any], options: Options, parts: tuple[LoopPart, ...], ranks: Ranks
-) -> RankDense:
-    """The dense part with K-FAC, whose layers the ranks share out."""
-    if options.accumulate > 1:
-        raise InputError(f"accumulate must be 1 with a KfacOptimizer, got {options.accumulate}")
+def _preconditioning(optimizer: KfacOptimizer, model: nn.Module, ranks: Ranks) -> Preconditioning:
+    """K-FAC of a model, whose layers the ranks share out."""
     group = None if ranks.peers is None else ranks.peers.dense
-    kfac = whole_kfac(settings["model"], optimizer.settings, device_of(settings["model"]), group)
-    dense = PreconditionedDense(**{**settings, "optimizer": optimizer.release()}, kfac=kfac)
-    return RankDense(dense=dense, parts=(*parts, Preconditioning(dense.kfacs)), replicas=settings["replicas"])
+    kfac = whole_kfac(model, optimizer.settings, device_of(model), group)
+    return Preconditioning({"model": kfac}, dict(model.named_parameters()))
 
 
 def _spec(model: ModelParts, options: Options, ranks: Ranks) -> OracleSpec:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bagpipe.dense.clip import Clip
 from bagpipe.dense.parallel.buckets import add_up
 from bagpipe.distributed.interface import RankGroup
+from bagpipe.errors import JobError
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "agreement_of", "needs_agreement"]
 
 
 class Agreement:
@@ -82,3 +85,42 @@ class Agreement:
             told = add_up(self._group, told)
         known = torch.where(self._are_squares, told.sqrt(), told)
         return known[0], known[self._order]
+
+
+def needs_agreement(clip: Clip, *, skips: bool) -> bool:
+    """Whether the step of a stage depends on the gradients of all stages of all ranks.
+
+    Args:
+        clip: limits of gradients.
+        skips: batches that are not finite are left out.
+    """
+    return skips or clip.limits_dense
+
+
+def agreement_of(
+    pipeline: DensePipeline, clip: Clip, parameters: Mapping[str, nn.Parameter], ranks: RankGroup | None
+) -> Agreement:
+    """The agreement of the stages of a pipeline.
+
+    Args:
+        pipeline: of this rank.
+        clip: limits of gradients.
+        parameters: that are trained, on whatever rank, by name.
+        ranks: group of all ranks; None: there is one.
+
+    Raises:
+        JobError: there are several ranks, but no group leads to them.
+    """
+    staged, mesh, rank = pipeline.staged, pipeline.mesh, 0 if ranks is None else ranks.rank
+    if ranks is None and mesh.world_size > 1:
+        raise JobError(f"{mesh.world_size} ranks agree on a batch, but no group leads to them")
+    stages = range(len(staged.stages))
+    measured = {} if not clip.limits_dense else {n: [name for name, _ in staged.parameters_of(n)] for n in stages}
+    return Agreement(
+        measured,
+        [name for name, _ in staged.model.named_parameters() if name in parameters],
+        gives=[stage for stage in pipeline.stages if mesh.holders(stage)[0] == rank],
+        divided=[stage for stage in stages if pipeline.is_divided and len(mesh.holders(stage)) > 1],
+        device=pipeline.device,
+        group=ranks,
+    )

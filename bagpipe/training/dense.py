@@ -1,8 +1,7 @@
 """`DensePart`, the one interface of the dense model: lanes and handlers, model chunks, loss sums, gradient checks.
 
-    WholeDense    F  B  OPT of the whole model, computed by a `DenseExecutor` (plain, compiled, captured)
-    ChunkedDense  the same under a byte budget of the device                     (`bagpipe.training.chunked_dense`)
-    StagedDense   the lanes of a `StepProgram`                                   (`bagpipe.training.staged_dense`)
+    WholeDense    F  B  OPT of the whole model, in one lane     (`bagpipe.training.whole_dense`)
+    StagedDense   the lanes of a `StepProgram`                  (`bagpipe.training.staged_dense`)
 
 Other parts see *model chunks*: the whole model, or the stages that this process holds. A chunk is what an optimizer
 steps, what a checkpoint copies before its first forward, and what a weight average is kept of.
@@ -12,35 +11,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
 from bagpipe.dense.clip import NO_CLIP, Clip, Limited
-from bagpipe.dense.executor import DenseExecutor
-from bagpipe.dense.loss_scale import LossScale, ScaleHolder
-from bagpipe.dense.parallel.sharded import ShardedModel
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
-from bagpipe.dense.precondition.kfac import Kfac
 from bagpipe.errors import InputError
-from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stream import Streams, keep_for_current_stream
-from bagpipe.schedule.builders.whole_model import declare_dense
-from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
+from bagpipe.schedule.ir.loop_builder import Point
 from bagpipe.schedule.ir.program import OpKey
-from bagpipe.training.dense_parameters import DenseParameters, GradientSum, ShardedParameters, WholeParameters
 from bagpipe.training.digest import dense_digest
 from bagpipe.training.part import InFlightBatch, LoopPart, LoopRun
-from bagpipe.types.model_inputs import device_of
+from bagpipe.training.preconditioning import Preconditioning
 
-__all__ = ["DensePart", "ModelChunk", "WholeDense"]
+__all__ = ["DensePart", "ModelChunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,14 +69,14 @@ class DensePart(LoopPart):
             way it changes nothing that is stored.
         is_staged: the chunks are stages, of which other ranks hold others.
         divided: this rank's shares of the chunks that are divided among ranks, by name.
-        kfacs: K-FAC of the chunks whose gradients are preconditioned, by name.
+        preconditioning: K-FAC of the chunks here, a part of the same loop that comes before this one; None: there is
+            none.
     """
 
     name = "dense"
     gradient_points: tuple[Point, ...]
     is_staged: bool = False
     divided: Mapping[str, Shares] = MappingProxyType({})
-    kfacs: Mapping[str, Kfac] = MappingProxyType({})
 
     def __init__(
         self,
@@ -95,6 +86,7 @@ class DensePart(LoopPart):
         precision: Precision,
         skips_nonfinite: bool = False,
         clip: Clip = NO_CLIP,
+        preconditioning: Preconditioning | None = None,
     ) -> None:
         """Raises InputError: the loss scale grows where batches are not left out."""
         self.model = model
@@ -102,6 +94,7 @@ class DensePart(LoopPart):
         self.precision = precision
         self.skips_nonfinite = skips_nonfinite
         self.clip = clip
+        self.preconditioning = preconditioning
         self.gradient_norm: Tensor | None = None
         self.loss_scale: LossScale = precision.loss_scale
         if self.loss_scale.growth_interval and not skips_nonfinite:
@@ -189,8 +182,8 @@ class DensePart(LoopPart):
 
     def limited(self, norms: Sequence[Tensor], batch: InFlightBatch) -> Limited | None:
         """The limit of the norm of all gradients, from the norms given; see `Clip.limited`."""
-        if batch.row_squares is not None:
-            keep_for_current_stream(batch.row_squares)
+        for tensor in norms if batch.row_squares is None else (*norms, batch.row_squares):
+            keep_for_current_stream(tensor)  # another lane can have made it
         limited = self.clip.limited(norms, batch.row_squares)
         self._note(limited, batch)
         return limited
@@ -198,183 +191,3 @@ class DensePart(LoopPart):
     def _note(self, limited: Limited | None, batch: InFlightBatch) -> None:
         if limited is not None:
             self.gradient_norm, batch.row_factor = limited.norm.detach(), limited.row_factor
-
-
-class WholeDense(DensePart):
-    """The whole model in one lane.
-
-    Args:
-        model: called as ``model(dense, sparse)``.
-        optimizer: of its parameters.
-        executor: computes forward and backward.
-        skips_nonfinite: see `DensePart`.
-        replicas: sums gradients over the ranks; None: there is one rank, or the optimizer's step does it.
-        shards: the model is divided among the ranks, and `optimizer` steps this one's segments; None: it is not.
-        scale_holder: has the loss scale of each batch; None: it is kept here.
-        clip: see `DensePart`.
-    """
-
-    gradient_points = (Point.GRADIENTS,)
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        executor: DenseExecutor,
-        skips_nonfinite: bool = False,
-        replicas: GradientSum | None = None,
-        shards: ShardedModel | None = None,
-        scale_holder: ScaleHolder | None = None,
-        clip: Clip = NO_CLIP,
-    ) -> None:
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            precision=executor.precision,
-            skips_nonfinite=skips_nonfinite,
-            clip=clip,
-        )
-        parameters = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        self.parameters = dict(parameters)
-        self.chunks = {"model": ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=optimizer)}
-        self._executor = executor
-        self._held: DenseParameters
-        if shards is None:
-            self._held = WholeParameters(model, optimizer, replicas)
-        else:
-            self._held = ShardedParameters(model, optimizer, shards)
-        if self._held.shares is not None:
-            self.divided = {"model": self._held.shares}
-        self._scale_holder = scale_holder
-        self._device = device_of(model)  # now: parameters in chunks lie on the host between runs
-        self._buffers: dict[str, Tensor] = {}
-        self._loss_sum: Tensor
-
-    @property
-    def loss_counters(self) -> tuple[str, ...]:
-        return ("model",)
-
-    def declare(self, loop: LoopBuilder) -> None:
-        declare_dense(loop)
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"F": self.forward, "B": self.backward, "OPT": self.step}
-
-    def start(self, run: LoopRun) -> None:
-        before = self.loss_scale.carried()
-        super().start(run)
-        # A run that goes on after another one carries what the holder had then; it may have been set since.
-        if self._scale_holder is not None and run.carried and self.loss_scale.carried() != before:
-            self._scale_holder.write(self.loss_scale)
-        self._held.begin()
-        self._loss_sum = torch.full((), run.carried.get("loss_sum", 0.0), dtype=torch.float64, device=self._device)
-        self._buffers = {}
-
-    def forward(self, b: int) -> None:
-        self.begin(b)
-        batch = self._run.in_flight[b]
-        with self._held.forward():
-            if batch.inputs is not None:
-                num_examples = batch.rank_batch.num_global_examples
-                batch.dense_pass = made = self._executor.forward(batch.inputs, num_examples, self.loss_scale)
-                batch.loss_sum = None if made is None else made.loss_sum
-
-    def backward(self, b: int) -> None:
-        batch = self._run.in_flight[b]
-        with self._held.backward():
-            if batch.dense_pass is not None:
-                batch.dense_pass.backward()
-                batch.loss = batch.dense_pass.loss.detach()
-                batch.dense_pass = None
-        self.complete(b)
-
-    def begin(self, b: int) -> None:
-        """Before the first forward of a batch."""
-        if self._scale_holder is not None:
-            self.loss_scale = self._scale_holder.read()
-        if self.skips_nonfinite:
-            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-
-    def complete(self, b: int) -> None:
-        """The gradients of the batch's rows are complete."""
-        batch = self._run.in_flight[b]
-        self.loss_scale.unscale_rows(batch.groups)
-        if not self.skips_nonfinite:
-            self._count(b)
-
-    def step(self, b: int) -> None:
-        self.reduce(b)
-        self.apply(b)
-
-    def reduce(self, b: int) -> None:
-        """Sum the gradients over the ranks, which agree on whether the batch is left out."""
-        batch = self._run.in_flight[b]
-        is_bad = self._held.reduce(is_bad=batch.is_skipped if self.skips_nonfinite else None)
-        batch.is_skipped = batch.is_skipped or is_bad
-
-    def apply(self, b: int) -> None:
-        """Step the parameters, or leave the batch out."""
-        batch = self._run.in_flight[b]
-        if batch.is_skipped:
-            with torch.no_grad():
-                for name, buffer in self.model.named_buffers():
-                    buffer.copy_(self._buffers[name])
-        else:
-            self.update(batch)
-        self._buffers = {}
-        if self.skips_nonfinite and not batch.is_skipped:
-            self._count(b)
-        self._held.clear()
-
-    def update(self, batch: InFlightBatch) -> None:
-        """Step the optimizer with the gradients of a batch, which are complete."""
-        self.loss_scale.unscale_parameters(self._held.stepped)
-        if self.clip.norm or self.clip.value:
-            limited = self.limited(self._held.norms(self.clip), batch)
-            if limited is not None:
-                self.clip.scale(self._held.stepped, limited)
-        self._held.step()
-
-    def finish_batch(self, b: int) -> None:
-        super().finish_batch(b)
-        if self._scale_holder is not None:
-            self._scale_holder.write(self.loss_scale)
-
-    def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
-        return {"model": self._loss_sum}
-
-    def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
-        return ("model", "model", index)
-
-    def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
-        return self._held.gradients()
-
-    def stepped(self) -> Iterable[tuple[str, Tensor]]:
-        return self._held.named()
-
-    def chunk_of(self, key: OpKey) -> ModelChunk | None:
-        return self.chunks["model"]
-
-    def evaluating(self) -> AbstractContextManager[object]:
-        return self._held.whole()
-
-    def end(self) -> None:
-        self._held.end()
-
-    def capture(
-        self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
-    ) -> DenseCopy:
-        return self._held.capture(streams, rng=rng, parts=parts)
-
-    def restore(self, state: DenseState) -> None:
-        self._held.restore(state)
-
-    def digest(self) -> str:
-        return self._held.digest()
-
-    def _count(self, b: int) -> None:
-        batch = self._run.in_flight[b]
-        if batch.loss_sum is not None:
-            self._loss_sum += batch.loss_sum
-            batch.loss_sum = None

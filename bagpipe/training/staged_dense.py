@@ -9,8 +9,7 @@ X_MEASURE of each stage, X_AGREE of each process.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -24,7 +23,6 @@ from bagpipe.dense.lamb import Lamb
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.precision import Precision
 from bagpipe.distributed.interface import RankGroup
-from bagpipe.errors import JobError
 from bagpipe.pipeline.free_order import LaneOrder
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.order_log import OrderLog
@@ -37,21 +35,14 @@ from bagpipe.schedule.builders.prefetch_loop import TURN, declare_stages
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.schedule.lowering.stage_lanes import stage_lanes
-from bagpipe.training.agreement import Agreement
+from bagpipe.training.agreement import Agreement, agreement_of, needs_agreement
 from bagpipe.training.dense import DensePart, ModelChunk
 from bagpipe.training.part import Hook, LoopRun
+from bagpipe.training.preconditioning import LayersAt, Preconditioning
+from bagpipe.training.stage_layers import layers_at
+from bagpipe.training.stage_losses import StageLosses
 
-__all__ = ["StagedDense", "needs_agreement"]
-
-
-def needs_agreement(clip: Clip, *, skips: bool) -> bool:
-    """Whether the step of a stage depends on the gradients of all stages of all ranks.
-
-    Args:
-        clip: limits of gradients.
-        skips: batches that are not finite are left out.
-    """
-    return skips or clip.limits_dense
+__all__ = ["StagedDense"]
 
 
 class StagedDense(DensePart):
@@ -63,8 +54,8 @@ class StagedDense(DensePart):
         precision: as the stages were prepared.
         loss: of the model's outputs.
         orders: of lanes that choose theirs; None: the schedule has an order.
-        skips_nonfinite, clip: see `DensePart`. If they need it (`needs_agreement`), the program of `pipeline` has
-            X_AGREE.
+        skips_nonfinite, clip, preconditioning: see `DensePart`. If it is needed (`needs_agreement`), the program of
+            `pipeline` has X_AGREE.
         ranks: group of all ranks, for X_AGREE; None: there is one.
 
     Raises:
@@ -84,6 +75,7 @@ class StagedDense(DensePart):
         loss: Loss = BCE,
         orders: OrderLog | None = None,
         ranks: RankGroup | None = None,
+        preconditioning: Preconditioning | None = None,
     ) -> None:
         super().__init__(
             model=pipeline.staged.model,
@@ -91,26 +83,23 @@ class StagedDense(DensePart):
             precision=precision,
             skips_nonfinite=skips_nonfinite,
             clip=clip,
+            preconditioning=preconditioning,
         )
         self.pipeline = pipeline
         self.order_log = orders
         self._loss = loss
         self.chunks = {
-            str(stage): ModelChunk(
-                name=str(stage),
-                parameters=tuple(pipeline.staged.parameters_of(stage)),
-                tensors=pipeline.names_of(stage),
-                optimizer=pipeline.optimizers.get(stage),
+            (name := str(stage)): ModelChunk(
+                name=name, parameters=own.parameters, tensors=pipeline.names_of(stage), optimizer=own.optimizer
             )
-            for stage in pipeline.stages
+            for stage, own in pipeline.weights.items()
         }
         step, process = pipeline.step, pipeline.process
         self._lanes = stage_lanes(step, process)
         self._embedding = step.embedding_stages[process].number
         self._stage_of = {instance.number: instance.stage for instance in step.instances}
         self._units = step.program.micro_per_batch
-        #: Micro-batch of a batch's first forward, by instance: a table may take them in any order.
-        self._first_units = {
+        self._first_units = {  # micro-batch of a batch's first forward, by instance: a table may take any order
             template.stage: template.unit
             for templates in reversed([self._lanes.lanes[lane] for lane in step.lanes_of(process)])
             for template in reversed(templates)
@@ -134,11 +123,10 @@ class StagedDense(DensePart):
         }
         self._agreement: Agreement | None = None
         if needs_agreement(clip, skips=skips_nonfinite):
-            self._agreement = _agreement(pipeline, clip, self.parameters, ranks)
+            self._agreement = agreement_of(pipeline, clip, self.parameters, ranks)
         self.gradient_points = (Point.GRADIENTS, Point.STEP if self._agreement is None else Point.SUMMED)
-        self._losses_lock = threading.Lock()
         self._runtime: StageRuntime
-        self._loss_before: float = 0.0
+        self._losses: StageLosses
         self._next_batch = 0
 
     @property
@@ -150,22 +138,34 @@ class StagedDense(DensePart):
 
     def handlers(self) -> Mapping[str, Handler]:
         step, process = self.pipeline.step, self.pipeline.process
-        own: dict[int, int] = {}
-        for instance in step.instances:
-            if instance.process == process:
-                own.setdefault(instance.stage, instance.number)
+        own = {self._stage_of[number]: number for number in reversed(self.pipeline.instances)}
         sums = step.program.lanes.get(f"reduce{process}", ())
-        ops = {"REDUCE_GRAD": self.reduce, "UNSHARD": self.unshard, "RESHARD": self.reshard}
+        weights = self.pipeline.weights
+        ops: Mapping[str, Callable[[int, int], None]] = {
+            "REDUCE_GRAD": self.reduce,
+            "UNSHARD": lambda stage, index: weights[stage].unshard(index),
+            "RESHARD": lambda stage, index: weights[stage].reshard(),
+        }
         agreement: dict[str, Handler] = {}
         if self._agreement is not None:
+            agreement = {f"{number}X_MEASURE": partial(self.measure, stage) for stage, number in own.items()}
             agreement[f"{self._embedding}X_AGREE"] = self.agree
-            agreement |= {f"{number}X_MEASURE": partial(self.measure, stage) for stage, number in own.items()}
+        computing = dict(self._runtime.handlers())
+        for number in self.pipeline.instances:
+            for op in (op for op in ("F", "REC", "B", "I", "W") if f"{number}{op}" in computing):
+                handler = computing[f"{number}{op}"]
+                if self.preconditioning is not None and op in ("F", "REC"):
+                    handler = self.preconditioning.capturing(str(number), handler)
+                computing[f"{number}{op}"] = weights[self._stage_of[number]].acting(number, op, handler)
         return {
-            **self._runtime.handlers(),
+            **computing,
             **({TURN: lambda b: None} if self._lanes.paced else {}),
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
-            **agreement,
+            **({} if self._agreement is None else {f"{self._embedding}X_AGREE": self.agree}),
+            **{
+                f"{n}X_MEASURE": partial(self.measure, stage) for stage, n in own.items() if self._agreement is not None
+            },
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
             **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums if a.op in ops},
         }
@@ -180,29 +180,29 @@ class StagedDense(DensePart):
         yield Hook(at=Point.READ, when="after", call=self._read)
 
     def start(self, run: LoopRun) -> None:
+        self.pipeline.recover()
         super().start(run)
         self._next_batch = run.first_batch
-        sums = {int(number): value for number, value in run.carried.get("loss_sums", {}).items() if number.isdecimal()}
-        # The stages go on with their own sums where the checkpoint's job had the same ones, else rank 0 has them all.
-        is_same = sums.keys() == set(self.pipeline.instances)
-        self._loss_before = 0.0 if is_same else run.carried.get("loss_sum", 0.0)
+        self._losses = StageLosses({number: self._stage_of[number] for number in self.pipeline.instances}, run.carried)
         for versions in self.pipeline.versions.values():
             versions.start(run.first_batch, run.earlier.dense)
         if self.pipeline.partial_backward is not None:
             self.pipeline.partial_backward.earlier = run.earlier.dense
-        for activations in self.pipeline.activations.values():
-            activations.lane.open(run.trace)
-        self.pipeline.parameters.join()  # an earlier run can have been given up
         self._runtime = self.pipeline.runtime(
             self._stage_batch,
             lambda head, logits, targets: self._loss.of_head(head, logits.reshape(-1), targets),
             label_shape=self._loss.target_shape,
-            loss_sums=sums if is_same else {},
+            loss_sums=self._losses.initial,
             loss_scale=lambda: self.loss_scale.value,
             can_leave_out=self.skips_nonfinite,
             earlier=run.earlier.masks,
         )
+        self._losses.follow(self._runtime)
         self.pipeline.parameters.begin(self._runtime)
+        if self.preconditioning is not None:
+            places = layers_at(self.pipeline, self._runtime, self.preconditioning.kfacs)
+            self.preconditioning.attach(self, places, can_leave_out=self.skips_nonfinite)
+        self.pipeline.open_lanes(run.trace)
 
     def backward_rows(self, b: int) -> None:
         """The gradients of all micro-batches reach the rows."""
@@ -213,28 +213,28 @@ class StagedDense(DensePart):
         """The stage's gradients become those of the whole global batch."""
         self._runtime.sum_pipes(stage)
         self.pipeline.reduce(stage, b)
-
-    def unshard(self, stage: int, index: int) -> None:
-        """The stage has its parameters, of which each holder has a share, or has stepped one."""
-        self.pipeline.unshard(stage, index)
-
-    def reshard(self, stage: int, index: int) -> None:
-        """The stage's whole parameters are not needed before their next UNSHARD."""
-        self.pipeline.reshard(stage)
+        if (kfac := self._kfac(stage)) is not None and stage in self.pipeline.shares:
+            self.pipeline.shares[stage].show(kfac.layers)
 
     def measure(self, stage: int, b: int) -> None:
         """X_MEASURE: the stage's gradients are as its optimizer takes them, but for a limit of their norm."""
+        if self._kfac(stage) is not None:
+            return  # PRECOND has done it
         batch = self._run.in_flight[b]
-        batch.is_reached[stage] = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples)
-        parameters = [*self.pipeline.stepped(stage)] if batch.is_reached[stage] else []
-        if parameters:
-            self.loss_scale.unscale_parameters(parameters)
-            if self._agreement is not None:
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
-            if self.clip.limits_dense or self.clip.value:
-                batch.norms[stage] = self.clip.norms(parameters, squares=stage in self.pipeline.shares)
+        batch.is_reached[stage] = self._prepare(stage, b, ())
+        if batch.is_reached[stage]:
+            norms = self.pipeline.weights[stage].measure(partial(self._prepare, stage, b), self.clip)
+            if norms is not None:
+                batch.norms[stage] = norms
+
+    def _prepare(self, stage: int, b: int, parameters: Sequence[nn.Parameter]) -> bool:
+        """Some gradients of a stage become means without the loss scale. Returns whether the stage has any."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
+        is_reached = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, parameters)
+        self.loss_scale.unscale_parameters(parameters)
+        return is_reached
 
     def agree(self, b: int) -> None:
         """X_AGREE: whether any process has found the batch bad, and the norms of the gradients of all stages."""
@@ -259,8 +259,6 @@ class StagedDense(DensePart):
                 if self._stage_of[number] == stage:
                     self._runtime.runner(number).restore(b)
             return
-        for norm in batch.all_norms:
-            keep_for_current_stream(norm)
         limited = self.limited(batch.all_norms, batch)
         if batch.is_reached[stage]:
             self.update(stage, b, limited)
@@ -269,13 +267,32 @@ class StagedDense(DensePart):
 
     def update(self, stage: int, b: int, limited: Limited | None) -> None:
         """Step the stage's optimizer with the gradients of a batch, measured before, under their limit."""
-        if limited is not None:
-            self.clip.scale(self.pipeline.stepped(stage), limited)
-        self.pipeline.optimize(stage, b)
+        weights, kfac = self.pipeline.weights[stage], self._kfac(stage)
+        if kfac is not None:
+            kfac.limit(str(stage), float(self.pipeline.optimizers[stage].param_groups[0]["lr"]))
+            weights.take_shown(kfac.layers)
+            weights.measure(lambda parameters: None, self.clip)
+        weights.step(b, self.clip, limited)
 
     def leave_out(self, stage: int, b: int) -> None:
         """The stage keeps its parameters, and forgets the gradients of a batch."""
-        self.pipeline.optimize(stage, b, is_left_out=True)
+        if (kfac := self._kfac(stage)) is not None:
+            kfac.leave_out(str(stage), b)
+        self.pipeline.weights[stage].leave_out(b, is_skipped=self._run.in_flight[b].is_skipped)
+
+    def num_examples(self, at: LayersAt, index: int) -> int:
+        """See `Preconditioned`."""
+        return self._runtime.runner(int(at.prefix)).num_examples(index)
+
+    def is_left_out(self, b: int) -> bool:
+        """See `Preconditioned`. The stages agree after the work of K-FAC, which is undone then."""
+        return False
+
+    def show_gradients(self, chunk: str, b: int, names: frozenset[str]) -> None:
+        """See `Preconditioned`."""
+        stage = int(chunk)
+        self._run.in_flight[b].is_reached[stage] = self._prepare(stage, b, ())
+        self.pipeline.weights[stage].show(names, partial(self._prepare, stage, b))
 
     def finish_batch(self, b: int) -> None:
         super().finish_batch(b)
@@ -286,14 +303,8 @@ class StagedDense(DensePart):
 
     def loss_sums(self, before: int | None = None) -> Mapping[str, Tensor]:
         in_flight = self._run.in_flight
-        found = self._runtime.loss_sums(
-            self._next_batch if before is None else before, lambda b: b in in_flight and in_flight[b].is_skipped
-        )
-        sums = {str(number): value for number, value in found.items()}
-        if self._loss_before:
-            first = next(iter(sums))
-            sums[first] = sums[first] + self._loss_before
-        return sums
+        before = self._next_batch if before is None else before
+        return self._losses.sums(before, lambda b: b in in_flight and in_flight[b].is_skipped)
 
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
         number = key[0]
@@ -303,28 +314,15 @@ class StagedDense(DensePart):
     def checked_gradients(self, point: Point, key: OpKey) -> Iterable[tuple[str, Tensor]]:
         if point is Point.GRADIENTS:
             return ()
-        stage = self._stage_of[key[0]]
-        parameters = self.chunks[str(stage)].parameters
-        if stage in self.pipeline.shares:
-            return self.pipeline.shares[stage].checked()
-        return ((name, parameter.grad) for name, parameter in parameters if parameter.grad is not None)
+        return self.pipeline.weights[self._stage_of[key[0]]].gradients()
 
     def checked_losses(self, point: Point, key: OpKey, b: int) -> Iterable[Tensor]:
         # At its step a stage has computed all its losses, and at the gradients of rows most stages have.
-        stages = None if point is Point.GRADIENTS else {self._stage_of[key[0]]}
-        for number in self.pipeline.instances:
-            losses = self._runtime.runner(number).unchecked
-            if stages is None or self._stage_of[number] in stages:
-                with self._losses_lock:  # lanes look at the same time
-                    found = [losses.popleft()[1] for _ in range(sum(batch <= b for batch, _ in tuple(losses)))]
-                for loss in found:
-                    keep_for_current_stream(loss)
-                yield from found
+        return self._losses.unexamined(b, None if point is Point.GRADIENTS else self._stage_of[key[0]])
 
     def stepped(self) -> Iterable[tuple[str, Tensor]]:
-        for stage in self.pipeline.stages:
-            names = (name for name, _ in self.chunks[str(stage)].parameters)
-            yield from zip(names, self.pipeline.stepped(stage), strict=True)
+        for weights in self.pipeline.weights.values():
+            yield from zip((name for name, _ in weights.parameters), weights.stepped, strict=True)
 
     def chunk_of(self, key: OpKey) -> ModelChunk | None:
         return self.chunks[str(self._stage_of[key[0]])]
@@ -340,6 +338,7 @@ class StagedDense(DensePart):
     def capture(
         self, streams: Streams, chunk: str, *, rng: Mapping[str, Tensor] | None, parts: Mapping[str, Tensor]
     ) -> DenseCopy:
+        self.pipeline.weights[int(chunk)].settle()
         if chunk in self.divided:
             return self.divided[chunk].capture(streams, rng=rng, parts=parts)
         return super().capture(streams, chunk, rng=rng, parts=parts)
@@ -349,21 +348,31 @@ class StagedDense(DensePart):
         state.restore(self.model, *self.pipeline.optimizers.values(), own=own)
 
     def evaluating(self) -> AbstractContextManager[object]:
+        self.rest()  # what ranks share is home
         return self.pipeline.parameters.whole()
 
+    def rest(self) -> None:
+        self.pipeline.rest()
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
+        for lane in self.pipeline.chunk_lanes:
+            lane.chunked.keep_averages(averages, decay)
+        return bool(self.pipeline.chunk_lanes)
+
     def end(self) -> None:
-        self.pipeline.parameters.join()
+        self.pipeline.end()
         self.pipeline.adopt(self.optimizer)
 
     def close(self) -> None:
-        for activations in self.pipeline.activations.values():
-            activations.lane.close()
+        self.pipeline.close()
 
     def lane_reports(self) -> Mapping[str, LaneReport]:
-        found: dict[str, LaneReport] = {}
-        for lane, activations in self.pipeline.activations.items():
-            found |= activations.lane.reports(lane)
-        return found
+        return self.pipeline.lane_reports()
+
+    def _kfac(self, stage: int) -> Preconditioning | None:
+        """K-FAC of a stage with linear layers; None: its plain gradients are stepped with."""
+        kfac = self.preconditioning
+        return kfac if kfac is not None and str(stage) in kfac.kfacs else None
 
     def _read(self, key: OpKey, b: int) -> None:
         batch = self._run.in_flight[b]
@@ -373,21 +382,3 @@ class StagedDense(DensePart):
         batch = self._run.in_flight[b].stage_batch
         assert batch is not None, "read before"
         return batch
-
-
-def _agreement(
-    pipeline: DensePipeline, clip: Clip, parameters: Mapping[str, nn.Parameter], ranks: RankGroup | None
-) -> Agreement:
-    staged, mesh, rank = pipeline.staged, pipeline.mesh, 0 if ranks is None else ranks.rank
-    if ranks is None and mesh.world_size > 1:
-        raise JobError(f"{mesh.world_size} ranks agree on a batch, but no group leads to them")
-    stages = range(len(staged.stages))
-    measured = {} if not clip.limits_dense else {n: [name for name, _ in staged.parameters_of(n)] for n in stages}
-    return Agreement(
-        measured,
-        [name for name, _ in staged.model.named_parameters() if name in parameters],
-        gives=[stage for stage in pipeline.stages if mesh.holders(stage)[0] == rank],
-        divided=[stage for stage in stages if pipeline.is_divided and len(mesh.holders(stage)) > 1],
-        device=pipeline.device,
-        group=ranks,
-    )

@@ -179,7 +179,7 @@ class DenseJob:
             **runtime.handlers(),
             f"{embedding}X_EMBED": partial(runtime.embed, embedding),
             f"{embedding}X_EMBED_GRAD": partial(runtime.embed_grad, embedding),
-            **{f"{each.number}OPT": partial(self.pipeline.optimize, each.stage) for each in own},
+            **{f"{each.number}OPT": self.pipeline.weights[each.stage].step for each in own},
         }
 
     def _stage_batch(self, b: int) -> StageBatch:

@@ -16,7 +16,8 @@ from bagpipe.dense.parallel.stage_shards import StageShards
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.distributed.process_groups import TorchPeers
 from bagpipe.pipeline.interpret import Handler
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh, held_stages
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.mesh import Mesh, held_stages
 from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.graph import Graph
 from bagpipe.schedule.ir.step_program import StepProgram
@@ -164,7 +165,7 @@ class Stages:
     @property
     def own(self) -> list[nn.Parameter]:
         """What the optimizers step."""
-        return [parameter for stage in self._pipeline.stages for parameter in self._pipeline.stepped(stage)]
+        return [parameter for weights in self._pipeline.weights.values() for parameter in weights.stepped]
 
     @property
     def states(self) -> list[Tensor]:
@@ -207,7 +208,7 @@ class Stages:
             "OPT": self._optimize,
             "REDUCE_GRAD": self._pipeline.reduce,
             "UNSHARD": self._unshard,
-            "RESHARD": lambda stage, index: self._pipeline.reshard(stage),
+            "RESHARD": lambda stage, index: self._pipeline.weights[stage].reshard(),
         }
         atoms: Iterable[Action] = (atom for atom in self._step.program.atoms() if atom.op in ops)
         for atom in atoms:
@@ -217,10 +218,10 @@ class Stages:
     def _optimize(self, stage: int, b: int) -> None:
         if stage == self._pipeline.stages[0]:
             self._look()
-        self._pipeline.optimize(stage, b)
+        self._pipeline.weights[stage].step(b)
 
     def _unshard(self, stage: int, index: int) -> None:
-        self._pipeline.unshard(stage, index)
+        self._pipeline.weights[stage].unshard(index)
         here = [p.untyped_storage() for p in (*self.parameters, *self.own)]
         whole = sum({storage._cdata: storage.nbytes() for storage in here}.values())
         self.most_whole_bytes = max(self.most_whole_bytes, whole)

@@ -170,15 +170,9 @@ KFAC = {"precondition": "kfac"}
         ),
         (
             KFAC,
-            {"dense": DenseConfig(state="host")},
-            "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
-            "gradients of a layer",
-        ),
-        (
-            KFAC,
-            {"dense": DenseConfig(budget_bytes=1000)},
-            "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host: it needs whole "
-            "gradients of a layer",
+            {"dense": DenseConfig(budget_bytes=1000), "run": RunConfig(device="cuda")},
+            "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host on run.device cuda: "
+            "torch has gradients where their parameters are, which are on the host meanwhile",
         ),
         (
             {**KFAC, "kfac_lag": 1},

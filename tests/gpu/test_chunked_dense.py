@@ -10,8 +10,10 @@ from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
 from bagpipe.dense.executor import EagerExecutor
 from bagpipe.pipeline.devices import open_streams
-from bagpipe.training.chunked_dense import ChunkedDense
+from bagpipe.training.chunked_weights import ChunkedWeights
 from bagpipe.training.part import LoopRun
+from bagpipe.training.weights import ResidentWeights
+from bagpipe.training.whole_dense import WholeDense
 
 pytestmark = pytest.mark.gpu
 
@@ -56,13 +58,12 @@ def test_chunks_keep_the_bits_on_the_device(device: str, slots: int) -> None:
 def test_losses_are_summed_on_the_device(device: str) -> None:
     """Between runs the parameters lie on the host."""
     model = nn.Linear(2, 1).to(device)
-    dense = ChunkedDense(
+    weights = ChunkedWeights(
+        ResidentWeights(model, torch.optim.SGD(model.parameters(), lr=0.1)),
         budget=Budget(num_bytes=1024),
         streams=open_streams(device),
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        executor=EagerExecutor(model),
     )
+    dense = WholeDense(weights=weights, executor=EagerExecutor(model))
     dense.start(LoopRun(batches=iter(()), parts=()))
     assert dense.loss_sums()["model"].device.type == torch.device(device).type
     dense.end()

@@ -22,10 +22,11 @@ from bagpipe.jobs.session import JobSession
 from bagpipe.models.plain_dlrm import PlainDLRM
 from bagpipe.oracle.rank_batch import RankBatch
 from bagpipe.testing.plain_job import plan_rank_batches
-from bagpipe.training.dense import WholeDense
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import EngineSettings
 from bagpipe.training.progress import RunResult
+from bagpipe.training.weights import ResidentWeights
+from bagpipe.training.whole_dense import WholeDense
 from bagpipe.types.batch import Batch
 from bagpipe.types.schema import RowSchema
 from data import open_loader, open_source
@@ -71,7 +72,7 @@ class SmallJob:
 
     def _make_dense(self, cache: RowCache, ranks: Ranks, stack: ExitStack) -> RankDense:
         return RankDense(
-            dense=WholeDense(model=self.model, optimizer=self.optimizer, executor=EagerExecutor(self.model))
+            dense=WholeDense(weights=ResidentWeights(self.model, self.optimizer), executor=EagerExecutor(self.model))
         )
 
     def batches(

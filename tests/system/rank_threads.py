@@ -24,7 +24,7 @@ from bagpipe.errors import JobError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.planner import plan_batches
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.pipeline.stage.dense_pipeline import held_stages
+from bagpipe.pipeline.stage.mesh import held_stages
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.training.dense import DensePart

@@ -29,7 +29,7 @@ from bagpipe.dense.parallel.broadcast import share_stages
 from bagpipe.errors import ChangedRowError, StoreError
 from bagpipe.jobs.row_check import sums_of_checkpoint
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.pipeline.stage.dense_pipeline import held_stages
+from bagpipe.pipeline.stage.mesh import held_stages
 from bagpipe.store.audit import stored_sums
 from bagpipe.store.fencing.fence import Fence
 from bagpipe.store.memory.store import MemoryStore

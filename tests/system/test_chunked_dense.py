@@ -115,6 +115,22 @@ def test_ranks_keep_the_replicated_bits(clicks: MakeConfig, world_size: int) -> 
     assert (budgeted.dense_digest, budgeted.embedding_digest) == (plain.dense_digest, plain.embedding_digest)
 
 
+KFAC: dict[str, object] = {"optim__precondition": "kfac", "optim__kfac_damping": 0.1, "optim__kfac_inverse_every": 2}
+
+
+def test_preconditioned_gradients_are_stepped_with_by_chunk(clicks: MakeConfig) -> None:
+    config = change(clicks(limit=125), **DEEP, **KFAC, optim__dense="adam", run__nonfinite="skip", run__loss_scale=8.0)
+    same(config, dense__budget_bytes=smallest(config))
+
+
+@pytest.mark.parametrize("level", some_of(["none", "gradients", "parameters"], {1}))
+def test_ranks_keep_the_bits_of_preconditioned_gradients(clicks: MakeConfig, level: str) -> None:
+    config = change(clicks(limit=125), **DEEP, **KFAC, optim__dense="adam", dense__shard=level)
+    plain = run_ranks(config, 2)
+    budgeted = run_ranks(change(config, dense__budget_bytes=smallest(config)), 2)
+    assert budgeted.digests == plain.digests
+
+
 def test_a_killed_job_resumes_under_another_budget(clicks: MakeConfig, tmp_path: Path) -> None:
     """Checkpoints hold parameters and state by name: with other chunks, and with none."""
     config = change(clicks(), **DEEP, optim__dense="adam")

@@ -284,6 +284,7 @@ def test_stages_that_are_divided_among_ranks_resume(clicks: MakeConfig, tmp_path
     resumes(job(clicks, "chimera", "dlrm", dense__shard="gradients", optim__dense="adam", data__limit=168), tmp_path, 2)
 
 
+KFAC: dict[str, object] = {"optim__precondition": "kfac", "optim__kfac_damping": 0.1, "optim__kfac_inverse_every": 2}
 #: What excludes nothing else: limits of the norm, batches that are left out, averages, beside all of the above.
 TOGETHER: list[tuple[str, int, dict[str, object]]] = [
     ("1f1b", 2, {"optim__clip_norm": 0.02, "optim__clip_scope": "all", "optim__dense": "adam"}),
@@ -296,6 +297,10 @@ TOGETHER: list[tuple[str, int, dict[str, object]]] = [
     ("spectrain-v2", 2, {"pipeline__activations": "host", "optim__dense": "adam", "pipeline__rows_delay": 1}),
     ("chimera", 2, {"pipeline__activations": "host", "optim__dense": "adam", "dense__shard": "parameters"}),
     ("dynamic", 2, PARTIAL),
+    ("1f1b", 2, {**KFAC, "optim__dense": "adam", "run__nonfinite": "skip"}),
+    ("chimera", 2, {**KFAC, "dense__shard": "gradients", "optim__dense": "adam"}),
+    ("zb-h1", 4, {**KFAC, "dense__shard": "parameters", "optim__kfac_lag": 1}),
+    ("pipedream", 2, {**KFAC, **PARTIAL, "optim__dense": "adam"}),
     ("zb-h1", 2, {"run__compile": True, "pipeline__activations": "host", "optim__dense": "adam"}),
     ("chimera", 2, {"run__compile": True, "dense__shard": "gradients", "optim__dense": "adam"}),
 ]
@@ -303,7 +308,7 @@ TOGETHER: list[tuple[str, int, dict[str, object]]] = [
 
 @pytest.mark.parametrize(
     ("schedule", "world_size", "values"),
-    some_of(TOGETHER, {1, 4, 7}),
+    some_of(TOGETHER, {1, 4, 7, 10, 11}),
     ids=[f"{name}-{number}" for number, (name, *_) in enumerate(TOGETHER)],
 )
 def test_what_goes_with_a_budget_goes_together(

@@ -43,6 +43,8 @@ MakeConfig = Callable[..., Config]
 
 BAD = 7
 
+KFAC: Mapping[str, object] = {"optim__precondition": "kfac", "optim__kfac_damping": 0.1}
+
 #: How a job trains its dense part -> changes of its configuration.
 WAYS: Mapping[str, Callable[[Config], Config]] = {
     "whole": lambda config: config,
@@ -160,10 +162,12 @@ ON_RANKS: Mapping[str, tuple[str, int, dict[str, object]]] = {
     "versions": ("pipedream-2bw", 2, {}),
     "predictions, rows a batch late": ("spectrain", 2, {"pipeline__rows_delay": 1}),
     "parts of backwards": ("1f1b", 2, {"pipeline__backward_shares": "0.5,1"}),
+    "preconditioned": ("chimera", 2, {**KFAC, "optim__kfac_inverse_every": 2}),
+    "preconditioned a batch late": ("1f1b", 4, {**KFAC, "optim__kfac_lag": 1, "dense__shard": "gradients"}),
 }
 
 
-@pytest.mark.parametrize("way", some_of([*ON_RANKS], set(range(9))))
+@pytest.mark.parametrize("way", some_of([*ON_RANKS], set(range(11))))
 def test_all_stages_skip_the_same_batches(clicks: MakeConfig, way: str) -> None:
     schedule, world_size, keys = ON_RANKS[way]
     config = staged(clicks(), schedule, 2, pipeline__microbatches=2, run__nonfinite="skip", optim__dense="adam", **keys)
@@ -179,6 +183,26 @@ def test_all_stages_skip_the_same_batches(clicks: MakeConfig, way: str) -> None:
         assert sum(result.progress.samples for result in end.results) == 305 - 12
         assert all(np.isfinite(float(result.progress.loss_sum)) for result in end.results)
         assert all(bool(np.isfinite(rows).all()) for _, rows in end.rows.values())
+
+
+@pytest.mark.parametrize(("first", "every"), [(5, 1), (0, 3), (3, 2)])
+def test_a_skipped_batch_is_in_no_factor_of_stages(clicks: MakeConfig, first: int, every: int) -> None:
+    """As in the whole model, where the batch is known to be bad before its inversions."""
+    values = {**KFAC, "optim__kfac_inverse_every": every, "run__dtype": "float64", "run__nonfinite": "skip"}
+    config = change(clicks("sum", "dlrm", "adagrad", limit=125), **values)
+    whole = Small(config)
+    with whole.store:
+        whole.engine.train(bad_from(first, 0, whole.batches()))
+    cut = run_ranks(staged(config, "1f1b", 2, pipeline__microbatches=1), 2, change_batches=partial(bad_from, first))
+    for name, value in whole.engine.dense.model.state_dict().items():
+        torch.testing.assert_close(cut.dense[name], value, rtol=0, atol=1e-12)
+
+
+def bad_from(first: int, rank: int, batches: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    """Two bad batches."""
+    for bad in (first, first + 1):
+        batches = with_bad_batch(batches, float("nan"), bad)
+    return batches
 
 
 def example_shares(config: Config, world_size: int) -> tuple[int, ...]:

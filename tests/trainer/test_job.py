@@ -13,7 +13,7 @@ from torch import nn
 from bagpipe.config.sections import CacheConfig, Config, DataConfig, RunConfig, StoreConfig
 from bagpipe.errors import CapacityError
 from bagpipe.jobs.ranks import Ranks
-from bagpipe.pipeline.stage.dense_pipeline import Mesh
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.registry import DENSE_SCHEDULES
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue

@@ -6,7 +6,7 @@ import pytest
 
 from bagpipe.config.dense_section import DenseConfig
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.dense_pipeline import Mesh
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.step_program import step_program
 from trainer.shards import check_holders, check_shards

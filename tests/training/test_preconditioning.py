@@ -12,20 +12,19 @@ from bagpipe.errors import InputError
 from bagpipe.training.preconditioning import Preconditioning
 
 
-def kfac_of(model: nn.Module) -> Kfac:
-    return Kfac(linear_layers(model), KfacSettings())
+def part_of(model: nn.Module) -> Preconditioning:
+    return Preconditioning({"1": Kfac(linear_layers(model), KfacSettings())}, dict(model.named_parameters()))
 
 
 def test_chunks_without_layers_keep_nothing() -> None:
-    kfac = kfac_of(nn.Sequential(nn.Linear(2, 1)))
-    part = Preconditioning({"1": kfac})
+    part = part_of(nn.Sequential(nn.Linear(2, 1)))
     assert not part.is_divided
     assert part.tensors("0", 4) == {}
     assert part.tensors("1", 4).keys() == {"0.next_turn"}
 
 
 def test_a_checkpoint_of_other_weights_begins_anew_and_one_of_other_layers_is_refused() -> None:
-    part = Preconditioning({"1": kfac_of(nn.Sequential(nn.Linear(2, 1)))})
+    part = part_of(nn.Sequential(nn.Linear(2, 1)))
     part.load_tensors({})
     with pytest.raises(InputError, match="no K-FAC factors of layer 0"):
         part.load_tensors({"other.next_turn": torch.tensor(3)})

@@ -10,7 +10,7 @@ Parameters and state keep their identity and their names: whoever reads them by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from bagpipe.dense.chunks.gradients import KeptGradients
 from bagpipe.dense.chunks.unit_hooks import UnitHooks
 from bagpipe.dense.chunks.units import average_moment, gradient_moment, norm_moment, step_moment, version_moment
 from bagpipe.dense.chunks.walker import Walker
+from bagpipe.dense.clip import Prepare
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 from bagpipe.pipeline.trace import Trace
@@ -62,6 +63,7 @@ class ChunkedModel:
             self.walker, plan.units, plan.outer, names, layout=layout, places=plan.places, kept=self._kept
         )
         self.gradients = KeptGradients(self.walker, layout, plan.places, names)
+        self._replaced: dict[nn.Parameter, Tensor] = {}  # gradients beside the chunks that are stepped with
         self._share = 0.0
         self._of_chunk: list[list[nn.Parameter]] = [[] for _ in range(layout.num_of_kind)]
         for parameter, place in plan.places.items():
@@ -177,8 +179,32 @@ class ChunkedModel:
             own = self.gradients.of(self._of_chunk[chunk])
             if own:
                 self.walker.enter(norm_moment(self._plan.layout, chunk))
-                with _shown(own):
+                with _shown({parameter: self._replaced.get(parameter, own[parameter]) for parameter in own}):
                     look([*own])
+
+    def show(self, wanted: Container[nn.Parameter], prepare: Prepare, *, piece: int = 0) -> None:
+        """Have copies of gradients in `grad`, beside the chunks, until `take_shown`.
+
+        Args:
+            wanted: parameters.
+            prepare: called once for each gradient of the piece, which it may change.
+            piece: number of what is stepped then.
+        """
+        found: dict[nn.Parameter, Tensor] = {}
+
+        def look(parameters: Sequence[nn.Parameter]) -> None:
+            prepare(parameters)
+            found.update({p: p.grad.clone() for p in parameters if p in wanted and p.grad is not None})
+
+        self.measure(look, piece=piece)
+        for parameter, gradient in found.items():
+            parameter.grad = gradient
+
+    def take_shown(self, wanted: Iterable[nn.Parameter]) -> None:
+        """After `show`: the parameters are stepped with what they have in `grad` now."""
+        for parameter in wanted:
+            if parameter.grad is not None:
+                self._replaced[parameter], parameter.grad = parameter.grad, None
 
     def step(self, update: Callable[[Sequence[nn.Parameter]], None], *, piece: int = 0) -> None:
         """Step chunk by chunk.
@@ -192,7 +218,8 @@ class ChunkedModel:
             if own:
                 kept = [name for name in self._plan.pieces[piece].versions if name == LAST_GRADIENT]
                 self.walker.enter(step_moment(self._plan.layout, chunk, kept))
-                with _shown(own), self._only([*own], piece):
+                shown = {parameter: self._replaced.pop(parameter, gradient) for parameter, gradient in own.items()}
+                with _shown(shown), self._only([*own], piece):
                     update([*own])
                 for parameter in own:
                     self._place_state(parameter, piece)

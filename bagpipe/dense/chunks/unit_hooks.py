@@ -24,8 +24,8 @@ from bagpipe.dense.chunks.layout import ChunkLayout, Place
 from bagpipe.dense.chunks.moments import Moment
 from bagpipe.dense.chunks.units import Unit, is_compiled, module_moment, tensors_in
 from bagpipe.dense.chunks.walker import Walker
+from bagpipe.dense.versioned_call import in_place_of
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.versioned_call import in_place_of
 
 __all__ = ["UnitHooks"]
 

@@ -11,6 +11,7 @@ a: inputs of the layer with 1 appended for a bias. g: gradients of the loss of o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -134,6 +135,12 @@ class LayerFactors:
         # What is not finite stays so: the check of gradients says which batch it came from.
         # Rows contiguous, as a checkpoint brings it back: products of another layout round differently.
         return torch.cholesky_inverse(triangle).contiguous()
+
+    def copy(self) -> Mapping[str, Tensor | None]:
+        """The factors and inverses by name, in memory that stays as it is."""
+        own = {name: getattr(self, name) for name in ("factor_a", "factor_g")}
+        copies = {name: None if factor is None else factor.clone() for name, factor in own.items()}
+        return {**copies, "inverse_a": self.inverse_a, "inverse_g": self.inverse_g}  # new ones replace these
 
     def precondition(self, gradient: Tensor) -> Tensor:
         """The preconditioned gradient; the gradient itself before the first inversion.

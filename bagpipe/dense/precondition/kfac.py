@@ -99,6 +99,7 @@ class Kfac:
 
     Attributes:
         sizes: ``[layers]``: preconditioned gradient times gradient, of the latest batch.
+        can_leave_out: a batch can be left out after its inversions, which `leave_out` then undoes.
     """
 
     def __init__(
@@ -123,6 +124,9 @@ class Kfac:
         self._collected = -1  # latest batch of them
         self._earlier = 0
         self._lock = threading.RLock()
+        self.can_leave_out = False
+        self._left_out = -1  # latest batch
+        self._before: dict[int, tuple[int, Mapping[str, Tensor | None]]] = {}  # layer: batch, state before it
         self._next_turn = dict.fromkeys(self.owned, 0)
         self._gradients: list[Tensor | None] = []
 
@@ -232,7 +236,7 @@ class Kfac:
                 assert self._exchange is not None, "said so"
                 total = self._exchange.add_up(total)
             self._collected = batch
-            if total:  # a rank can own no layer, or have no example
+            if total and batch != self._left_out:  # a rank can own no layer, or have no example
                 self._pending[batch] = total
 
     def drop(self, batch: int) -> None:
@@ -240,6 +244,22 @@ class Kfac:
         for capture in self._captures:
             capture.drop(batch)
         self._collected = max(self._collected, self._earlier + batch)
+
+    def leave_out(self, batch: int) -> None:
+        """Undo what a batch has changed whose optimizer step is left out, after its inversions."""
+        batch += self._earlier
+        with self._lock:
+            self._left_out = batch  # with a lag its sums may come later
+            self._pending.pop(batch, None)
+            for layer, (folded, state) in self._before.items():
+                if folded != batch:
+                    continue
+                factors = self._factors[layer]
+                for key, tensor in state.items():
+                    setattr(factors, key, tensor)
+                if self.settings.makes_inverses(batch) or factors.inverse_a is None:
+                    factors.invert()
+            self._before = {}
 
     def invert(self, turn: int, layer: int) -> None:
         """Fold the sums of batch ``turn - lag`` into a layer's factors, and invert them if it is time.
@@ -254,6 +274,8 @@ class Kfac:
             batch, factors = turn - self.settings.lag, self._factors[layer]
             self._add_up(batch)
             sums = self._pending.get(batch, {}).pop(layer, None)
+            if self.can_leave_out:
+                self._before[layer] = (batch, factors.copy())
             if sums is not None:
                 factors.fold(sums)
             if self.settings.makes_inverses(batch) or factors.inverse_a is None:

@@ -1,13 +1,11 @@
 """`DensePipeline`: one rank's part of a dense pipeline: its stages, their optimizers, and links to other ranks.
 
 rank = replica * num_processes + process        a replica runs the whole pipeline; replicas split the examples
-StagedModel, StepProgram ──Mesh of W ranks──> ranks that hold each stage, examples that each rank reads
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,96 +13,28 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.stage_shards import StageShare
 from bagpipe.distributed.interface import StageLinks
-from bagpipe.errors import InputError
-from bagpipe.oracle.assign import share_bounds
+from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import StageBatch
+from bagpipe.pipeline.stage.chunk_lane import ChunkLane
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stage.stage_parameters import StageParameters
 from bagpipe.pipeline.stage.stage_versions import StageVersions
-from bagpipe.pipeline.stream import Streams, keep_for_current_stream
+from bagpipe.pipeline.stage.stage_weights import StageWeights
+from bagpipe.pipeline.stream import Streams
+from bagpipe.pipeline.trace import Trace
 from bagpipe.schedule.ir.backward_shares import BackwardShares
-from bagpipe.schedule.ir.step_program import StepProgram
 from bagpipe.schedule.lowering.stage_lanes import lane_templates
 from bagpipe.split.staged_model import StagedModel
 
 if TYPE_CHECKING:
     from bagpipe.types.model_inputs import ModelInputs
 
-__all__ = ["DensePipeline", "Mesh", "held_stages"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
-    """Ranks of a job as replicas of a pipeline.
-
-    Attributes:
-        step: the pipeline of one replica.
-        world_size: number of ranks.
-
-    Raises:
-        InputError: the number of ranks is not a multiple of the replica's processes.
-    """
-
-    step: StepProgram
-    world_size: int
-
-    def __post_init__(self) -> None:
-        if self.world_size % self.step.num_processes:
-            raise InputError(
-                f"pipeline.schedule {self.step.schedule} with {self.step.graph.num_stages} stages: the number of ranks "
-                f"must be 1 or a multiple of {self.step.num_processes}, got {self.world_size}"
-            )
-
-    @property
-    def num_replicas(self) -> int:
-        return self.world_size // self.step.num_processes
-
-    @property
-    def example_shares(self) -> tuple[int, ...]:
-        """Share of the examples by rank: the number of pipes that start on it. Empty if all shares are equal."""
-        shares = tuple(len(embedding.pipes) for embedding in self.step.embedding_stages) * self.num_replicas
-        return () if len(set(shares)) == 1 else shares
-
-    def coordinates(self, rank: int) -> tuple[int, int]:
-        """(replica, process) of a rank."""
-        return divmod(rank, self.step.num_processes)
-
-    def holders(self, stage: int) -> tuple[int, ...]:
-        """The ranks that hold a stage, ascending."""
-        processes = {instance.process for instance in self.step.instances if instance.stage == stage}
-        return tuple(
-            replica * self.step.num_processes + process
-            for replica in range(self.num_replicas)
-            for process in sorted(processes)
-        )
-
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages a rank holds, ascending."""
-        process = self.coordinates(rank)[1]
-        return tuple(sorted({instance.stage for instance in self.step.instances if instance.process == process}))
-
-    def examples(self, replica: int, num_global_examples: int) -> tuple[int, int]:
-        """First and end of the examples of a batch that a replica trains on."""
-        bounds = share_bounds(num_global_examples, self.example_shares or (1,) * self.world_size)
-        first = replica * self.step.num_processes
-        return bounds[first], bounds[first + self.step.num_processes]
-
-
-def held_stages(staged: StagedModel, mesh: Mesh) -> tuple[HeldStage, ...]:
-    """Ranks, parameters and buffers of each stage, for gradient sums and for broadcasting the model."""
-    return tuple(
-        HeldStage(
-            holders=mesh.holders(number),
-            parameters=tuple(staged.parameters_of(number)),
-            buffers=tuple(stage.module.buffers()),
-        )
-        for number, stage in enumerate(staged.stages)
-    )
+__all__ = ["DensePipeline"]
 
 
 class DensePipeline:
@@ -126,10 +56,10 @@ class DensePipeline:
 
     Attributes:
         stages: the stages of this rank, ascending.
-        optimizers: optimizer per local stage; of the segments if the stage is divided.
+        weights: of each local stage.
+        chunk_lanes: lanes whose stages lie in chunks (`chunk_stages`); empty: they stay where they are.
         shares, device: as given.
         is_divided: stages that several ranks hold are divided among them.
-        versions: weights kept per local stage of an asynchronous schedule.
         activations: compute lane -> what moves its activations; empty: they stay on the device.
         partial_backward: of this replica; None: no backward is left out.
         parameters: which of them are here.
@@ -158,28 +88,16 @@ class DensePipeline:
         self.stages = mesh.stages_of(rank)
         self.links = links
         self.shares = shares
-        self._reduce = reduce
         self._dtype = dtype
         self.device = device
         self._seed = seed
         ops = {atom.op for atom in self.step.program.atoms()}
         self.is_divided = "UNSHARD" in ops
         self.parameters = StageParameters(staged, self.stages, shares, are_divided="RESHARD" in ops)
-        self.optimizers: Mapping[int, torch.optim.Optimizer] = {
-            stage: make_optimizer(parameters) for stage in self.stages if (parameters := [*self.stepped(stage)])
+        self.weights: dict[int, StageWeights] = {
+            stage: self._weights(stage, make_optimizer, reduce) for stage in self.stages
         }
-        self.versions: Mapping[int, StageVersions] = {
-            stage: StageVersions(
-                self.step.version_lags[stage],
-                tuple(staged.parameters_of(stage)),
-                optimizer,
-                share=shares.get(stage),
-                alternates=bool(self.step.turns),
-                recomputes="REC" in ops,
-            )
-            for stage, optimizer in self.optimizers.items()
-            if self.step.version_lags
-        }
+        self.chunk_lanes: Sequence[ChunkLane] = ()
         self.partial_backward: PartialBackward | None = None
         if backward_shares is not None:
             self.partial_backward = PartialBackward(
@@ -265,32 +183,50 @@ class DensePipeline:
             partial_backward=self.partial_backward,
         )
 
-    def stepped(self, stage: int) -> Iterator[nn.Parameter]:
-        """What the optimizer of a local stage steps."""
-        segments = self.shares[stage].segments if stage in self.shares else {}
-        return (segments.get(name, parameter) for name, parameter in self.staged.parameters_of(stage))
+    @property
+    def optimizers(self) -> Mapping[int, torch.optim.Optimizer]:
+        """Optimizer of each local stage that has something to step; of the segments if the stage is divided."""
+        return {stage: own.optimizer for stage, own in self.weights.items() if own.optimizer is not None}
+
+    @property
+    def versions(self) -> Mapping[int, StageVersions]:
+        """Weights kept of each local stage of an asynchronous schedule."""
+        return {stage: own.versions for stage, own in self.weights.items() if own.versions is not None}
+
+    def _weights(
+        self,
+        stage: int,
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        sums: Callable[[int, Collection[int] | None], None] | None,
+    ) -> StageWeights:
+        parameters, share = tuple(self.staged.parameters_of(stage)), self.shares.get(stage)
+        segments = {} if share is None else share.segments
+        stepped = [segments.get(name, parameter) for name, parameter in parameters]
+        optimizer = make_optimizer(stepped) if stepped else None
+        versions = None
+        if optimizer is not None and self.step.version_lags:
+            versions = StageVersions(
+                self.step.version_lags[stage],
+                parameters,
+                optimizer,
+                share=share,
+                alternates=bool(self.step.turns),
+                recomputes=any(atom.op == "REC" for atom in self.step.program.atoms()),
+            )
+        return StageWeights(stage, parameters, optimizer=optimizer, share=share, versions=versions, sums=sums)
 
     def reduce(self, stage: int, batch: int) -> None:
         """Sum a stage's gradients of a batch over the ranks that hold it; they are complete on this rank."""
-        share = self.shares.get(stage)
-        if share is not None:
-            for _, parameter in self.staged.parameters_of(stage):
-                if parameter.grad is not None:
-                    keep_for_current_stream(parameter.grad)  # it can be freed before this lane has copied it
-            share.reduce()
-        elif self._reduce is not None:
-            self._reduce(stage, self._givers(stage, batch))
+        self.weights[stage].reduce(self._givers(stage, batch))
 
-    def scale(
-        self, stage: int, batch: int, num_global_examples: int, parameters: Iterable[nn.Parameter] | None = None
-    ) -> bool:
-        """Make the sum of a stage's gradients their mean over the examples whose backward reached it, on all ranks.
+    def scale(self, stage: int, batch: int, num_global_examples: int, parameters: Iterable[nn.Parameter]) -> bool:
+        """Make sums of a stage's gradients their mean over the examples whose backward reached it, on all ranks.
 
         Args:
             stage: the stage.
             batch: its number.
             num_global_examples: examples of all ranks.
-            parameters: that have the gradients; None: those that the optimizer steps.
+            parameters: that have the gradients.
 
         Returns:
             Whether any did; the stage has a gradient.
@@ -298,8 +234,7 @@ class DensePipeline:
         if self.partial_backward is None:
             return True
         factor = self.partial_backward.factor(stage, batch, num_global_examples)
-        graded = self.stepped(stage) if parameters is None else parameters
-        gradients = [parameter.grad for parameter in graded if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if factor not in (None, 1) and gradients:
             torch._foreach_mul_(gradients, factor)
         return factor is not None
@@ -330,46 +265,59 @@ class DensePipeline:
                 found.append(rank)
         return found
 
-    def unshard(self, stage: int, index: int) -> None:
-        """Gather a stage's parameters if it is divided: after the steps of all holders, or before computations.
+    def recover(self) -> None:
+        """Before a run: the model is whole, and everything is home. An earlier run can have been given up.
+
+        Raises:
+            PeerError: a stage is divided, and a peer is gone or silent.
+        """
+        self.rest()
+        for share in self.shares.values() if self.chunk_lanes else ():
+            share.adopt()
+        self.parameters.join()
+
+    def open_lanes(self, trace: Trace | None) -> None:
+        """The lanes that copy beside the compute lanes begin.
 
         Args:
-            stage: the stage.
-            index: of the UNSHARD; the number of the batch whose step it follows, if weights have versions.
+            trace: records the copies.
         """
-        if stage in self.shares:
-            self.shares[stage].gather()
-            versions = self.versions.get(stage)
-            if versions is not None:
-                versions.gathered()
-                versions.after_step(index)
+        for activations in self.activations.values():
+            activations.lane.open(trace)
+        for lane in self.chunk_lanes:
+            lane.start(trace)
 
-    def reshard(self, stage: int) -> None:
-        """Release a stage's whole parameters, if they are divided."""
-        if stage in self.shares:
-            self.shares[stage].release()
+    def rest(self) -> None:
+        """Between two batches: nothing moves parameters."""
+        for weights in self.weights.values():
+            weights.arrive()
+        for lane in self.chunk_lanes:
+            lane.chunked.rest()
 
-    def optimize(self, stage: int, batch: int, *, is_left_out: bool = False) -> None:
-        """One dense optimizer step of a stage, for a batch. One that is left out has a step that changes nothing."""
-        optimizer = self.optimizers.get(stage)
-        if optimizer is not None:
-            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                if parameter.grad is not None:
-                    # The gradient can belong to the lane that sums gradients, which continues during the step.
-                    keep_for_current_stream(parameter.grad)
-            versions = self.versions.get(stage)
-            if versions is not None:
-                versions.before_step(batch)
-            if not is_left_out:
-                optimizer.step()
-            if versions is not None:
-                if not is_left_out:
-                    versions.stepped()
-                if stage not in self.shares:
-                    versions.after_step(batch)
-            optimizer.zero_grad(set_to_none=True)
-            if stage in self.shares:
-                self.shares[stage].clear()
+    def end(self) -> None:
+        """After a run: the model is whole, and everything is home."""
+        for weights in self.weights.values():
+            weights.arrive()
+        for lane in self.chunk_lanes:
+            lane.chunked.end()
+        self.parameters.join()
+
+    def close(self) -> None:
+        """End the threads of the lanes that copy."""
+        for activations in self.activations.values():
+            activations.lane.close()
+        for lane in self.chunk_lanes:
+            lane.chunked.close()
+
+    def lane_reports(self) -> Mapping[str, LaneReport]:
+        """See `LoopPart.lane_reports`."""
+        found: dict[str, LaneReport] = {}
+        for name, activations in self.activations.items():
+            found |= activations.lane.reports(name)
+        for lane in self.chunk_lanes:
+            for name, report in lane.chunked.arena.lane.reports(lane.name).items():
+                found[name] = found[name] + report if name in found else report
+        return found
 
     def adopt(self, whole: torch.optim.Optimizer) -> None:
         """Copy the optimizer state of this rank's stages to an optimizer of the whole model. All ranks call it.

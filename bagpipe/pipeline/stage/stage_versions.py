@@ -30,9 +30,9 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.stage_shards import StageShare
+from bagpipe.dense.versioned_call import SavedHooks, versioned_call
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
-from bagpipe.pipeline.stage.versioned_call import SavedHooks, versioned_call
 from bagpipe.schedule.ir.version_lags import VersionLags
 
 __all__ = ["StageVersions", "VersionMemory", "kinds_of"]

@@ -127,8 +127,6 @@ def step_program(
     if agrees:
         program = add_agreement(program, home)
     if preconditioning is not None:
-        if agrees:
-            raise ScheduleError(f"{found.name}: factors of a batch are taken before all stages agree on it")
         program = add_preconditioning(program, home, preconditioning, costs)
     if shards:
         program = add_unshard(program, home, loop if rows_delay else None)

@@ -10,8 +10,8 @@ from torch.optim import SGD, Adam, Optimizer
 from bagpipe.dense.chunks import chunked_model
 from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
+from bagpipe.dense.versioned_call import versioned_call
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.versioned_call import versioned_call
 from bagpipe.pipeline.stream import NullStreams
 from tests.dense.chunks.poison import PoisonedArena
 

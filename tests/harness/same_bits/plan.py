@@ -277,6 +277,7 @@ _TOGETHER = (
     _staged("1f1b", 2, "optim.rows_weight_decay=0.1", ranks=2, name="1f1b-row-decay"),
     _staged("zb-h1", 2, f"{_KFAC} dense.shard=gradients", ranks=4, half=9, name="zb-h1-kfac-shard"),
     _staged("dynamic", 2, _KFAC, ranks=2, name="dynamic-kfac"),
+    _staged("1f1b", 2, f"{_KFAC} run.nonfinite=skip", ranks=2, half=9, name="1f1b-kfac-skip"),
     _staged("pipedream", 2, f"{_KFAC} pipeline.backward_shares=0.5,1", ranks=2, name="pipedream-kfac-partial"),
     _staged(
         "pipeoptim",
@@ -307,6 +308,8 @@ _CHUNKED = (
     ),
     _named("budget-shard-stages", _staged("chimera", 2, f"{_BUDGET} dense.shard=gradients", ranks=2, half=9)),
     _named("budget-activations", _staged("1f1b", 2, f"{_BUDGET} pipeline.activations=host")),
+    Job(name="budget-kfac", flags=f"{_BUDGET} {_KFAC}", half=9),
+    _named("budget-kfac-shard", _staged("chimera", 2, f"{_BUDGET} {_KFAC} dense.shard=gradients", ranks=2, half=9)),
     _named("budget-verify", _staged("1f1b", 2, f"{_BUDGET} run.verify=3")),
 )
 

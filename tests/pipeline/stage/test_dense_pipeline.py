@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.dense_pipeline import Mesh
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.step_program import step_program
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.stage.batches import bounds
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.schedule.ir.backward_shares import BackwardShares, backward_shares
@@ -82,7 +83,7 @@ class Bench:
         interpret(self.step.program, handlers)
         for stage in range(len(self.staged.stages)):
             runtime.sum_pipes(stage)
-            self.pipeline.scale(stage, batch, self.size)
+            self.pipeline.scale(stage, batch, self.size, self.pipeline.weights[stage].stepped)
         named = dict(self.staged.model.named_parameters())
         return {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}, runtime
 

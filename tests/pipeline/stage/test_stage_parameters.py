@@ -13,7 +13,8 @@ from bagpipe.dense.parallel.stage_shards import StageShards
 from bagpipe.dense.parallel.stage_sums import StageSums
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import interpret
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh, held_stages
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.mesh import Mesh, held_stages
 from bagpipe.schedule.lowering.step_program import step_program
 from tests.distributed.threads import run_threads
 from tests.pipeline.stage.steps import batch_of, loss_sum
@@ -70,13 +71,16 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
     def gather(stage: int, index: int) -> None:
         nonlocal most_bytes
         trace.append(f"U{stage}")
-        pipeline.unshard(stage, index)
+        pipeline.weights[stage].unshard(index)
         storages = [p.untyped_storage() for p in staged.model.parameters() if p.untyped_storage().nbytes() > 8]
         most_bytes = max(most_bytes, sum({s._cdata: s.nbytes() for s in storages}.values()))
 
+    def optimize(stage: int, b: int) -> None:
+        pipeline.weights[stage].step(b)
+
     def release(stage: int, index: int) -> None:
         trace.append(f"R{stage}")
-        pipeline.reshard(stage)
+        pipeline.weights[stage].reshard()
 
     embedding = step.embedding_stages[0].number
     handlers = {
@@ -84,7 +88,7 @@ def one_batch(peers: Any, schedule: str, chunks: int | None, active: int, level:
         f"{embedding}X_EMBED": partial(runtime.embed, embedding),
         f"{embedding}X_EMBED_GRAD": partial(runtime.embed_grad, embedding),
     }
-    ops = {"OPT": pipeline.optimize, "REDUCE_GRAD": reduce, "UNSHARD": gather, "RESHARD": release}
+    ops = {"OPT": optimize, "REDUCE_GRAD": reduce, "UNSHARD": gather, "RESHARD": release}
     for atom in step.program.atoms():
         if atom.op in ops:
             handlers[f"{atom.stage}{atom.op}"] = partial(ops[atom.op], stage_of[atom.stage])

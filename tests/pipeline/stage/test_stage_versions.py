@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import interpret
 from bagpipe.pipeline.stage.batches import StageBatch, bounds
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.schedule.analysis.versions import kept_weights
@@ -76,7 +77,7 @@ class Run:
             **self.runtime.handlers(),
             f"{number}X_EMBED": self._embed,
             f"{number}X_EMBED_GRAD": self._embed_grad,
-            **{f"{stage}OPT": partial(self.pipeline.optimize, stage) for stage in self.pipeline.stages},
+            **{f"{stage}OPT": weights.step for stage, weights in self.pipeline.weights.items()},
         }
         micro = step.graph.microbatches
         for versions in self.pipeline.versions.values():

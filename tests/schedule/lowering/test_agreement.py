@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.check import check
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.lowering.agreement import add_agreement
@@ -51,6 +50,12 @@ def test_no_schedule_deadlocks(name: str, together: bool) -> None:
         assert len(agreements) == processes
 
 
-def test_factors_are_taken_before_stages_agree() -> None:
-    with pytest.raises(ScheduleError, match="1f1b: factors of a batch are taken before all stages agree on it"):
-        step_program(chain(2, 2), [(0, True)], "1f1b", agrees=True, preconditioning=Preconditioning(layers={0: 1}))
+@pytest.mark.parametrize("name", [name for name in TRAINED_SCHEDULES if not TRAINED_SCHEDULES[name].uses_costs])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_no_schedule_deadlocks_with_factors_before_the_agreement(name: str, lag: int) -> None:
+    schedule = TRAINED_SCHEDULES[name]
+    graph = chain(2 * schedule.chunks, 4)
+    work = Preconditioning(layers=dict.fromkeys(range(graph.num_stages), 2), lag=lag)
+    processes = schedule.num_ranks(graph.num_stages, None)
+    step = step_program(graph, [(0, True)], name, num_processes=processes, agrees=True, preconditioning=work)
+    assert {"X_AGREE", "PRECOND"} <= {atom.op for atom in step.program.atoms()}

@@ -1,7 +1,10 @@
-"""`DenseParameters`: who holds the parameters of a whole model, sums their gradients and steps them.
+"""`Weights`: the parameters of a whole model on one rank: where they lie, who sums their gradients and steps them.
 
-WholeParameters     every rank has all of them; gradients are summed over the ranks (`DenseParallel`)
-ShardedParameters   each rank has a share of the optimizer's state, gradients or parameters (`ShardedModel`)
+ResidentWeights   all of them are here; gradients are summed over the ranks (`DenseParallel`)
+ShardedWeights    a share of the optimizer's state, gradients or parameters is (`ShardedModel`)
+ChunkedWeights    either, in chunks under a byte budget               (`bagpipe.training.chunked_weights`)
+
+a batch:  begin_batch  forward  backward  reduce  measure  step  clear
 """
 
 from __future__ import annotations
@@ -12,19 +15,23 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from bagpipe.checkpoint.dense_pieces import Shares
 from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, capture
-from bagpipe.dense.clip import Clip
+from bagpipe.dense.clip import Clip, Limited, Prepare
 from bagpipe.dense.lamb import Lamb
 from bagpipe.dense.parallel.sharded import ShardedModel
 from bagpipe.errors import InputError
+from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
+from bagpipe.pipeline.trace import Trace
 from bagpipe.training.digest import dense_digest, state_digest
+from bagpipe.types.model_inputs import device_of
 
-__all__ = ["DenseParameters", "GradientSum", "ShardedParameters", "WholeParameters", "step_with_hooks"]
+__all__ = ["GradientSum", "ResidentWeights", "ShardedWeights", "Weights", "step_with_hooks"]
 
 #: They step each element by itself, so a share is stepped as the whole is.
 _ELEMENTWISE = (SGD, Adagrad, Adam, AdamW)
@@ -57,18 +64,24 @@ class GradientSum(Protocol):
         ...
 
 
-class DenseParameters(ABC):
+class Weights(ABC):
     """The parameters of a model on one rank. All ranks make the same calls.
 
     Attributes:
         model: the whole model.
         optimizer: of what this rank steps.
+        device: of the forward and backward.
         shares: this rank's part of them; None: they are not divided.
+        sharded: the model as it is divided; None: it is not.
+        replicas: sums gradients over the ranks; None: there is one rank, or something else does it.
     """
 
     model: nn.Module
     optimizer: Optimizer
+    device: torch.device
     shares: Shares | None = None
+    sharded: ShardedModel | None = None
+    replicas: GradientSum | None = None
 
     @abstractmethod
     def reduce(self, *, is_bad: bool | None) -> bool:
@@ -80,13 +93,29 @@ class DenseParameters(ABC):
         """What the optimizer steps, with the summed gradients after `reduce`."""
 
     @abstractmethod
-    def norms(self, clip: Clip) -> Sequence[Tensor]:
-        """Clip the elements of the summed gradients, in place; scalars, the norms of whole gradients for the limit of
-        their norm (`Clip.measure`). By all ranks."""
+    def measure(self, prepare: Prepare, clip: Clip) -> Sequence[Tensor]:
+        """Make the summed gradients those that are stepped with, but for the limit of their norm. By all ranks.
 
-    def show(self, wanted: Container[str]) -> None:
-        """After `reduce`, by all ranks: parameters of these names have their whole summed gradients, in `grad`."""
-        return
+        Args:
+            prepare: called once for each gradient, here or in `step`.
+            clip: limits elements after that.
+
+        Returns:
+            Scalars, the norms of whole gradients for `Clip.limited`; empty: it needs none.
+        """
+
+    @abstractmethod
+    def step(self, clip: Clip, limited: Limited | None) -> None:
+        """After `measure`: multiply the gradients by what limits their norm, and step the optimizer, with its hooks."""
+
+    def show(self, wanted: Container[str], prepare: Prepare) -> None:
+        """After `reduce`, by all ranks: parameters of these names have their whole summed gradients, in `grad`.
+
+        Args:
+            wanted: names.
+            prepare: called once for each gradient that is stepped with, here; then not in `measure`.
+        """
+        prepare([*self.stepped])
 
     def take_shown(self, wanted: Container[str]) -> None:
         """After `show`: what is stepped takes the gradients that the parameters have now."""
@@ -108,25 +137,45 @@ class DenseParameters(ABC):
         """Around a batch's backward, on a rank without examples too."""
         return nullcontext()
 
-    def step(self) -> None:
-        """One step of the optimizer, with its hooks."""
-        step_with_hooks(self.optimizer)
-
     def spread(self) -> None:
         """Give the model its new parameters after a step of the segments that `step` has not made."""
         return
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Forget the gradients: the batch is over."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def begin(self) -> None:
-        """A run begins."""
+    def begin(self, trace: Trace | None = None) -> None:
+        """A run begins.
+
+        Args:
+            trace: records what moves.
+        """
+        return
+
+    def begin_batch(self) -> None:
+        """Before the first forward of a batch."""
         return
 
     def end(self) -> None:
         """A run has ended: the model has its parameters."""
         return
+
+    def close(self) -> None:
+        """After the last run, or what is left of it."""
+        return
+
+    def rest(self) -> None:
+        """See `DensePart.rest`."""
+        return
+
+    def keep_averages(self, averages: Mapping[str, Tensor], decay: float) -> bool:
+        """See `DensePart.keep_averages`."""
+        return False
+
+    def lane_reports(self) -> Mapping[str, LaneReport]:
+        """See `LoopPart.lane_reports`."""
+        return {}
 
     def whole(self) -> AbstractContextManager[object]:
         """Inside, between two batches, the model has its parameters."""
@@ -149,7 +198,7 @@ class DenseParameters(ABC):
         """`dense_digest` of the whole model and its optimizer; after `end`."""
 
 
-class WholeParameters(DenseParameters):
+class ResidentWeights(Weights):
     """All parameters are here.
 
     Args:
@@ -161,10 +210,11 @@ class WholeParameters(DenseParameters):
     def __init__(self, model: nn.Module, optimizer: Optimizer, replicas: GradientSum | None = None) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._replicas = replicas
+        self.device = device_of(model)
+        self.replicas = replicas
         self._read()
 
-    def begin(self) -> None:
+    def begin(self, trace: Trace | None = None) -> None:
         self._read()
 
     def _read(self) -> None:
@@ -186,14 +236,21 @@ class WholeParameters(DenseParameters):
         return self._named
 
     def reduce(self, *, is_bad: bool | None) -> bool:
-        return self._replicas is not None and self._replicas.reduce(is_bad=is_bad)
+        return self.replicas is not None and self.replicas.reduce(is_bad=is_bad)
 
     @property
     def stepped(self) -> Iterable[nn.Parameter]:
         return (parameter for _, parameter in self._parameters())
 
-    def norms(self, clip: Clip) -> Sequence[Tensor]:
-        return clip.measure([parameter for parameter in self.stepped if parameter.grad is not None])
+    def measure(self, prepare: Prepare, clip: Clip) -> Sequence[Tensor]:
+        parameters = [parameter for parameter in self.stepped if parameter.grad is not None]
+        prepare(parameters)
+        return clip.measure(parameters)
+
+    def step(self, clip: Clip, limited: Limited | None) -> None:
+        if limited is not None:
+            clip.scale(self.stepped, limited)
+        step_with_hooks(self.optimizer)
 
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self._parameters() if parameter.requires_grad)
@@ -213,7 +270,7 @@ class WholeParameters(DenseParameters):
         return dense_digest(self.model, self.optimizer)
 
 
-class ShardedParameters(DenseParameters):
+class ShardedWeights(Weights):
     """Each rank has its share.
 
     Args:
@@ -236,7 +293,8 @@ class ShardedParameters(DenseParameters):
             )
         self.model = model
         self.optimizer = optimizer
-        self._shards = shards
+        self.device = device_of(model)
+        self.sharded = self._shards = shards
         self.shares = self._shares = Shares(model, optimizer, shards, is_first=shards.rank == 0)
 
     def reduce(self, *, is_bad: bool | None) -> bool:
@@ -246,11 +304,22 @@ class ShardedParameters(DenseParameters):
     def stepped(self) -> Iterable[nn.Parameter]:
         return self._shards.segments.values()
 
-    def norms(self, clip: Clip) -> Sequence[Tensor]:
-        squares = clip.norms([*self.stepped], squares=True)
+    def measure(self, prepare: Prepare, clip: Clip) -> Sequence[Tensor]:
+        segments = [*self.stepped]
+        prepare(segments)
+        if not clip.norm and not clip.value:
+            return ()
+        squares = clip.norms(segments, squares=True)
         return self._shards.whole_norms(squares) if clip.limits_dense else ()
 
-    def show(self, wanted: Container[str]) -> None:
+    def step(self, clip: Clip, limited: Limited | None) -> None:
+        if limited is not None:
+            clip.scale(self.stepped, limited)
+        self.optimizer.step()
+        self.spread()
+
+    def show(self, wanted: Container[str], prepare: Prepare) -> None:
+        super().show(wanted, prepare)
         self._shards.show(wanted)
 
     def take_shown(self, wanted: Container[str]) -> None:
@@ -268,17 +337,13 @@ class ShardedParameters(DenseParameters):
     def backward(self) -> AbstractContextManager[object]:
         return self._shards.backward()
 
-    def step(self) -> None:
-        self.optimizer.step()
-        self.spread()
-
     def spread(self) -> None:
         self._shards.gather()
 
     def clear(self) -> None:
         self._shards.clear()
 
-    def begin(self) -> None:
+    def begin(self, trace: Trace | None = None) -> None:
         if self._shards.is_whole:
             self._shards.release_model()
 

@@ -16,8 +16,8 @@ from torch.nn import Module, Parameter
 
 from bagpipe.dense.chunks.budget import LAST_GRADIENT
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
+from bagpipe.dense.versioned_call import SavedHooks
 from bagpipe.pipeline.stage.stage_versions import StageVersions
-from bagpipe.pipeline.stage.versioned_call import SavedHooks
 
 __all__ = ["ChunkedVersions"]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from bagpipe.dense.versioned_call import versioned_call
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.versioned_call import versioned_call
 
 
 def test_gradients_reach_the_parameters_through_stored_weights() -> None:
