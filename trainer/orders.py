@@ -110,7 +110,9 @@ def write_orders(path: str, shape: OrderShape, log: OrderLog, ranks: Ranks) -> I
             break
         if out is not None and problem is None:
             try:
-                out.writelines(order_line(tuple(key), bytes.fromhex(tracks)) + "\n" for key, tracks in sorted(taken))
+                out.writelines(
+                    order_line(tuple(key), bytes.fromhex(tracks), shape) + "\n" for key, tracks in sorted(taken)
+                )
             except OSError as error:
                 problem = error
     if out is not None:

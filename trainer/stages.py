@@ -146,7 +146,13 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     shape = None
     if isinstance(schedule, DynamicSchedule):
         limits = schedule.limits(step.graph)
-        shape = OrderShape(graph=step.graph, replicas=mesh.num_replicas, model=model_hash(staged), limits=limits)
+        shape = OrderShape(
+            graph=step.graph,
+            replicas=mesh.num_replicas,
+            model=model_hash(staged),
+            limits=limits,
+            stage_replicas=pipeline.stage_replicas,
+        )
     orders = None if shape is None else read_orders(pipeline, shape)
     recomputed = {} if isinstance(recompute, bool) else recompute
     return StagedJob(

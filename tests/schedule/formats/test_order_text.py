@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,19 +24,47 @@ def test_a_text() -> None:
 costs = st.fixed_dictionaries({f"{stage}{op}": st.floats(0, 3) for stage in range(3) for op in "FB"})
 
 
-@given(st.integers(1, 3), st.integers(1, 6), st.integers(0, 6), costs, costs)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.integers(1, 6), st.integers(0, 6), costs, costs)
 def test_orders_survive_text(
-    ranks: int, micro: int, most: int, first: dict[str, float], second: dict[str, float]
+    counts: list[int], micro: int, most: int, first: dict[str, float], second: dict[str, float]
 ) -> None:
-    graph = chain(ranks, micro)
-    shape = OrderShape(graph=graph, replicas=2, model="m", limits=limits(graph, most))
+    """Also those of stages with several ranks."""
+    graph = chain(len(counts), micro)
+    ranks = tuple(counts) if min(counts) else ()
+    shape = OrderShape(graph=graph, replicas=2, model="0f", limits=limits(graph, most), stage_replicas=ranks)
+    rows = [[*dynamic(graph, 1, in_flight=most, costs=own).lanes.values()] for own in (first, second)]
     orders: Orders = {
-        (5, replica, rank): bytes(action.op == "F" for action in row)
-        for replica, own in enumerate((first, second))
-        for rank, row in enumerate(dynamic(graph, 1, in_flight=most, costs=own).lanes.values())
+        (5, replica, rank): bytes(action.op == "F" for action in rows[replica][stage])
+        for replica in range(2)
+        for rank, stage in enumerate(shape.stages)
     }
-    lines = [order_line(key, tracks) for key, tracks in orders.items()]
-    assert orders_of_text("\n".join([shape.header, *lines]), shape) == orders
+    text = "\n".join([shape.header, *(order_line(key, tracks, shape) for key, tracks in orders.items())])
+    assert orders_of_text(text, shape) == orders
+    drawn = recorded_program(text, graph, shape.limits, batch=5, replica=1)
+    assert [*drawn.lanes] == [f"rank{rank}" for rank in range(len(shape.stages))]
+
+
+def test_ranks_of_a_stage_have_orders_of_their_own() -> None:
+    shape = replace(SHAPE, stage_replicas=(2, 1))
+    assert shape.header == "# bagpipe orders 1: stages 2, ranks 2,1, microbatches 2, replicas 1, model 0123"
+    lines = [
+        shape.header,
+        "batch 0 replica 0 rank 0: 0F0,0F1,0B0,0B1",
+        "batch 0 replica 0 rank 1: 0F0,0B0,0F1,0B1",
+        "batch 0 replica 0 rank 2: 1F0,1B0,1F1,1B1",
+    ]
+    program = recorded_program("\n".join(lines), shape.graph, shape.limits, batch=0)
+    rows = [" ".join(a.text for a in row) for row in program.lanes.values()]
+    assert rows == ["0F0 0F1 0B0 0B1", "2F0 2B0 2F1 2B1", "1F0 1B0 1F1 1B1"], "2 is the second part of stage 0"
+    with pytest.raises(
+        ScheduleError, match=r"expected orders of this job, .*ranks 2,1.*, got '# bagpipe orders 1: .*'"
+    ):
+        orders_of_text("\n".join(GOOD), shape)
+    with pytest.raises(ScheduleError, match="batch 0 has no order of replica 0 rank 2"):
+        orders_of_text("\n".join(lines[:3]), shape)
+    lines[3] = lines[3].replace("1B0,1F1", "1F1,1B0")
+    with pytest.raises(ScheduleError, match="batch 0: deadlock"):
+        orders_of_text("\n".join(lines), shape)
 
 
 @pytest.mark.parametrize(
