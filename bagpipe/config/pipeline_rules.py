@@ -15,7 +15,7 @@ from bagpipe.schedule.formats.cost_text import costs_of_json, costs_of_text
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.version_lags import VersionLags, version_lags
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, TRAINED_SCHEDULES, dense_schedule
-from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule, DynamicSchedule
+from bagpipe.schedule.schedule import AsynchronousSchedule, DenseSchedule
 from bagpipe.util.documents import file_text
 
 __all__ = ["PIPELINE_PROBLEMS", "configured_schedule", "costs_text", "predicts_weights"]
@@ -154,18 +154,11 @@ def _replicas_problem(config: Config) -> str | None:
     if len(pipeline.stage_replicas) != pipeline.stages:
         return f"{pipeline.replicas} must be {pipeline.stages} numbers, one per stage (pipeline.stages)"
     schedule = TRAINED_SCHEDULES.get(pipeline.schedule)
-    if (
-        schedule is None
-        or isinstance(schedule, DynamicSchedule)
-        or schedule.num_pipes > 1
-        or schedule.chunks_or_default(pipeline.chunks or None) > 1
-    ):
+    if schedule is None or schedule.num_pipes > 1 or schedule.chunks_or_default(pipeline.chunks or None) > 1:
         return (
-            f"{pipeline.replicas} needs a pipeline.schedule of one direction, a fixed order and one stage per rank, "
-            f"such as 1f1b or graph, got {pipeline.schedule}"
+            f"{pipeline.replicas} needs a pipeline.schedule of one direction and one stage per rank, such as 1f1b or "
+            f"graph, got {pipeline.schedule}"
         )
-    if pipeline.rows_delay:
-        return f"{pipeline.replicas} needs pipeline.rows_delay 0, got {pipeline.rows_delay}"
     if config.run.verify:
         return f"{pipeline.replicas} is not possible with run.verify: set 0, got {config.run.verify}"
     return None

@@ -7,8 +7,8 @@
     a user's batch ──model, lookups inside──> loss, outputs            `LossExecutor`: the model has its own loss
 
 Configuration and batch size alone decide which executor computes a batch, so a job gives the same bits with and without
-a cache, resumed or not. `bagpipe.training.whole_dense` makes a part of the training loop of an executor; `parallel` sums
-gradients over ranks.
+a cache, resumed or not. `bagpipe.training.whole_dense` makes a part of the training loop of an executor, and `parallel`
+sums gradients over ranks.
 
 chunks/: memory of the dense part under a byte budget.
 

@@ -99,7 +99,8 @@ class Checkpointing(LoopPart):
     def _after_step(self, key: OpKey, b: int) -> None:
         chunk = self._dense.chunk_of(key)
         if chunk is not None:
-            self._recorder.record_chunk(b + 1, chunk.name, str(key[0]))
+            for counter in chunk.counters:  # all forwards of batch b are over, in other lanes too
+                self._recorder.record_chunk(b + 1, chunk.name, counter)
 
     def _after_update(self, key: OpKey, b: int) -> None:
         with self._lock:

@@ -43,12 +43,14 @@ class ModelChunk:
         parameters: trainable, with their names in the whole model.
         tensors: names of its parameters and buffers in the whole model; None: all there are.
         optimizer: of the parameters; None if it has none.
+        counters: names of the sums of losses of its forwards here.
     """
 
     name: str
     parameters: tuple[tuple[str, nn.Parameter], ...]
     tensors: frozenset[str] | None
     optimizer: Optimizer | None
+    counters: tuple[str, ...]
 
 
 class DensePart(LoopPart):

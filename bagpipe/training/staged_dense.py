@@ -90,7 +90,11 @@ class StagedDense(DensePart):
         self._loss = loss
         self.chunks = {
             (name := str(stage)): ModelChunk(
-                name=name, parameters=own.parameters, tensors=pipeline.names_of(stage), optimizer=own.optimizer
+                name=name,
+                parameters=own.parameters,
+                tensors=pipeline.names_of(stage),
+                optimizer=own.optimizer,
+                counters=tuple(str(n) for n in pipeline.instances if pipeline.step.instances[n].stage == stage),
             )
             for stage, own in pipeline.weights.items()
         }

@@ -72,8 +72,15 @@ class WholeDense(DensePart):
         )
         parameters = tuple((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
         self.parameters = dict(parameters)
-        chunk = ModelChunk(name="model", parameters=parameters, tensors=None, optimizer=weights.optimizer)
-        self.chunks = {"model": chunk}
+        self.chunks = {
+            "model": ModelChunk(
+                name="model",
+                parameters=parameters,
+                tensors=None,
+                optimizer=weights.optimizer,
+                counters=self.loss_counters,
+            )
+        }
         if weights.shares is not None:
             self.divided = {"model": weights.shares}
         self.weights = weights

@@ -121,13 +121,9 @@ def test_the_recomputed_share_reaches_the_schedule() -> None:
             "pipeline.replicas 2,1 must be 4 numbers, one per stage (pipeline.stages)",
         ),
         (
-            {"schedule": "dynamic", "replicas": "2,1,1,1"},
-            "pipeline.replicas 2,1,1,1 needs a pipeline.schedule of one direction, a fixed order and one stage per "
-            "rank, such as 1f1b or graph, got dynamic",
-        ),
-        (
-            {"schedule": "pipedream", "replicas": "2,1,1,1", "rows_delay": 1},
-            "pipeline.replicas 2,1,1,1 needs pipeline.rows_delay 0, got 1",
+            {"schedule": "chimera", "replicas": "2,1,1,1"},
+            "pipeline.replicas 2,1,1,1 needs a pipeline.schedule of one direction and one stage per rank, such as 1f1b "
+            "or graph, got chimera",
         ),
         (
             {"schedule": "1f1b", "stage_microbatches": "8,8,4,4"},

@@ -21,7 +21,7 @@ def run(folder: Path, ranks: int, schedule: str, *flags: str) -> Done:
     arguments = [*STAGES, "--pipeline.schedule", schedule, "--result", str(folder / "result.json"), *flags]
     if ranks == 1:
         return run_forked(arguments, folder)
-    with torchrun(arguments, forked=folder) as program:
+    with torchrun(arguments, ranks=ranks, forked=folder) as program:
         done = program.finish()
     await_gone(done.mark)
     return done
@@ -32,6 +32,20 @@ def result(folder: Path, ranks: int, schedule: str, *flags: str) -> list[Any]:
     assert done.code == 0, done.err
     found = json.loads((folder / "result.json").read_text())
     return [found[name] for name in ("steps", "loss", "dense_digest", "embedding_digest", "auc")]
+
+
+def test_ranks_of_unlike_stages_choose_and_repeat(tmp_path: Path) -> None:
+    """Three ranks choose; one process repeats their order, and records the same one."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    parts = ["--pipeline.replicas", "2,1"]
+    expected = result(tmp_path, 1, "1f1b", *parts)
+    assert result(tmp_path, 3, "dynamic", *parts, "--pipeline.record", str(first)) == expected
+    assert result(tmp_path, 1, "dynamic", *parts, "--pipeline.replay", str(first), "--pipeline.record", str(again)) == (
+        expected
+    )
+    assert again.read_text() == first.read_text()
+    header = first.read_text().splitlines()[0]
+    assert header.startswith("# bagpipe orders 1: stages 2, ranks 2,1, microbatches 4, replicas 1, model ")
 
 
 def test_orders_of_ranks_are_repeated_in_any_placement(tmp_path: Path) -> None:

@@ -151,11 +151,55 @@ def test_activations_of_asynchronous_stages_go_to_the_host(
     assert run_staged(change(host, cache__rows=0), 2).digests == run_staged(config, 2).digests
 
 
-@pytest.mark.parametrize(("schedule", "replicas"), [("pipedream", "2,1"), ("pipeoptim", "1,2")])
-def test_asynchronous_stages_have_replicas_of_their_own(clicks: MakeConfig, schedule: str, replicas: str) -> None:
-    """Every holder of a stage has its versions."""
-    alone = change(staged(clicks(limit=150), schedule, 2, pipeline__microbatches=4), run__dtype="float64")
-    config = change(alone, pipeline__replicas=replicas, optim__dense="adam")
-    direct, cached = (run_staged(change(config, cache__rows=rows), 3) for rows in (0, 200))
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "keys"),
+    [
+        ("pipedream", "2,1", {}),
+        ("pipeoptim", "1,2", {}),
+        ("pipedream", "2,1", {"pipeline__rows_delay": 1}),
+        ("spectrain", "1,2,1", {"pipeline__rows_delay": 1, "pipeline__recompute": True}),
+        ("pipeoptim", "2,1", {"pipeline__rows_delay": 1, "dense__shard": "optimizer"}),
+        pytest.param("spectrain-v2", "2,1,2", {"pipeline__rows_delay": 1}, marks=pytest.mark.slow),
+        pytest.param("pipedream-2bw", "2,2", {"pipeline__rows_delay": 1}, marks=pytest.mark.slow),
+        pytest.param("pipeoptim", "1,2", {"pipeline__rows_delay": 1, "dense__state": "host"}, marks=pytest.mark.slow),
+        pytest.param(
+            "pipedream",
+            "2,1",
+            {
+                "pipeline__rows_delay": 1,
+                "optim__precondition": "kfac",
+                "optim__kfac_lag": 1,
+                "optim__kfac_factors": "local",
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_asynchronous_stages_have_replicas_of_their_own(
+    clicks: MakeConfig, schedule: str, replicas: str, keys: dict[str, object]
+) -> None:
+    """Every holder of a stage has its versions. One process with all lanes has the same bits."""
+    counts = [int(count) for count in replicas.split(",")]
+    log = clicks("sum", "dlrm", limit=150)
+    config = change(staged(log, schedule, len(counts), pipeline__microbatches=4), run__dtype="float64")
+    config = change(config, pipeline__replicas=replicas, optim__dense="adam", **keys)
+    direct, cached = (run_staged(change(config, cache__rows=rows), sum(counts)) for rows in (0, 200))
     assert cached.digests == direct.digests
-    assert_equal_numbers(direct, run_staged(change(config, pipeline__replicas="")))
+    here = change(config, dense__shard="none", dense__state="device")
+    alone = run_staged(here)
+    if "optim__precondition" not in keys:  # ranks have factors of their own
+        assert alone.digests == direct.digests
+        assert_equal_numbers(direct, run_staged(change(here, pipeline__replicas="")))
+
+
+@pytest.mark.parametrize("replicas", ["2,1", pytest.param("1,2,2", marks=pytest.mark.slow)])
+def test_a_free_order_has_replicas_of_single_stages(clicks: MakeConfig, replicas: str) -> None:
+    """Ranks, one process, any cache and a fixed order have the same bits."""
+    counts = [int(count) for count in replicas.split(",")]
+    config = change(clicks("sum", "dlrm", limit=100), run__dtype="float64", optim__dense="adam")
+    config = staged(config, "dynamic", len(counts), pipeline__replicas=replicas)
+    there = run_staged(change(config, cache__rows=0), sum(counts))
+    assert run_staged(config, sum(counts)).digests == there.digests
+    assert run_staged(config).digests == there.digests
+    assert run_staged(change(config, pipeline__schedule="1f1b"), sum(counts)).digests == there.digests
+    assert_equal_numbers(there, run_staged(change(config, pipeline__replicas="")))

@@ -44,11 +44,11 @@ def dying_job(membership: Membership, config: Config, point: str) -> dict[str, A
     return whole_job(membership, config)
 
 
-def two_ranks_that_die(arguments: Sequence[str], point: str) -> list[Ended]:
-    """The first rank at the failpoint is killed; the other one loses its peer, or dies there too."""
-    ends = run_ranks(2, dying_job, change(config_of(arguments), run__peer_timeout_s=20.0), point)
+def ranks_that_die(arguments: Sequence[str], point: str, ranks: int = 2) -> list[Ended]:
+    """The first rank at the failpoint is killed; the others lose their peer, or die there too."""
+    ends = run_ranks(ranks, dying_job, change(config_of(arguments), run__peer_timeout_s=20.0), point)
     assert -signal.SIGKILL in [end.code for end in ends]
-    assert [end.value for end in ends] == [None, None]
+    assert [end.value for end in ends] == [None] * ranks
     return ends
 
 
@@ -57,9 +57,9 @@ def numbers(results: list[dict[str, Any]]) -> tuple[object, ...]:
     return (*digests_of(results), results[0]["loss"], results[0]["auc"])
 
 
-def uninterrupted(*more: str) -> tuple[object, ...]:
-    """Final numbers of the uninterrupted job of two ranks without checkpoints."""
-    return numbers(run_to_the_end(config_of([*JOB, *more]), 2))
+def uninterrupted(*more: str, ranks: int = 2) -> tuple[object, ...]:
+    """Final numbers of the uninterrupted job of several ranks without checkpoints."""
+    return numbers(run_to_the_end(config_of([*JOB, *more]), ranks))
 
 
 def test_torchrun_restarts_a_job_that_lost_a_rank(
@@ -82,7 +82,7 @@ def test_ranks_that_limit_the_norm_of_rows_die_at_a_checkpoint(server: EmbeddedS
     """Resumed, they end as direct mode does, whose rows have other owners."""
     limit = ["--optim.clip_norm", "0.01", "--optim.clip_scope", "all"]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *limit])
-    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    ranks_that_die(job.settings(), "after-checkpoint-data:3")
     results = run_to_the_end(config_of(job.settings()), 2)
     assert numbers(results) == uninterrupted(*limit, "--cache.rows", "0")
     assert (results[0]["resumed_from"] or 0) > 0
@@ -90,7 +90,7 @@ def test_ranks_that_limit_the_norm_of_rows_die_at_a_checkpoint(server: EmbeddedS
 
 def test_ranks_that_die_at_a_checkpoint(server: EmbeddedServer, tmp_path: Path) -> None:
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url])
-    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    ranks_that_die(job.settings(), "after-checkpoint-data:3")
     results = run_to_the_end(config_of(job.settings()), 2)
     assert numbers(results) == uninterrupted()
     assert (results[0]["resumed_from"] or 0) > 0
@@ -138,10 +138,29 @@ def test_a_staged_job_resumes(
         assert digests(job.result) == digests(tmp_path / "expected.json")
         assert job.resumed_from() is not None
     else:
-        two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+        ranks_that_die(job.settings(), "after-checkpoint-data:3")
         results = run_to_the_end(config_of(job.settings()), 2)
         assert numbers(results) == uninterrupted(*stages)
         assert results[0]["resumed_from"] is not None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "more"),
+    [
+        ("pipeoptim", "2,1", ["--pipeline.rows_delay", "1", "--cache.rows", "900"]),
+        pytest.param("dynamic", "1,2", [], marks=pytest.mark.slow),
+    ],
+)
+def test_stages_on_ranks_of_their_own_number_resume(
+    schedule: str, replicas: str, more: list[str], server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Killed on three ranks, resumed by one process that runs all parts: the bits of an uninterrupted job."""
+    stages = ["--pipeline.schedule", schedule, *STAGES[2:], "--pipeline.replicas", replicas, "--optim.dense", "adam"]
+    job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages, *more])
+    ranks_that_die(job.settings(), "after-checkpoint-data:3", ranks=3)
+    assert job.run().code == 0
+    assert job.resumed_from() is not None
+    assert digests(job.result) == uninterrupted(*stages, *more, ranks=3)
 
 
 def test_a_job_starts_from_one_of_other_ranks_and_stages(server: EmbeddedServer, tmp_path: Path) -> None:

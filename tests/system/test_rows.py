@@ -23,7 +23,7 @@ from data.loader import open_loader
 from tests.system.programs import Done, run_forked
 from tests.system.resumed import SIX_TABLES, Resumed, digests
 from tests.system.test_ranks import digests_of, run_to_the_end
-from tests.system.test_resume_ranks import config_of, two_ranks_that_die
+from tests.system.test_resume_ranks import config_of, ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -160,7 +160,7 @@ def test_a_job_goes_on_without_the_rows_that_a_compaction_left_out(job: Resumed,
 def test_a_job_of_two_ranks_goes_on_without_them(server: EmbeddedServer, tmp_path: Path) -> None:
     """A killed one: rows of its newest checkpoint were newer in caches than in the store, which has later ones, too."""
     job = timed_job(server, tmp_path, "--cacher.assign", "locality")
-    two_ranks_that_die(job.settings(), "after-checkpoint-data:3")
+    ranks_that_die(job.settings(), "after-checkpoint-data:3")
     before, rows_before = newest(job)
     steps = before.manifest.step
     last, _, _ = last_uses(job, steps)

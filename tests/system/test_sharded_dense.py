@@ -18,7 +18,7 @@ from bagpipe.training.earlier_rows import KeptRows
 from tests.dense.chunks.poison import PoisonedArena
 from tests.system.resumed import JOB, Resumed
 from tests.system.test_ranks import run_to_the_end, whole_job
-from tests.system.test_resume_ranks import STAGES, config_of, numbers, two_ranks_that_die
+from tests.system.test_resume_ranks import STAGES, config_of, numbers, ranks_that_die
 
 pytestmark = [pytest.mark.redis, pytest.mark.multiproc]
 
@@ -126,10 +126,10 @@ def dense_of(folder: Path) -> DenseState:
 def test_killed_and_resumed_with_another_budget(server: EmbeddedServer, tmp_path: Path) -> None:
     adam = ["--optim.dense", "adam"]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *adam])
-    two_ranks_that_die(
+    ranks_that_die(
         job.settings("--dense.shard", "gradients", "--dense.budget_bytes", BUDGET), "after-checkpoint-data:2"
     )
-    two_ranks_that_die(job.settings("--dense.shard", "parameters", "--dense.state", "host"), "after-checkpoint-data:2")
+    ranks_that_die(job.settings("--dense.shard", "parameters", "--dense.state", "host"), "after-checkpoint-data:2")
     results = run_to_the_end(config_of(job.settings("--dense.shard", "optimizer", "--dense.budget_bytes", BUDGET)), 2)
     assert numbers(results) == run(adam, 2)
     assert results[0]["resumed_from"] > 0
@@ -143,8 +143,8 @@ def test_killed_and_resumed_on_other_levels(server: EmbeddedServer, tmp_path: Pa
     plain = Resumed(folder=tmp_path / "plain", arguments=store)
     expected = numbers(run_to_the_end(config_of(plain.settings()), 2))
     job = Resumed(folder=tmp_path / "divided", arguments=store)
-    two_ranks_that_die(job.settings("--dense.shard", "parameters"), "after-checkpoint-data:2")
-    two_ranks_that_die(job.settings("--dense.shard", "optimizer"), "after-checkpoint-data:2")
+    ranks_that_die(job.settings("--dense.shard", "parameters"), "after-checkpoint-data:2")
+    ranks_that_die(job.settings("--dense.shard", "optimizer"), "after-checkpoint-data:2")
     results = run_to_the_end(config_of(job.settings("--dense.shard", "gradients")), 2)
     assert numbers(results) == expected
     assert results[0]["resumed_from"] > 0

@@ -205,13 +205,14 @@ class DensePipeline:
         optimizer = make_optimizer(stepped) if stepped else None
         versions = None
         if optimizer is not None and self.step.version_lags:
+            has_twins = sum(each.stage == stage for each in self.step.instances if each.process == self.process) > 1
             versions = StageVersions(
                 self.step.version_lags[stage],
                 parameters,
                 optimizer,
                 share=share,
                 alternates=bool(self.step.turns),
-                recomputes=any(atom.op == "REC" for atom in self.step.program.atoms()),
+                recomputes=has_twins or any(atom.op == "REC" for atom in self.step.program.atoms()),
             )
         return StageWeights(stage, parameters, optimizer=optimizer, share=share, versions=versions, sums=sums)
 

@@ -3,7 +3,7 @@
     parameters        the newest version: b before OPT of batch b
     versions          a ring of the `gap` versions before, if forwards use an older one     written before OPT
     predictions       a ring of weights for the forwards of the next `gap` batches          … or for the first of them
-    replaced          the prediction before those, if its forwards are recomputed beside forwards of the next batch
+    replaced          the prediction before those, if its forwards or recomputations run beside those of the next one
     backward          weights for the backwards of the batch, if they are predicted too     after OPT, as all with gap 0
 
 A forward that comes before the OPT that ends its version has the parameters themselves; its backward comes after it.
@@ -22,6 +22,7 @@ after the gather that follows the step, so that `gathered` and `after_step` come
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Literal, Protocol
 
 import torch
@@ -98,7 +99,7 @@ def kinds_of(lags: VersionLags, *, alternates: bool, recomputes: bool) -> tuple[
 
 
 class StageVersions:
-    """The weights of one stage. One lane calls it.
+    """The weights of one stage. The lane of the stage's steps calls it, and lanes of further parts for `weights`.
 
     Args:
         lags: of the stage.
@@ -107,7 +108,8 @@ class StageVersions:
         share: this rank's, if ranks divide the stage; None: they do not.
         alternates: forwards of a batch can precede backwards of the batch before. Predictions that a backward shares
             then take one place more.
-        recomputes: forwards are repeated before their backwards, with the same weights.
+        recomputes: forwards are repeated before their backwards, with the same weights; or several lanes compute
+            forwards, of which one can be a batch ahead of another.
 
     Attributes:
         memory: where the weights lie; they stay where they are unless it is replaced.
@@ -143,6 +145,7 @@ class StageVersions:
         self._has_loaded = self._has_begun = False
         self._newest = 0  # version
         self._predicted = 0  # batches that have a prediction
+        self._lock = Lock()  # of what lanes of several parts find and change
 
     def call(
         self,
@@ -177,11 +180,12 @@ class StageVersions:
         if of == "backward" and not lags.is_same:
             return self._backward if lags.predicts_backward else None
         if lags.predicts_forward:
-            if of == "forward" and b >= self._predicted:
-                self._predict_next()
-            if self._replaced and b < self._predicted - len(self._predictions):
-                return self._replaced
-            return self._predictions[b % len(self._predictions)]
+            with self._lock:
+                if of == "forward" and b >= self._predicted:
+                    self._predict_next()
+                if self._replaced and b < self._predicted - len(self._predictions):
+                    return self._replaced
+                return self._predictions[b % len(self._predictions)]
         version = max(0, b - lags.forward)
         is_newest = version == (self._newest if of == "forward" else b)
         return None if is_newest else self._versions[version % len(self._versions)]

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Program
-from bagpipe.schedule.lowering.optimizer import Holder
+from bagpipe.schedule.lowering.optimizer import Holder, next_uses
 from bagpipe.schedule.lowering.placement import Work
 
 __all__ = ["StageSet", "covariance_edges", "covariance_work"]
@@ -51,8 +52,10 @@ class StageSet:
         return tuple(dict.fromkeys(holder.stage for holder in self.holders))
 
 
-def covariance_edges(program: Program, sets: Sequence[StageSet], *, lag: int) -> Iterator[Edge]:
-    """The edges of COV_A, COV_G and X_INV, but for those into REDUCE_COV."""
+def covariance_edges(
+    program: Program, sets: Sequence[StageSet], *, lag: int, order: Loop | None = None
+) -> Iterator[Edge]:
+    """The edges of COV_A, COV_G and X_INV, but for those into REDUCE_COV; `order` as of `next_uses`."""
     done = _done(program)
     for each in sets:
         for stage in each.stages:
@@ -65,7 +68,7 @@ def covariance_edges(program: Program, sets: Sequence[StageSet], *, lag: int) ->
             yield Edge(src=op, src_stage=stage, dst="X_INV", dst_stage=each.number, delay=lag)
         for stage, (source, op) in itertools.product(each.stages, sources) if lag else ():
             if op == "REDUCE_COV" or source != stage:  # a checkpoint before the forward has the sums
-                yield Edge(src=op, src_stage=source, dst="F", dst_stage=stage, delay=1)
+                yield from next_uses(program, order, (source, op), stage)
         yield Edge(src="X_INV", src_stage=each.number, dst="PRECOND", dst_stage=each.number)
 
 

@@ -18,7 +18,16 @@ from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.ops import OPS
 from bagpipe.schedule.ir.program import Edge, OpKey, Program, Resource
 
-__all__ = ["Holder", "add_optimizer", "add_reduce_grad", "add_unshard", "holders_of", "on_reduce_lanes", "reduce_lane"]
+__all__ = [
+    "Holder",
+    "add_optimizer",
+    "add_reduce_grad",
+    "add_unshard",
+    "holders_of",
+    "next_uses",
+    "on_reduce_lanes",
+    "reduce_lane",
+]
 
 
 def reduce_lane(process: int) -> str:
@@ -41,12 +50,14 @@ def add_reduce_grad(program: Program, home: Mapping[str, int]) -> Program:
     return on_reduce_lanes(program, home, holders_of(program, home), "REDUCE_GRAD", edges)
 
 
-def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
+def add_optimizer(program: Program, home: Mapping[str, int], order: Loop | None = None) -> Program:
     """An OPT per batch, process and set of parameters, after its REDUCE_GRAD if there is one.
 
     Args:
         program: a program with backwards.
         home: lane -> the process that runs it.
+        order: as of `add_unshard`. The first forward of a batch also comes first in the lane of the OPT, which makes
+            the weights that a forward uses before a step.
     """
     reduced = {(atom.stage, atom.pipe) for atom in program.atoms() if atom.op == "REDUCE_GRAD"}
     lanes, edges = dict(program.lanes), list(program.edges)
@@ -60,7 +71,9 @@ def add_optimizer(program: Program, home: Mapping[str, int]) -> Program:
             sources = [(first.stage, "REDUCE_GRAD")]
         edges += [Edge(src=op, src_stage=stage, dst="OPT", dst_stage=first.stage) for stage, op in sources]
         for stage in _numbers(holders)[1:]:  # on another lane, with the same parameters
-            edges.append(Edge(src="OPT", src_stage=first.stage, dst="F", dst_stage=stage, delay=1))
+            edges += next_uses(program, order, (first.stage, "OPT"), stage)
+            if order is not None:
+                edges.append(Edge(src="F", src_stage=first.stage, dst="F", dst_stage=stage, units=((0, 0),)))
     return dataclasses.replace(program, lanes=lanes, edges=tuple(edges))
 
 
@@ -80,20 +93,27 @@ def add_unshard(program: Program, home: Mapping[str, int], order: Loop | None = 
         first = holders[0].stage
         edges.append(Edge(src="OPT", src_stage=first, dst="UNSHARD", dst_stage=first))
         for number in _numbers(holders):
-            if order is None:
-                edges.append(Edge(src="UNSHARD", src_stage=first, dst="F", dst_stage=number, delay=1))
-            else:
-                edges += _first_uses(program, order, first, number)
+            edges += next_uses(program, order, (first, "UNSHARD"), number)
     return on_reduce_lanes(program, home, holders_of(program, home), "UNSHARD", edges)
 
 
-def _first_uses(program: Program, order: Loop, holder: int, stage: int) -> Iterator[Edge]:
-    """The first forward, recomputation and backward of a turn wait for the UNSHARD of the turn before.
+def next_uses(program: Program, order: Loop | None, step: OpKey, stage: int) -> Iterator[Edge]:
+    """Edges from an operation at the end of a batch to what follows it in the lane of a stage.
 
-    All three, because the last turns have no forwards.
+    Args:
+        program: a program with backwards.
+        order: as of `add_unshard`. With it the first forward, recomputation and backward of a turn wait: all three,
+            because the last turns have no forwards. Without it the forwards of the next batch do.
+        step: the operation.
+        stage: of the forwards.
     """
+    holder, name = step
+    if order is None:
+        yield Edge(src=name, src_stage=holder, dst="F", dst_stage=stage, delay=1)
+        return
+    parameters = {each.number: each.parameters for each in program.stages}
     repeated = {atom.index for atom in program.atoms() if atom.op == "REC" and atom.stage == stage}
-    own = [template for _, template in order.templates if template.stage == stage]
+    own = [template for _, template in order.templates if template.stage == parameters[stage]]
     for op, templates in (
         ("F", [t for t in own if t.op == "F"]),
         ("REC", [t for t in own if t.op == "B" and t.unit in repeated]),
@@ -101,7 +121,7 @@ def _first_uses(program: Program, order: Loop, holder: int, stage: int) -> Itera
     ):
         for t in templates[:1]:
             delay, units = 1 + t.offset, ((0, t.unit),)
-            yield Edge(src="UNSHARD", src_stage=holder, dst=op, dst_stage=stage, delay=delay, units=units)
+            yield Edge(src=name, src_stage=holder, dst=op, dst_stage=stage, delay=delay, units=units)
 
 
 def on_reduce_lanes(

@@ -37,6 +37,7 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.costs import Costs, Latency, cost_function
 from bagpipe.schedule.analysis.memory import waiting_covariances
 from bagpipe.schedule.ir.actions import Action
+from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.covariances import StageSet, covariance_edges, covariance_work
 from bagpipe.schedule.lowering.optimizer import holders_of, on_reduce_lanes
@@ -98,9 +99,10 @@ def add_preconditioning(
     costs: Costs | None = None,
     *,
     latency: Latency = 0,
+    order: Loop | None = None,
 ) -> Program:
     """The program with the actions of K-FAC; for the arguments see `place_preconditioning`."""
-    return place_preconditioning(program, home, work, costs, latency=latency)[0]
+    return place_preconditioning(program, home, work, costs, latency=latency, order=order)[0]
 
 
 def place_preconditioning(
@@ -110,6 +112,7 @@ def place_preconditioning(
     costs: Costs | None = None,
     *,
     latency: Latency = 0,
+    order: Loop | None = None,
 ) -> tuple[Program, Placement]:
     """The program with the actions of K-FAC, and where they were put.
 
@@ -120,6 +123,7 @@ def place_preconditioning(
         work: what the stages precondition.
         costs: see `costs`.
         latency: between lanes.
+        order: as of `next_uses`.
 
     Raises:
         ScheduleError: the program is not such a one, or no stage has layers.
@@ -137,7 +141,7 @@ def place_preconditioning(
     edges = (
         *whole.edges,
         *_edges_of_sums(sets, lag=work.lag, alone=False),
-        *covariance_edges(program, sets, lag=work.lag),
+        *covariance_edges(program, sets, lag=work.lag, order=order),
     )
     kept = {lane: waiting_covariances(lanes[lane]) for lane in found.placements}
     placement = Placement(

@@ -107,7 +107,7 @@ def step_program(
         raise ScheduleError(f"{found.name}: expected a synchronous schedule, got one of semantics {dense.semantics}")
     check(dense)
     if stage_replicas:
-        _check_replicated(found, rows_delay)
+        _check_replicated(found)
     home = {f"compute{rank}": rank if num_processes > 1 else 0 for rank in range(num_ranks)}
     program = _on_compute_lanes(dense)
     shares = recompute if isinstance(recompute, Mapping) else dict.fromkeys(range(graph.num_stages), float(recompute))
@@ -116,7 +116,8 @@ def step_program(
     program = add_embedding(flat, home, embedding_edges)
     if replicas * found.num_pipes > 1 or max(stage_replicas, default=1) > 1:
         program = add_reduce_grad(program, home)
-    program = add_optimizer(program, home)
+    late = loop if rows_delay else None
+    program = add_optimizer(program, home, late)
     if gathers and loop is not None:
         raise ScheduleError(
             f"{found.name}: a rank's stage computes without a pause, so parameters with versions stay whole on each of "
@@ -127,22 +128,22 @@ def step_program(
     if agrees:
         program = add_agreement(program, home)
     if preconditioning is not None:
-        program = add_preconditioning(program, home, preconditioning, costs)
+        program = add_preconditioning(program, home, preconditioning, costs, order=late)
     if shards:
-        program = add_unshard(program, home, loop if rows_delay else None)
-    compute = tuple(home)
+        program = add_unshard(program, home, late)
     home |= {reduce_lane(process): process for process in set(home.values())}
     found_stages = embedding_stages(flat, home)
     alternating: Mapping[str, tuple[Template, ...]] = {}
-    if loop is not None and rows_delay:
-        alternating = turns(program, loop, found_stages, home)
+    if late is not None:
+        alternating = turns(program, late, found_stages, home)
         together = turn_loop(program, alternating, found_stages[0])
         check(together.unroll(together.ramp()))
     program = add_sends(program, home)
     in_flight: dict[str, int] = {}
     if isinstance(found, DynamicSchedule):
         program = separate_receives(program, home)
-        in_flight = dict(zip(compute, found.limits(graph), strict=True))
+        limits = found.limits(graph)
+        in_flight = {f"compute{instance.position}": limits[instance.stage] for instance in stage_instances(flat, home)}
     check(program)
     return StepProgram(
         graph=graph,
@@ -158,11 +159,9 @@ def step_program(
     )
 
 
-def _check_replicated(schedule: DenseSchedule, rows_delay: int) -> None:
-    if isinstance(schedule, DynamicSchedule) or schedule.num_pipes > 1 or schedule.ranks is not None:
-        raise ScheduleError(f"{schedule.name}: replicas of single stages need a schedule of one direction, fixed order")
-    if rows_delay:
-        raise ScheduleError(f"{schedule.name}: replicas of single stages need rows_delay 0, got {rows_delay}")
+def _check_replicated(schedule: DenseSchedule) -> None:
+    if schedule.num_pipes > 1 or schedule.ranks is not None:
+        raise ScheduleError(f"{schedule.name}: replicas of single stages need a schedule of one direction")
 
 
 def _check_delay(schedule: DenseSchedule, graph: StageGraph, rows_delay: int) -> None:

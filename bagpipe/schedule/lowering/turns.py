@@ -6,8 +6,8 @@
 
 A lookup of batch b + 1 comes before the row update of batch b in the lane of every embedding stage, and after that of
 batch b - 1. A process where no pipe begins looks nothing up, but owns rows: the update of batch b - 1 would keep it
-waiting for the last backward of rank 0, which ends about r micro-batches after its own. So it comes r micro-batches
-later.
+waiting for the last backward of stage 0, which ends about s micro-batches after its own of stage s. So it comes s
+micro-batches later. Every part of a stage has the order of the stage.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ def turns(
 
     Args:
         program: one batch of the stages, without messages.
-        loop: the order and the offsets of their forwards and backwards; row r is the r-th lane of the program.
+        loop: the order and the offsets of their forwards and backwards; row s is that of stage s.
         embedding_stages: of the program.
         home: lane -> the process that runs it.
     """
-    rows = dict(zip(program.lanes, loop.lanes.values(), strict=False))
+    rows = tuple(loop.lanes.values())
+    parameters = {stage.number: stage.parameters for stage in program.stages}
     lanes: dict[str, tuple[Template, ...]] = {}
     for position, (lane, actions) in enumerate(program.lanes.items()):
         repeated = {action.index for action in actions if action.op == "REC"}
-        turn: list[Template] = []
-        for template in rows.get(lane, ()):
-            if template.op == "B" and template.unit in repeated:
-                turn.append(Template(op="REC", stage=template.stage, unit=template.unit, offset=template.offset))
-            if template.op in ("F", "B"):
-                turn.append(dataclasses.replace(template, version_lag=None))
-        turn += [_template(action) for action in actions if action.op not in ("F", "B", "REC", "X_EMBED")]
-        for embedding in embedding_stages:
-            if embedding.position == position and lane in rows:
-                place, offset = _lookup(turn, position, has_examples=bool(embedding.pipes))
+        turn = [_template(action) for action in actions if action.op not in ("F", "B", "REC", "X_EMBED")]
+        for stage in {action.stage for action in actions if action.op == "F"}:  # one, and none in a lane of exchanges
+            computed: list[Template] = []
+            for template in rows[parameters[stage]]:
+                if template.op == "B" and template.unit in repeated:
+                    computed.append(Template(op="REC", stage=stage, unit=template.unit, offset=template.offset))
+                if template.op in ("F", "B"):
+                    computed.append(dataclasses.replace(template, stage=stage, version_lag=None))
+            turn = [*computed, *turn]
+            for embedding in (each for each in embedding_stages if each.position == position):
+                place, offset = _lookup(turn, parameters[stage], has_examples=bool(embedding.pipes))
                 turn.insert(place, Template(op="X_EMBED", stage=embedding.number, offset=offset))
         lanes[lane] = tuple(turn)
     # In the order of turns, every message is received in the turn in which it is sent, so ramps cut off both ends.
@@ -84,10 +86,10 @@ def _template(action: Action) -> Template:
     return Template(op=action.op, stage=action.stage, unit=action.index or 0, peer=action.peer)
 
 
-def _lookup(turn: list[Template], rank: int, *, has_examples: bool) -> tuple[int, int]:
-    """Place and offset of the lookup in a turn."""
+def _lookup(turn: list[Template], stage: int, *, has_examples: bool) -> tuple[int, int]:
+    """Place and offset of the lookup in a turn of a stage."""
     if not has_examples:
         backwards = [place for place, template in enumerate(turn) if template.op == "B"]
-        return backwards[rank - 1] + 1, 0
+        return (backwards[stage - 1] + 1 if stage else 0), 0
     ahead = [place for place, template in enumerate(turn) if template.offset == 1]
     return (ahead or [place for place, t in enumerate(turn) if t.op == "X_EMBED_GRAD"])[0], 1

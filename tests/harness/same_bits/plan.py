@@ -287,6 +287,17 @@ _TOGETHER = (
         data="sum",
         name="pipeoptim-replicas",
     ),
+    _staged(
+        "pipeoptim",
+        2,
+        "model.name=dlrm pipeline.replicas=2,1 pipeline.rows_delay=1 optim.dense=adam",
+        ranks=3,
+        cache_rows=140,
+        data="sum",
+        half=9,
+        name="pipeoptim-replicas-delayed",
+    ),
+    _staged("dynamic", 2, "model.name=dlrm pipeline.replicas=2,1", ranks=3, data="sum", name="dynamic-replicas"),
     _staged("spectrain", 2, "pipeline.activations=host pipeline.rows_delay=1", cache_rows=140, name="spectrain-host"),
 )
 

@@ -53,6 +53,12 @@ def test_refused() -> None:
         replicate_stages(dense("1f1b", 2, 2), (2,))
     with pytest.raises(ScheduleError, match="stages with replicas of their own need one stage per rank, got rank0"):
         replicate_stages(dense("zb-v", 4, 4), (2,) * 8)
-    for schedule in ("dynamic", "chimera"):
-        with pytest.raises(ScheduleError, match=f"{schedule}: replicas of single stages need a schedule of one"):
-            step_program(chain(2, 2), ((0, True),), schedule, stage_replicas=(2, 1), num_processes=3)
+    with pytest.raises(ScheduleError, match="chimera: replicas of single stages need a schedule of one direction"):
+        step_program(chain(2, 2), ((0, True),), "chimera", stage_replicas=(2, 1), num_processes=3)
+
+
+def test_parts_choose_their_order_within_the_limit_of_their_stage() -> None:
+    step = step_program(chain(3, 4), ((0, True), (2, False)), "dynamic", stage_replicas=(2, 1, 2), num_processes=5)
+    assert step.in_flight == {"compute0": 3, "compute1": 3, "compute2": 2, "compute3": 1, "compute4": 1}
+    assert step.receiving_lanes_of(2) == ("recv10", "recv11", "recv13", "recv14")
+    check(step.program)

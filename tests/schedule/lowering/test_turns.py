@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from bagpipe.schedule.ir.actions import Action
 from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.ir.step_program import StepProgram
+from bagpipe.schedule.lowering.precondition import Preconditioning
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.schedule.lowering.turns import turn_loop
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
@@ -28,7 +30,8 @@ def step_of(
     replicas: int = 1,
     name: str = "pipedream",
     delay: int = 1,
-    **more: bool,
+    parts: tuple[int, ...] = (),
+    **more: Any,
 ) -> StepProgram:
     return step_program(
         chain(stages, micro),
@@ -36,6 +39,7 @@ def step_of(
         name,
         num_processes=processes,
         replicas=replicas,
+        stage_replicas=parts,
         rows_delay=delay,
         **more,
     )
@@ -69,9 +73,21 @@ def test_what_lanes_repeat() -> None:
 @settings(max_examples=30, deadline=None)
 def test_loops_of_all_processes_are_valid_and_read_rows_in_time(data: st.DataObject, stages: int, name: str) -> None:
     micro = data.draw(st.integers(max(1, stages - 1), 2 * stages))
-    processes, replicas = data.draw(st.sampled_from([1, stages])), data.draw(st.sampled_from([1, 2]))
+    parts = data.draw(st.one_of(st.just(()), st.tuples(*[st.integers(1, 3)] * stages)))
+    processes, replicas = data.draw(st.sampled_from([1, sum(parts) or stages])), data.draw(st.sampled_from([1, 2]))
     shards, recompute = replicas > 1 and data.draw(st.booleans()), data.draw(st.booleans())
-    step = step_of(stages, micro, processes=processes, replicas=replicas, name=name, shards=shards, recompute=recompute)
+    factors = Preconditioning(layers=dict.fromkeys(range(stages), 1), lag=1) if data.draw(st.booleans()) else None
+    step = step_of(
+        stages,
+        micro,
+        processes=processes,
+        replicas=replicas,
+        name=name,
+        parts=parts,
+        shards=shards,
+        recompute=recompute,
+        preconditioning=factors,
+    )
     check(step.program)
     together = turn_loop(step.program, step.turns, step.embedding_stages[0])
     check(together.unroll(7))  # sends and receives match, ramps included
@@ -79,10 +95,46 @@ def test_loops_of_all_processes_are_valid_and_read_rows_in_time(data: st.DataObj
         loop = loop_of(step, process, ranks=processes * replicas)
         check_loop(loop, RUNNER_RULES)
         order = loop.unroll(7).lanes[f"compute{step.embedding_stages[process].position}"]
+        follows_steps(step, loop)
         places = {(a.op, a.index): place for place, a in enumerate(order) if a.op in ("X_EMBED", "X_UPDATE")}
         for b in range(6):
             assert places["X_EMBED", b + 1] < places["X_UPDATE", b]
             assert b == 0 or places["X_UPDATE", b - 1] < places["X_EMBED", b + 1]
+
+
+def follows_steps(step: StepProgram, loop: Loop) -> None:
+    """Whatever a lane computes in a turn waits for the steps of the turn before, in its own lane or another one."""
+    steps = {t.stage: lane for lane, row in loop.lanes.items() for t in row if t.op == "OPT"}
+    for instance in step.instances:
+        lane, holder = f"compute{instance.position}", instance.stage
+        if lane in loop.lanes and holder in steps and steps[holder] != lane:
+            into = {
+                e.dst: (e.delay, e.units)
+                for e in loop.edges
+                if (e.src, e.src_stage) == ("OPT", holder) and e.dst_stage == instance.number
+            }
+            own = [t for t in loop.lanes[lane] if t.stage == instance.number and t.op in ("F", "REC", "B")]
+            (first, *_) = own
+            key = "I" if first.op == "B" else first.op
+            assert into[key] == (1 + first.offset, ((0, first.unit),))
+
+
+def test_a_part_in_the_lane_of_no_step_waits_for_the_step_of_its_stage() -> None:
+    step = step_of(2, 2, parts=(2, 1))
+    assert lane_text(step, "compute1") == "2F1 2B0 2F0+ 2B1"
+    assert lane_text(step, "compute2") == "1F0 1B0 1F1 1B1 1OPT0"
+    edges = {(e.src, e.dst, e.delay, e.units) for e in step.program.edges if (e.src_stage, e.dst_stage) == (0, 2)}
+    assert edges == {
+        ("OPT", "F", 1, ((0, 1),)),
+        ("OPT", "I", 1, ((0, 0),)),
+        ("F", "F", 0, ((0, 0),)),
+    }
+
+
+def test_a_process_with_a_further_part_of_the_first_stage_updates_rows_at_the_start_of_a_turn() -> None:
+    step = step_of(2, 2, processes=3, parts=(2, 1))
+    main = loop_of(step, 1, ranks=3).lanes["compute1"]
+    assert [(t.op, t.offset) for t in main[:2]] == [("X_EMBED", 0), ("X_UPDATE", -1)]
 
 
 def seconds(action: Action) -> float:
