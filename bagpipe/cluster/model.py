@@ -1,6 +1,6 @@
 """`ClusterModel`: what a job runs on: devices, links, trainer hosts, store servers, cachers, object storage.
 
-    TOML or preset ──cluster_file──> ClusterModel ──network──> Network of ranks ──> partition, resharding, forecasts
+    TOML or preset ──cluster_file──> ClusterModel ──network──> Network of ranks ──> partition, forecasts
                                          │
                                          ├─ devices of ranks, in the order of the hosts
                                          └─ stores, cachers, object storage ──> forecasts

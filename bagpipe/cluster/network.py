@@ -4,7 +4,7 @@
     rank ──out──> rank of the same host                             one port each per rank
 
 A message keeps both its ports for ``message_s + bytes / bandwidth`` and arrives ``latency_s`` after that: the model
-of Hockney (1994), with one port per direction. Partitioner, resharding, simulator and sweep all use it.
+of Hockney (1994), with one port per direction. Partitioner, simulator and sweep all use it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from dataclasses import dataclass, field
 
 from bagpipe.errors import ScheduleError
 
-__all__ = ["Network", "Port"]
-
-#: ("host" or "rank", its number, "out" or "in").
-Port = tuple[str, int, str]
+__all__ = ["Network"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +55,6 @@ class Network:
         """The owner of a rank's ports to other hosts: its host, or the rank itself."""
         number = self.hosts.get(rank)
         return ("rank", rank) if number is None else ("host", number)
-
-    def ports(self, sender: int, receiver: int) -> tuple[Port, Port]:
-        """The ports that a message keeps."""
-        ends = self.host(sender), self.host(receiver)
-        if ends[0] == ends[1]:
-            ends = ("local", sender), ("local", receiver)
-        return (*ends[0], "out"), (*ends[1], "in")
-
-    def busy_s(self, sender: int, receiver: int, num_bytes: float) -> float:
-        """How long a message keeps its ports."""
-        is_local = self.host(sender) == self.host(receiver)
-        bandwidth = self.local_bandwidth_bytes_per_s if is_local else self.bandwidth_bytes_per_s
-        return self.message_s + num_bytes / bandwidth
 
     def delay_s(self, sender: int, receiver: int) -> float:
         """From the end of a message at its sender to its arrival."""

@@ -29,19 +29,12 @@ def with_plan(pipeline: PipelineConfig, dense: DenseConfig) -> tuple[PipelineCon
     """The sections with the plan's values; unchanged without a plan.
 
     Raises:
-        InputError: the file cannot be read or is no plan, another key says what the plan says, or values between
-            stages are laid out in another way than by examples.
+        InputError: the file cannot be read or is no plan, or another key says what the plan says.
     """
     if not pipeline.plan:
         return pipeline, dense
     _check_unset("pipeline", pipeline, PipelineConfig(), _PLANNED)
-    source, plan = f"pipeline.plan {pipeline.plan}", _read(pipeline.plan)
-    for number, stage in enumerate(plan.stages):
-        if stage.layout != "batch":
-            raise InputError(
-                f"{source}: stage {number}: layout: training divides examples among ranks: expected 'batch', "
-                f"got {stage.layout!r}"
-            )
+    plan = _read(pipeline.plan)
     counts = plan.microbatches
     named = [(name, number) for number, stage in enumerate(plan.stages) for name in stage.operators]
     shares = [stage.recompute for stage in plan.stages]

@@ -18,7 +18,6 @@ from bagpipe.errors import InputError
 from bagpipe.partition.result import Partition
 from bagpipe.partition.splits import ALL_BATCH
 from bagpipe.schedule.registry import DENSE_SCHEDULES
-from bagpipe.schedule.resharding.layouts import LAYOUT_KINDS
 from bagpipe.types.shard_level import SHARD_LEVELS
 from bagpipe.util.documents import toml_tables
 
@@ -40,7 +39,7 @@ class PlannedStage:
         operators: names of the operators, or of modules that contain them.
         ranks: that hold it, each with a part of every micro-batch.
         microbatches: per batch.
-        layout: of the values that enter and leave it, over its ranks.
+        layout: ``batch``: its ranks divide the examples.
         recompute: share of its micro-batches whose activations are recomputed, 0 to 1.
     """
 
@@ -102,9 +101,9 @@ class PlanFile:
             first = expected[-1] + 1
             if stage.microbatches < 1:
                 raise InputError(f"stage {number}: microbatches: expected at least 1, got {stage.microbatches}")
-            if stage.layout not in LAYOUT_KINDS:
+            if stage.layout != "batch":
                 raise InputError(
-                    f"stage {number}: layout: expected one of {', '.join(LAYOUT_KINDS)}, got {stage.layout!r}"
+                    f"stage {number}: layout: ranks divide examples: expected 'batch', got {stage.layout!r}"
                 )
             if not 0 <= stage.recompute <= 1:
                 raise InputError(f"stage {number}: recompute: expected 0 to 1, got {stage.recompute}")

@@ -4,7 +4,6 @@ ir         Action, Program, Loop, StageGraph: the data; Graph: all dependencies,
 builders   StageGraph ──> Program or Loop of F, B, I, W per rank          prefetch_loop: the Loop around the dense part
 schedule   a named schedule: options, builder, what it allows          registry   schedule name ──> schedule
 lowering   Program ──passes──> Program with sends, reductions, optimizer; step_program: what a process runs
-resharding layouts of an edge's ends ──> broadcasts of slices between the ranks of two stages
 analysis   check (rules, deadlock, memory), simulate (times, bubble)
 formats    text, CSV (PyTorch's too), grid, SVG, Perfetto
 """

@@ -93,7 +93,5 @@ def test_refused(path: Path) -> None:
     with pytest.raises(InputError, match=r"pipeline.plan: cannot read none.toml: No such file"):
         with_plan(PipelineConfig(plan="none.toml"), DenseConfig())
     path.write_text(PLAN.to_toml().replace('"batch"', '"features"', 1), encoding="utf-8")
-    with pytest.raises(
-        InputError, match="stage 0: layout: training divides examples among ranks: expected 'batch', got"
-    ):
+    with pytest.raises(InputError, match="stage 0: layout: ranks divide examples: expected 'batch', got 'features'"):
         with_plan(PipelineConfig(plan=str(path)), DenseConfig())

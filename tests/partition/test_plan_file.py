@@ -86,7 +86,7 @@ def test_a_plan_with_other_replicas_for_each_stage() -> None:
         ("ranks = [2]", 'ranks = ["2"]', "stage 1: ranks: expected whole numbers, got ['2']"),
         ("microbatches = 2", "microbatches = 0", "stage 1: microbatches: expected at least 1, got 0"),
         ("microbatches = 2", 'microbatches = "2"', "stage 1: microbatches: expected a whole number, got '2'"),
-        ('layout = "batch"', 'layout = "rows"', "stage 0: layout: expected one of batch, features, replicated, got "),
+        ('layout = "batch"', 'layout = "rows"', "stage 0: layout: ranks divide examples: expected 'batch', got 'rows'"),
         ('"over_arch"', '"dense_arch"', "stage 1: operator 'dense_arch' is in stage 0 already"),
         ('    "over_arch",\n', "", "stage 1: operators: expected at least one, got none"),
         ("version = 2", "version =", "not valid TOML: "),

@@ -7,7 +7,7 @@
 
 Part r of n of micro-batch m out of M is share ``m n + r`` of M n equal ones, so parts of different stages nest as
 micro-batches do. An edge leads between two parts if they have examples in common in some micro-batch: its messages are
-those examples, the unit tasks of a resharding from one batch split to another.
+those examples.
 """
 
 from __future__ import annotations
