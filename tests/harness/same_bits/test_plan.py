@@ -64,7 +64,7 @@ def test_every_key_that_decides_results_has_a_job(path: str) -> None:
 
 def test_every_schedule_number_of_ranks_and_end_has_a_job() -> None:
     assert reached()["pipeline.schedule"] == {"none", *TRAINED_SCHEDULES}
-    assert {job.ranks for job in JOBS} == {1, 2, 4}
+    assert {job.ranks for job in JOBS} == {1, 2, 3, 4}
     assert {kill.signal for job in JOBS for kill in job.kills} == {"SIGKILL", "SIGINT"}
     assert any(job.source for job in JOBS)
     halves = [settings(job) for job in JOBS if job.half]
