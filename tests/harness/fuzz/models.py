@@ -36,7 +36,7 @@ class Poisoned(nn.Module):
 
     def _poison(self, dense: Tensor, logits: Tensor) -> Tensor:
         logits = logits.reshape(-1)
-        return torch.where(dense[:, 0] > _THRESHOLD, logits * self.bad, logits)
+        return torch.where(dense[:, 0] > _THRESHOLD, logits.detach() * self.bad, logits)
 
 
 def poisoned(schema: DataSchema, config: ModelConfig) -> nn.Module:
