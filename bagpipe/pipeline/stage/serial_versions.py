@@ -7,13 +7,16 @@
 The reference of tests and of `run.verify`. It shares the table and the rules of prediction with them, nothing else: no
 lanes, no order of a pipeline, no buffers that are used again. A synchronous program gives plain training.
 
+Where backwards are partial (`Backwards`), those that are left out give nothing, to parameters and to earlier stages. A
+stage's gradient, and what it gives to the given values, is multiplied by a factor of its own.
+
 A backward that has other weights than its forward: activations are those of the forward, and where a derivative needs
 weights, they are those of the backward. (What a framework computes that exchanges the weights between the two.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +29,7 @@ from bagpipe.pipeline.stage.prediction import WeightPredictor
 from bagpipe.schedule.analysis.versions import Weights, version_table
 from bagpipe.schedule.ir.program import Program
 
-__all__ = ["SerialStage", "SerialVersions", "TrainedBatch"]
+__all__ = ["Backwards", "SerialStage", "SerialVersions", "TrainedBatch"]
 
 #: Values of a micro-batch by name.
 Values = Mapping[str, Tensor]
@@ -62,6 +65,37 @@ class TrainedBatch:
     gradients: tuple[Mapping[str, Tensor], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backwards:
+    """The backwards of a batch.
+
+    Attributes:
+        computed: per micro-batch, the stages that compute it: all consumers of a stage's outputs if the stage does;
+            None: all compute each. A stage without any makes no step.
+        factors: stage -> factor of its gradients; 1 where it is missing.
+        scale: of the loss: gradients are computed of the loss times this number, and divided by it.
+    """
+
+    computed: Sequence[Set[int]] | None = None
+    factors: Mapping[int, float] = field(default_factory=dict)
+    scale: float = 1.0
+
+    def has(self, unit: int, stage: int) -> bool:
+        """Whether a stage computes the backward of a micro-batch."""
+        return self.computed is None or stage in self.computed[unit]
+
+    def reaches(self, stage: int) -> bool:
+        """Whether a stage computes any."""
+        return self.computed is None or any(stage in stages for stages in self.computed)
+
+    def factor(self, stage: int) -> float:
+        """From what a backward of a stage gives to its gradients."""
+        return self.factors.get(stage, 1.0) / self.scale
+
+
+_WHOLE = Backwards()
+
+
 @dataclass(slots=True, eq=False)
 class _Forward:
     """A forward of a stage: what its backward needs.
@@ -86,6 +120,8 @@ class SerialVersions:
         make_optimizer: (number of a stage, its parameters) -> its optimizer; None: the stage trains no parameter.
         loss: loss of a micro-batch, of its values by name. What is minimized is the sum over a batch's micro-batches.
         program: of at least as many batches as are trained. A synchronous one can be of one batch.
+        prepare: called with a batch between its backwards and its steps. It may change the gradients of the parameters
+            of the stages' modules, and says whether the stages step; False: the batch only counts as a version.
 
     Raises:
         InputError: the program predicts weights of an optimizer that has no rule for it.
@@ -98,9 +134,11 @@ class SerialVersions:
         make_optimizer: Callable[[int, list[nn.Parameter]], torch.optim.Optimizer | None],
         loss: Callable[[Values], Tensor],
         program: Program,
+        prepare: Callable[[TrainedBatch], bool] = lambda batch: True,
     ) -> None:
         self._stages = tuple(stages)
         self._loss = loss
+        self._prepare = prepare
         made = {n: make_optimizer(n, list(s.module.parameters())) for n, s in enumerate(self._stages)}
         self._optimizers = {number: optimizer for number, optimizer in made.items() if optimizer is not None}
         self._weights: dict[tuple[int, str, int, int], Weights] = {}
@@ -116,18 +154,19 @@ class SerialVersions:
         self._predictors = {stage: WeightPredictor(self._optimizers[stage]) for stage in predicted}
         self._kept: dict[tuple[int, Weights], Parameters] = {}
         self._batch = 0
-        self._keep()
+        self.keep()
 
     def parameters(self, stage: int) -> Mapping[str, Tensor]:
         """Copies of the newest weights of a stage, by name."""
         return {name: p.detach().clone() for name, p in self._stages[stage].module.named_parameters()}
 
-    def train(self, micro_batches: Sequence[Values]) -> TrainedBatch:
+    def train(self, micro_batches: Sequence[Values], backwards: Backwards = _WHOLE) -> TrainedBatch:
         """Train the next batch.
 
         Args:
             micro_batches: of each the given values by name; of all replicas, one after the other. Those of a batch have
                 the same weights.
+            backwards: which are computed.
         """
         sums: list[dict[str, Tensor]] = [{} for _ in self._stages]
         loss, given = 0.0, []
@@ -135,25 +174,34 @@ class SerialVersions:
             forwards, ends = self._forwards(unit, values)
             total = self._loss(ends)
             loss += float(total.detach())
-            gradients = _gradients({"loss": total}, {"loss": torch.ones_like(total)}, ends)
-            for number in reversed(range(len(self._stages))):
+            gradients = _gradients({"loss": total}, {"loss": torch.full_like(total, backwards.scale)}, ends)
+            own: dict[str, Tensor] = {}  # of the given values
+            for number in (n for n in reversed(range(len(self._stages))) if backwards.has(unit, n)):
                 forward = forwards[number]
                 found = _gradients(forward.outputs, gradients, {**forward.inputs, **_marked(forward.parameters)})
                 for name, gradient in found.items():
-                    into = gradients if name in forward.inputs else sums[number]
-                    key = name if name in forward.inputs else name.removeprefix(_PARAMETER)
-                    into[key] = into[key] + gradient if key in into else gradient
-            given.append({name: gradients[name] for name in values if name in gradients})
+                    if name in values:
+                        _add(own, name, gradient * backwards.factor(number))
+                    elif name in forward.inputs:
+                        _add(gradients, name, gradient)
+                    else:
+                        _add(sums[number], name.removeprefix(_PARAMETER), gradient)
+            given.append(own)
+        for number, stage in enumerate(self._stages):
+            for name, parameter in stage.module.named_parameters():
+                gradient_sum = sums[number].get(name)
+                parameter.grad = None if gradient_sum is None else gradient_sum * backwards.factor(number)
+        trained = TrainedBatch(loss=loss, gradients=tuple(given))
+        is_stepped = self._prepare(trained)
         for number, optimizer in self._optimizers.items():
-            for name, parameter in self._stages[number].module.named_parameters():
-                parameter.grad = sums[number].get(name)
-            optimizer.step()
-            if number in self._predictors:
-                self._predictors[number].stepped()
+            if is_stepped and backwards.reaches(number):
+                optimizer.step()
+                if number in self._predictors:
+                    self._predictors[number].stepped()
             optimizer.zero_grad(set_to_none=True)
         self._batch += 1
-        self._keep()
-        return TrainedBatch(loss=loss, gradients=tuple(given))
+        self.keep()
+        return trained
 
     def _forwards(self, unit: int, given: Values) -> tuple[list[_Forward], dict[str, Tensor]]:
         """F of every stage, and all values as the loss sees them."""
@@ -178,8 +226,11 @@ class SerialVersions:
             return self._kept[stage, Weights(self._batch)]
         return self._kept[stage, self._weights[stage, of, self._batch, unit % self._units]]
 
-    def _keep(self) -> None:
-        """Keep the newest versions and what is predicted from them; drop what no later batch uses."""
+    def keep(self) -> None:
+        """Keep the newest versions and what is predicted from them; drop what no later batch uses.
+
+        To be called where the weights of the stages' modules have been changed between two batches.
+        """
         for number, stage in enumerate(self._stages):
             names = {parameter: name for name, parameter in stage.module.named_parameters()}
             self._kept[number, Weights(self._batch)] = {name: _leaf(p, copy=True) for p, name in names.items()}
@@ -204,6 +255,10 @@ _PARAMETER = "parameter "
 
 def _marked(parameters: Parameters) -> Parameters:
     return {f"{_PARAMETER}{name}": tensor for name, tensor in parameters.items()}
+
+
+def _add(into: dict[str, Tensor], name: str, gradient: Tensor) -> None:
+    into[name] = into[name] + gradient if name in into else gradient
 
 
 def _leaf(tensor: Tensor, *, copy: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from bagpipe.dense.lamb import Lamb
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
-from bagpipe.pipeline.stage.serial_versions import SerialStage, SerialVersions
+from bagpipe.pipeline.stage.serial_versions import Backwards, SerialStage, SerialVersions, TrainedBatch
 from bagpipe.schedule.ir.program import Program
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES, DENSE_SCHEDULES
@@ -198,3 +198,52 @@ def test_an_optimizer_without_a_rule_is_refused_where_weights_are_predicted() ->
     with pytest.raises(InputError, match="the weights of Lamb cannot be predicted"):
         Reference(program("pipeoptim", 2), make, 2)
     Reference(program("pipedream", 2), make, 2)
+
+
+def trained_once(
+    backwards: Backwards, *, is_stepped: bool = True
+) -> tuple[list[Tensor], TrainedBatch, list[Tensor | None]]:
+    """Weights after the first batch, what it gave, and the gradients before its steps; SGD with a rate of 1."""
+    stages = modules(2)
+    gradients: list[Tensor | None] = []
+
+    def prepare(trained: TrainedBatch) -> bool:
+        gradients.extend(parameter.grad for stage in stages for parameter in stage.parameters())
+        return is_stepped
+
+    serial = SerialVersions(
+        [SerialStage(module=module, inputs=(f"h{n}",), outputs=(f"h{n + 1}",)) for n, module in enumerate(stages)],
+        lambda number, parameters: torch.optim.SGD(parameters, lr=1.0),
+        lambda values: mean_loss(values["h2"], values["target"]),
+        DENSE_SCHEDULES["1f1b"].build(chain(2, MICRO)),
+        prepare,
+    )
+    trained = serial.train([{"h0": x.clone().requires_grad_(), "target": y} for x, y in data()[0]], backwards)
+    return [parameter.detach() for stage in stages for parameter in stage.parameters()], trained, gradients
+
+
+def test_backwards_that_are_left_out_give_nothing() -> None:
+    """Micro-batches 1 and 3 reach the last stage alone, and micro-batch 2 none."""
+    computed = [{0, 1}, {1}, set(), {1}]
+    *_, trained, gradients = trained_once(Backwards(computed=computed, factors={0: 4.0, 1: 1.6}, scale=8.0))
+    model = nn.Sequential(*modules(2))
+    losses, inputs = [], []
+    for x, y in data()[0]:
+        inputs.append(x.clone().requires_grad_())
+        losses.append(mean_loss(model(inputs[-1]), y))
+    first = [*model[0].parameters(), inputs[0]]
+    expected = [4.0 * gradient for gradient in torch.autograd.grad(losses[0], first, retain_graph=True)]
+    total = losses[0] + losses[1] + losses[3]
+    expected[2:2] = [1.6 * gradient for gradient in torch.autograd.grad(total, list(model[1].parameters()))]
+    for found, gradient in zip([*gradients, trained.gradients[0]["h0"]], expected, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-13, atol=1e-13)
+    assert [sorted(own) for own in trained.gradients] == [["h0"], [], [], []]
+
+
+def test_a_stage_without_a_backward_and_a_batch_that_is_left_out_make_no_step() -> None:
+    before = [parameter.detach() for stage in modules(2) for parameter in stage.parameters()]
+    after, _, gradients = trained_once(Backwards(computed=[{1}] * MICRO))
+    assert [torch.equal(a, b) for a, b in zip(after, before, strict=True)] == [True, True, False, False]
+    assert gradients[:2] == [None, None]
+    after, *_ = trained_once(Backwards(), is_stepped=False)
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
