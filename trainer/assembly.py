@@ -44,6 +44,7 @@ from bagpipe.training.part import LoopPart
 from bagpipe.training.plateau import PlateauFactor
 from bagpipe.training.preconditioning import Preconditioning
 from bagpipe.training.row_steps import row_steps_of
+from bagpipe.training.serial_reference import ReferenceRules
 from bagpipe.training.staged_dense import StagedDense
 from bagpipe.training.verification import Verification
 from bagpipe.training.weight_average import WeightAverage
@@ -296,14 +297,14 @@ def _verification(built: BuiltModel, dense: StagedDense) -> Verification:
             return schedule.loop(step.graph).unroll(num_batches)
         return step.program
 
-    return Verification(
-        dense,
-        config.run.verify,
+    rules = ReferenceRules(
         make_program=program,
         make_optimizer=lambda parameters: dense_optimizer(parameters, config.optim, undecayed),
         loss=loss_of(config.model, built.data),
         seed=config.run.seed,
+        kfac=kfac_settings(config.optim) if config.optim.precondition == "kfac" else None,
     )
+    return Verification(dense, config.run.verify, rules)
 
 
 def engine_settings(config: Config) -> EngineSettings:

@@ -141,15 +141,15 @@ def _train(job: TrainerJob, on_batch: OnBatch | None) -> RunResult:
         while not is_over and run.step() is not None:
             if on_batch is not None:
                 on_batch(run.progress)
-            if run.next_batch == job.built.config.run.verify:
+            if job.verification is not None and job.verification.is_due(run.next_batch):
                 _verify(job, run.next_batch)
             is_over = evaluator.is_due() and evaluator.evaluate(run.next_batch)
         if run.next_batch:
-            _verify(job, run.next_batch)  # the data has fewer batches
+            _verify(job, run.next_batch, is_last=True)  # the data has fewer batches
     return session.end_here() if is_over else session.end()
 
 
-def _verify(job: TrainerJob, batches: int) -> None:
+def _verify(job: TrainerJob, batches: int, *, is_last: bool = False) -> None:
     """Compare the batches trained so far with the serial reference, between two steps, if they are recorded."""
     verification, ranks = job.verification, job.open.ranks
     if verification is None or not verification.is_recording:
@@ -159,7 +159,7 @@ def _verify(job: TrainerJob, batches: int) -> None:
     group = None if ranks.peers is None else ranks.peers.dense
     found = verification.verify(batches, holders=holders, group=group, gather=ranks.gather)
     found.check()
-    if ranks.is_first:
+    if ranks.is_first and (is_last or not verification.is_recording):
         note(f"run.verify: {found.line}")
 
 

@@ -227,8 +227,6 @@ def _precondition_problem(config: Config) -> str | None:
             f"kfac is not possible with dense.budget_bytes or dense.state host on run.device {run.device}: torch has "
             f"gradients where their parameters are, which are on the host meanwhile"
         )
-    if run.verify:
-        return f"kfac is not possible with run.verify {run.verify}, whose reference steps without it"
     if optim.clip_value or (optim.clip_norm and optim.clip_scope != "rows"):
         text = f"clip_norm 0, or of rows alone, got {optim.clip_norm:g}"
         if optim.clip_value:

@@ -159,8 +159,6 @@ def _replicas_problem(config: Config) -> str | None:
             f"{pipeline.replicas} needs a pipeline.schedule of one direction and one stage per rank, such as 1f1b or "
             f"graph, got {pipeline.schedule}"
         )
-    if config.run.verify:
-        return f"{pipeline.replicas} is not possible with run.verify: set 0, got {config.run.verify}"
     return None
 
 
@@ -268,11 +266,7 @@ def _backward_shares_problem(config: Config) -> str | None:
         )
     if pipeline.stage_microbatches and pipeline.backward_unit == "microbatch":
         return f"{text} needs the same micro-batches in all stages, or pipeline.backward_unit rank"
-    excluded = {
-        f"run.verify {config.run.verify}, which compares with whole backwards": config.run.verify,
-    }
-    found = next((name for name, value in excluded.items() if value), None)
-    return None if found is None else f"{text} is not possible with {found}"
+    return None
 
 
 def _backward_unit_problem(config: Config) -> str | None:

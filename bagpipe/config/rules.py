@@ -208,17 +208,8 @@ def _verify_problem(config: Config) -> str | None:
         return None
     if not config.pipeline.is_staged:
         return f"{batches} needs pipeline.schedule, the name of a schedule, got none"
-    if config.run.compile or config.run.autocast != "off":
-        key = "compile" if config.run.compile else f"autocast {config.run.autocast}"
-        return f"{batches} is not possible with run.{key}: the reference computes in run.dtype, operator by operator"
     if config.checkpoint.start_from:
         return f"{batches} is not possible with checkpoint.start_from: the reference has the state of a new job"
-    if optim.clip_scope != "dense":
-        return f"{batches} needs optim.clip_scope dense, got {optim.clip_scope}: rows are not computed again"
-    if config.run.nonfinite == "skip":
-        return f"{batches} needs run.nonfinite stop, got skip: the reference leaves no batch out"
-    if optim.clip_norm and config.pipeline.stages > 1:
-        return f"{batches} with stages needs optim.clip_norm 0, got {optim.clip_norm:g}: the reference steps one by one"
     if predicts_weights(config.pipeline) and (optim.schedule != "constant" or optim.warmup_steps):
         return (
             f"{batches} with predicted weights (pipeline.schedule {config.pipeline.schedule}) needs a constant rate: "

@@ -39,6 +39,10 @@ class DenseStage(nn.Module):
         """Whether the forward is compiled."""
         return self._compiler is not None
 
+    def by_operator(self) -> DenseStage:
+        """The same stage, computed operator by operator."""
+        return DenseStage(self.inner, self._precision)
+
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
         with self._precision.autocast():
             outputs: tuple[Tensor, ...]

@@ -5,7 +5,7 @@ records of each rank that looks rows up ──join_records──> records of who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,22 +45,23 @@ def keeper(into: dict[int, Tensor], position: int) -> Callable[[Tensor], None]:
 
 def join_records(
     own: Mapping[int, BatchRecord],
-    num_batches: int,
+    batches: Iterable[int],
     device: torch.device,
     group: RankGroup,
     gather: Callable[[Any], list[Any]],
 ) -> dict[int, BatchRecord]:
-    """The records of all ranks, each of which has some examples of a batch, in the order of the ranks."""
+    """Records of some batches, with the examples that each rank has, in the order of the ranks."""
     layouts = gather({str(b): _layout(record) for b, record in own.items()})
     found: dict[int, BatchRecord] = {}
-    for b in range(num_batches):
+    for b in batches:
         parts: list[BatchRecord] = []
         for rank, layout in enumerate(layouts):
             if str(b) in layout:
                 part = own[b] if rank == group.rank else _room(layout[str(b)], device)
                 for tensor in (part.labels, *part.values, *(part.gradients[key] for key in sorted(part.gradients))):
                     group.broadcast(tensor, rank)
-                parts.append(part)
+                if part.values:  # a rank without examples looks nothing up
+                    parts.append(part)
         keys = sorted({key for part in parts for key in part.gradients})
         found[b] = BatchRecord(
             size=parts[0].size,

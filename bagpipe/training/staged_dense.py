@@ -310,6 +310,10 @@ class StagedDense(DensePart):
         before = self._next_batch if before is None else before
         return self._losses.sums(before, lambda b: b in in_flight and in_flight[b].is_skipped)
 
+    def counted(self, number: int, b: int) -> Tensor:
+        """See `StageRunner.counted`, of an instance of this process."""
+        return self._runtime.runner(number).counted(b)
+
     def starts(self, key: OpKey, index: int) -> tuple[str, str, int] | None:
         number = key[0]
         b, unit = divmod(index, self._units[number])

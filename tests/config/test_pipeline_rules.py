@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from bagpipe.config.pipeline_rules import configured_schedule
 from bagpipe.config.ranges import NumberText
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import Config, PipelineConfig, RunConfig
+from bagpipe.config.sections import Config, PipelineConfig
 from bagpipe.errors import InputError
 from bagpipe.schedule.ir.stage_graph import chain
 from bagpipe.schedule.registry import DENSE_SCHEDULES
@@ -153,18 +152,3 @@ def test_activations_go_to_the_host_between_actions_of_stages() -> None:
 def test_a_plan_that_was_not_read_trains_nothing() -> None:
     with pytest.raises(InputError, match=r"pipeline.plan a was not read: a program reads it with its command line"):
         check_config(Config(pipeline=PipelineConfig(plan="a")))
-
-
-@pytest.mark.parametrize(
-    ("config", "what"),
-    [
-        (Config(run=RunConfig(verify=3)), "run.verify 3, which compares with whole backwards"),
-    ],
-)
-def test_partial_backwards_exclude_what_needs_every_gradient(config: Config, what: str) -> None:
-    pipeline = PipelineConfig(schedule="1f1b", backward_shares=NumberText("0.5,1"), **STAGES)
-    check_config(Config(pipeline=pipeline))
-    with pytest.raises(InputError) as caught:
-        check_config(dataclasses.replace(config, pipeline=pipeline))
-    assert str(caught.value) == f"pipeline.backward_shares 0.5,1 is not possible with {what}"
-    check_config(dataclasses.replace(config, pipeline=dataclasses.replace(pipeline, backward_shares=NumberText("1,1"))))

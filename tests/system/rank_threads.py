@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,12 @@ from bagpipe.testing.local_peers import LocalPeers, local_peers
 from bagpipe.training.dense import DensePart
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
+from bagpipe.training.part import LoopPart
 from bagpipe.training.progress import RunResult
 from cacher.planning import PlannedData
 from data.formats import open_source
 from data.loader import open_loader
-from trainer.assembly import BuiltModel, build_dense, build_engine, build_training_model
+from trainer.assembly import BuiltModel, build_dense, build_engine, build_parts, build_training_model
 from trainer.precondition import layered_ranks
 from trainer.shards import open_stage_shards, open_step_groups
 
@@ -113,6 +114,10 @@ def run_ranks(
     world_size: int,
     *,
     change_batches: Callable[[int, Iterator[RankBatch]], Iterator[RankBatch]] = lambda rank, batches: batches,
+    train: Callable[[LocalPeers, Engine, Iterator[RankBatch]], RunResult] = lambda peer, engine, batches: engine.train(
+        batches
+    ),
+    make_parts: Callable[[BuiltModel, DensePart], Sequence[LoopPart]] = build_parts,
 ) -> RanksOutcome:
     """Train, and evaluate if the configuration holds examples out.
 
@@ -120,6 +125,8 @@ def run_ranks(
         config: the job.
         world_size: ranks.
         change_batches: replaces a rank's training batches.
+        train: a rank's run over them.
+        make_parts: further parts of a rank's loop.
     """
     torch.set_num_threads(config.run.threads)
     peers = local_peers(world_size)
@@ -132,7 +139,9 @@ def run_ranks(
         for peer in peers:
             built = build_training_model(config, schema, world_size)
             store = stack.enter_context(MemoryStore(built.rows, name=name, num_buckets=8))
-            engine = engine_of_rank(built, store, peer, sums, barrier, claim=_claim(peer, store))
+            dense = dense_of_rank(built, peer, sums, barrier)
+            parts, claim = make_parts(built, dense), _claim(peer, store)
+            engine = build_engine(built, store, dense=dense, peers=peer, parts=parts, claim=claim)
             jobs.append((peer, engine, built))
         results: list[RunResult | BaseException | None] = [None] * world_size
         scores: list[list[float]] = [[] for _ in peers]
@@ -141,7 +150,7 @@ def run_ranks(
             _, engine, built = jobs[peer.rank]
             try:
                 with closing(batches_of_rank(config, built.spec, "train", peer.rank)) as batches:  # type: ignore[type-var]
-                    results[peer.rank] = engine.train(change_batches(peer.rank, batches))
+                    results[peer.rank] = train(peer, engine, change_batches(peer.rank, batches))
                 if built.stages is not None:
                     held = held_stages(built.stages.staged, built.stages.mesh)
                     share_stages(held, engine.dense.optimizer, peer.dense, peer.gather)

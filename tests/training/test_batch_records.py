@@ -18,7 +18,7 @@ def joined(peers: Any) -> list[tuple[Any, ...]]:
             values = (torch.full((2, 3), float(peers.rank)), torch.full((2, 1), float(b)))
             own[b] = BatchRecord(size=4, labels=torch.tensor([peers.rank, b]), values=values)
             keeper(own[b].gradients, 0)(values[0] + 10)
-    found = join_records(own, 2, torch.device("cpu"), peers.dense, peers.gather)
+    found = join_records(own, range(2), torch.device("cpu"), peers.dense, peers.gather)
     return [
         (record.size, record.labels.tolist(), [v.tolist() for v in record.values], sorted(record.gradients))
         for record in found.values()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pytest
 import torch
 
 from bagpipe.config.sections import Config
-from bagpipe.errors import InputError, JobError
+from bagpipe.errors import JobError
 from bagpipe.store.memory.store import MemoryStore
 from bagpipe.training.digest import dense_digest, embedding_digest
 from bagpipe.training.engine import Engine
-from bagpipe.training.staged_dense import StagedDense
-from bagpipe.training.verification import TOLERANCES, Verification, Verified
+from bagpipe.training.verification import TOLERANCES, Verification, Verified, tolerance
 from cacher.planning import PlannedData
 from tests.system.jobs import change
 from trainer.assembly import build_dense, build_engine, build_parts, build_training_model
@@ -34,28 +34,39 @@ def disturb(engine: Engine) -> None:
 
 
 def run(
-    config: Config, *, at: int = 0, between: Callable[[Engine], None] | None = None
+    config: Config,
+    *,
+    meanwhile: Mapping[int, Callable[[Engine], object]] = MappingProxyType({}),
+    expected: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Verified | None, str, str]:
-    """Train with a comparison after `at` batches; the result and the digests."""
+    """Train, with a comparison if the job asks for one; its result and the digests.
+
+    Args:
+        config: the job.
+        meanwhile: by the number of batches trained before, what is done to the job.
+        expected: keys of the job with which the reference is made.
+    """
     data = PlannedData(config.data, config.run.seed)
     built = build_training_model(config, data.schema)
     dense = build_dense(built)
-    parts = build_parts(built, dense)
+    parts = build_parts(dataclasses.replace(built, config=change(config, **expected)), dense)
     found = None
     with MemoryStore(built.rows) as store:
         engine = build_engine(built, store, dense=dense, parts=parts)
         engine.dense.model.train()
         with engine.train_in_steps(data.batches("train", built.spec)) as steps:
             while steps.step() is not None:
-                if steps.next_batch == at:
+                if steps.next_batch in meanwhile:
                     steps.flush()
-                    if between is not None:
-                        between(engine)
-                    (verification,) = (part for part in parts if isinstance(part, Verification))
-                    assert verification.is_recording
-                    found = verification.verify(at, holders={}, group=None, gather=lambda value: [value])
-                    assert found == verification.found
-                    assert not verification.is_recording
+                    meanwhile[steps.next_batch](engine)
+                for verification in (part for part in parts if isinstance(part, Verification)):
+                    if verification.is_due(steps.next_batch):
+                        steps.flush()
+                        found = verification.verify(
+                            steps.next_batch, holders={}, group=None, gather=lambda value: [value]
+                        )
+                        assert found == verification.found
+                        assert verification.is_recording == (steps.next_batch < config.run.verify)
             steps.end()
         return found, dense_digest(engine.dense.model, engine.dense.optimizer), embedding_digest(store)
 
@@ -81,7 +92,7 @@ def run(
 def test_a_job_equals_the_reference(clicks: MakeConfig, schema: str, model: str, values: dict[str, object]) -> None:
     """The last batch has fewer examples than the others, and fewer than two per micro-batch."""
     config = change(clicks(schema, model), **{**FLOAT64, **STAGES, **values, "run__verify": 26})
-    found, *_ = run(config, at=26)
+    found, *_ = run(config)
     assert found is not None
     found.check()
     assert (found.batches, found.tolerance) == (26, 1e-12)
@@ -91,11 +102,11 @@ def test_a_job_equals_the_reference(clicks: MakeConfig, schema: str, model: str,
 def test_comparing_changes_nothing_and_finds_what_differs(clicks: MakeConfig) -> None:
     config = change(clicks(), **{**FLOAT64, **STAGES, "pipeline__schedule": "spectrain-v2"})
     verified = change(config, run__verify=7)
-    found, *digests = run(verified, at=7)
+    found, *digests = run(verified)
     assert found is not None
     found.check()
     assert digests == list(run(config)[1:])
-    different, *_ = run(verified, at=7, between=disturb)
+    different, *_ = run(verified, meanwhile={7: disturb})
     assert different is not None
     assert 1e-10 < different.weights < 1e-8
     assert max(different.loss, different.gradients) <= 1e-12
@@ -108,7 +119,7 @@ def test_comparing_changes_nothing_and_finds_what_differs(clicks: MakeConfig) ->
 def test_comparing_beside_a_budget_changes_nothing(clicks: MakeConfig) -> None:
     config = change(clicks(), **{**FLOAT64, **STAGES, "pipeline__schedule": "spectrain-v2"})
     budgeted = change(config, dense__budget_bytes=20000)
-    found, *digests = run(change(budgeted, run__verify=7), at=7)
+    found, *digests = run(change(budgeted, run__verify=7))
     assert found is not None
     found.check()
     assert digests == list(run(config)[1:])
@@ -116,21 +127,15 @@ def test_comparing_beside_a_budget_changes_nothing(clicks: MakeConfig) -> None:
 
 def test_float32_has_a_tolerance_of_its_own_and_nan_is_a_difference(clicks: MakeConfig) -> None:
     config = change(clicks(), **{**STAGES, "pipeline__schedule": "pipedream-2bw", "run__verify": 3})
-    found, *_ = run(config, at=3)
+    found, *_ = run(config)
     assert found is not None
     found.check()
-    assert found.tolerance == TOLERANCES[torch.float32] == 1e-5
+    assert found.tolerance == tolerance(torch.float32) == TOLERANCES[torch.float32] == 1e-5
     for wrong in (math.nan, math.inf):
         with pytest.raises(JobError, match=r"^run\.verify"):
             dataclasses.replace(found, weights=wrong).check()
 
 
-def test_pipes_in_two_directions_are_refused(clicks: MakeConfig) -> None:
-    config = change(clicks(), **{**STAGES, "pipeline__schedule": "chimera", "run__verify": 3})
-    built = build_training_model(config, PlannedData(config.data, 0).schema)
-    dense = build_dense(built)
-    assert isinstance(dense, StagedDense)
-    with pytest.raises(
-        InputError, match=r"^run\.verify: expected a pipeline in one direction, .* got pipeline.schedule chimera with 2"
-    ):
-        build_parts(built, dense)
+def test_halves_are_compared_up_to_a_few_roundings() -> None:
+    assert tolerance(torch.float32, torch.float16) == 2**-8
+    assert tolerance(torch.float32, torch.bfloat16) == 2**-5

@@ -209,12 +209,16 @@ class StageRunner:
         if activations is not None and saving is not None:
             activations.saved(self.instance.number, index, saving, outputs.values())
         if total is not None:
-            counted = self.loss_sum if self._unsettled is None else self._unsettled[batch]
+            counted = self.counted(batch)
             counted += total.detach()
             self.unchecked.append((batch, total.detach()))
         sent = {number: owned(outputs[number]) for number in self._sent}
         for channel in self._wiring.outputs:
             division.put(channel, index, [sent[number] for number in channel.numbers])
+
+    def counted(self, batch: int) -> Tensor:
+        """The sum to which the losses of a batch are added before its end; by the lane of the forwards."""
+        return self.loss_sum if self._unsettled is None else self._unsettled.get(batch, torch.zeros_like(self.loss_sum))
 
     def restore(self, batch: int) -> None:
         """Give the module the buffers that it had before a batch that is left out; before its next forward."""

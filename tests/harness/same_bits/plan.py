@@ -301,6 +301,24 @@ _TOGETHER = (
     _staged("spectrain", 2, "pipeline.activations=host pipeline.rows_delay=1", cache_rows=140, name="spectrain-host"),
 )
 
+#: Jobs that are compared with the serial reference.
+_VERIFIED = (
+    _staged("1f1b", 2, "run.verify=5 pipeline.replicas=2,1", ranks=3, name="verify-replicas"),
+    _staged("chimera", 2, "run.verify=5", ranks=2, name="verify-two-directions"),
+    _staged("pipedream", 2, "run.verify=5 pipeline.backward_shares=0.5,1", ranks=2, name="verify-partial-backward"),
+    _staged("zb-h1", 2, f"{_KFAC} run.verify=5", ranks=4, name="verify-kfac"),
+    _staged("1f1b", 2, "run.verify=5 optim.clip_norm=0.05 optim.clip_scope=all", ranks=2, name="verify-clip"),
+    _staged(
+        "1f1b",
+        2,
+        "model.factory=tests.harness.fuzz.models:poisoned run.nonfinite=skip cache.dtype=float32 run.autocast=float16 "
+        "run.loss_scale=65536 run.loss_scale_growth_interval=3 run.verify=5",
+        ranks=2,
+        data="sum",
+        name="verify-skip-growth",
+    ),
+)
+
 _BUDGET = "dense.budget_bytes=20000 optim.dense=adam"
 
 #: Memory of stages in chunks, beside other ways to hold and run them.
@@ -352,7 +370,7 @@ _ASYNCHRONOUS = (
 )
 
 #: In the order in which they run.
-JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_TOGETHER, *_CHUNKED, *_WHOLE)
+JOBS = (*_ASYNCHRONOUS, *_SYNCHRONOUS, *_TOGETHER, *_VERIFIED, *_CHUNKED, *_WHOLE)
 
 #: Enumerated keys, or single values of them (``key=value``), without a job, and why.
 LEFT: Mapping[str, str] = {
