@@ -303,7 +303,7 @@ _TOGETHER = (
 
 #: Jobs that are compared with the serial reference.
 _VERIFIED = (
-    _staged("1f1b", 2, "run.verify=5 pipeline.replicas=2,1", ranks=3, name="verify-replicas"),
+    _staged("1f1b", 2, "run.verify=5 pipeline.replicas=3,1", ranks=4, name="verify-replicas"),
     _staged("chimera", 2, "run.verify=5", ranks=2, name="verify-two-directions"),
     _staged("pipedream", 2, "run.verify=5 pipeline.backward_shares=0.5,1", ranks=2, name="verify-partial-backward"),
     _staged("zb-h1", 2, f"{_KFAC} run.verify=5", ranks=4, name="verify-kfac"),
