@@ -67,6 +67,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "limit of the norm, partial backward": ("gpipe", {**LIMITED, "pipeline__backward_shares": "0,1"}),
     "growing loss scale": ("1f1b", GROWING),
     "growing loss scale, norm, replicas": ("1f1b", {**GROWING, **LIMITED, "pipeline__replicas": "2,1"}),
+    "growing loss scale, chunks": ("1f1b", {**GROWING, "dense__budget_bytes": 20000}),
     "halves": ("zb-h1", {"run__dtype": "float32", "run__autocast": "bfloat16", "optim__dense": "adam"}),
 }  # fmt: skip
 
@@ -256,10 +257,12 @@ RANKS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "batches left out": (2, "1f1b", POISONED),
     "limit of the norm": (4, "1f1b", LIMITED),
     "growing loss scale": (2, "1f1b", GROWING),
+    "K-FAC, shares": (4, "1f1b", {**KFAC, "dense__shard": "gradients"}),
+    "growing loss scale, shares": (4, "1f1b", {**GROWING, **LIMITED, "dense__shard": "parameters"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some_of([*RANKS], set(range(len(RANKS))) - {1, 3, 5}))
+@pytest.mark.parametrize("name", some_of([*RANKS], set(range(len(RANKS))) - {1, 3, 5, 11}))
 def test_a_job_of_ranks_equals_the_reference(clicks: MakeConfig, name: str) -> None:
     world_size, schedule, values = RANKS[name]
     verified(config_of(clicks, schedule, values), world_size).check()
