@@ -12,7 +12,7 @@
     evaluation      F         scores                                                   lane compute
     nonfinite, lookup_guard, learning_rates, row_decay, weight_average, earlier_rows, checkpointing, totals: work
                     before and after others' actions
-    verification: the first batches against a serial reference; batch_records: what ranks saw of them
+    verification: the first batches against a serial_reference (serial_kfac); batch_records: what ranks saw of them
     plateau: a factor of learning rates that follows evaluations
     current_rows: rows for evaluations at rest; absent_rows: those that the store does not have
     whole_kfac: which layers of a whole model a rank owns; stage_layers: where those of stages are computed
