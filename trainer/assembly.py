@@ -53,7 +53,7 @@ from bagpipe.training.whole_dense import WholeDense
 from bagpipe.training.whole_kfac import whole_kfac
 from bagpipe.types.schema import DataSchema, RowSchema
 from trainer.cache_size import cache_rows_of
-from trainer.dense import budget_of, dense_executor, loss_of, precision_of
+from trainer.dense import budget_of, dense_executor, graph_capture, loss_of, precision_of
 from trainer.inputs import InputMaker
 from trainer.metrics import metric_of
 from trainer.model_check import check_expiring_tables, check_loss_weights, check_model
@@ -245,6 +245,7 @@ def build_dense(
         shares=shares,
         host_activations=open_streams(config.run.device) if config.pipeline.activations == "host" else None,
         backward_shares=built.stages.backward_shares,
+        capture=graph_capture(config) if config.run.cuda_graph else None,
     )
     staged_settings: dict[str, Any] = {
         "pipeline": pipeline,

@@ -15,7 +15,6 @@ from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.compiler import check_compiler
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
-from bagpipe.dense.graphs import open_graphs
 from bagpipe.dense.loss import Loss
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import AUTOCAST_DTYPES, DEFAULT_LOSS_SCALE, Precision
@@ -23,12 +22,14 @@ from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
+from bagpipe.pipeline.stage.graphs import open_graphs
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.split.split import split_parts, trace_parts
 from bagpipe.split.staged_model import StagedModel
 from bagpipe.types.schema import DataSchema
 from trainer.tasks import Tasks
 
-__all__ = ["budget_of", "dense_executor", "loss_of", "precision_of"]
+__all__ = ["budget_of", "dense_executor", "graph_capture", "loss_of", "precision_of"]
 
 
 def precision_of(run: RunConfig) -> Precision:
@@ -87,10 +88,12 @@ def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_siz
     staged = prepared(_in_one_stage(model, data, run, precision), precision, compiles=run.compile)
     if not run.cuda_graph:
         return SplitExecutor(staged, precision, loss)
-    graphs = open_graphs(torch.device(run.device))
-    return CudaGraphExecutor(
-        staged, precision, graphs, full_batch=config.data.batch_size, copies=world_size > 1, loss=loss
-    )
+    return CudaGraphExecutor(staged, precision, graph_capture(config), copies=world_size > 1, loss=loss)
+
+
+def graph_capture(config: Config) -> GraphCapture:
+    """How the dense part of a job is recorded, which asks for that."""
+    return GraphCapture(graphs=open_graphs(torch.device(config.run.device)), full_batch=config.data.batch_size)
 
 
 def _in_one_stage(model: nn.Module, data: DataSchema, run: RunConfig, precision: Precision) -> StagedModel:

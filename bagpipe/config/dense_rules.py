@@ -35,7 +35,7 @@ def _chunks_problem(config: Config, value: str) -> str | None:
 
 
 def _shard_problem(config: Config) -> str | None:
-    shard, run = config.dense.shard, config.run
+    shard = config.dense.shard
     if shard == "none":
         return None
     if shard == "parameters" and config.pipeline.schedule in ASYNCHRONOUS_SCHEDULES:
@@ -45,8 +45,11 @@ def _shard_problem(config: Config) -> str | None:
         )
     if config.dense.is_chunked and (problem := _chunked_share_problem(config)):
         return f"{shard} is not possible with dense.budget_bytes or dense.state host and {problem}: use none"
-    if run.cuda_graph:
-        return f"{shard} is not possible with run.cuda_graph: use none"
+    if config.run.cuda_graph and shard == "parameters":
+        return (
+            f"{shard} is not possible with run.cuda_graph: a captured graph keeps the addresses of parameters; use "
+            "gradients"
+        )
     return None
 
 

@@ -95,11 +95,6 @@ class PipelineConfig:
         shares = tuple(map(float, self.backward_shares.split(","))) if self.backward_shares else ()
         return shares if any(share * self.stages <= self.stages - 1 for share in shares) else ()
 
-    @property
-    def stages_text(self) -> str:
-        """The stages in words, for messages about what is not possible with them."""
-        return f"stages or micro-batches (pipeline.schedule {self.schedule}, pipeline.microbatches {self.microbatches})"
-
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else ()

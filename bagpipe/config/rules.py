@@ -195,11 +195,9 @@ def _growth_problem(config: Config) -> str | None:
 
 
 def _cuda_graph_problem(config: Config) -> str | None:
-    if not config.run.cuda_graph:
+    if not config.run.cuda_graph or config.run.device.startswith("cuda"):
         return None
-    if not config.run.device.startswith("cuda"):
-        return f"needs run.device cuda, got {config.run.device}"
-    return f"is not possible with {config.pipeline.stages_text}" if config.pipeline.is_staged else None
+    return f"needs run.device cuda, got {config.run.device}"
 
 
 def _verify_problem(config: Config) -> str | None:

@@ -334,7 +334,7 @@ class RunConfig:
         kernels: kernels of the row operations: auto (Triton's on a CUDA device that supports them, else torch's), torch
             or triton. All sum in the same order.
         compile: compile the dense part with torch.compile; results differ from the uncompiled ones in rounding.
-        cuda_graph: replay a CUDA graph of the dense part's forward and backward (not with stages).
+        cuda_graph: replay CUDA graphs of the dense part's forwards and backwards.
         strict: refuse a configuration file that holds a password and that other users can read, instead of a warning.
         verify: first batches of a pipeline to compute again by a serial reference and compare (docs/exactness.md).
         digest: read all rows of the store at the end, for embedding_digest and to compare the sums of rows

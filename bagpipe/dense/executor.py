@@ -27,6 +27,8 @@ __all__ = [
     "EagerPass",
     "SplitExecutor",
     "heads_of",
+    "leaves_of",
+    "pass_on",
     "split_pass",
     "values_of",
 ]
@@ -152,10 +154,7 @@ class _SplitPass:
 
     def backward(self) -> None:
         self.stage.backward()
-        pairs = [(value, leaf.grad) for value, leaf in zip(self.values, self.leaves, strict=True)]
-        reached = [(value, gradient) for value, gradient in pairs if gradient is not None]
-        if reached:
-            torch.autograd.backward([value for value, _ in reached], [gradient for _, gradient in reached])
+        pass_on(self.values, self.leaves)
 
 
 def split_pass(
@@ -167,14 +166,22 @@ def split_pass(
     loss: Loss = BCE,
 ) -> _SplitPass:
     """The pass of the values that the lookups returned."""
-    leaves = _leaves_of(values)
+    leaves = leaves_of(values)
     stage = eager_pass(heads_of(staged, leaves), labels, num_global_examples, loss_scale, loss)
     return _SplitPass(stage=stage, values=values, leaves=leaves)
 
 
-def _leaves_of(values: Sequence[Tensor]) -> Sequence[Tensor]:
+def leaves_of(values: Sequence[Tensor]) -> Sequence[Tensor]:
     """The values detached, with the same `requires_grad`."""
     return [value.detach().requires_grad_(value.requires_grad) for value in values]
+
+
+def pass_on(values: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Give the gradients of leaves to the values that they are of, and to the lookups behind these."""
+    pairs = [(value, leaf.grad) for value, leaf in zip(values, leaves, strict=True)]
+    reached = [(value, gradient) for value, gradient in pairs if gradient is not None]
+    if reached:
+        torch.autograd.backward([value for value, _ in reached], [gradient for _, gradient in reached])
 
 
 def values_of(staged: StagedModel, inputs: ModelInputs) -> Sequence[Tensor]:

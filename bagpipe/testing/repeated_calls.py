@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bagpipe.dense.graphs import Recording, Work
+from bagpipe.pipeline.stage.graphs import Recording, Work
 
 __all__ = ["RepeatedCalls"]
 
@@ -15,8 +15,8 @@ class RepeatedCalls:
     For tests of code over captured graphs: buffers and their lifetimes are as on a GPU. There is no speedup.
     """
 
-    def record(self, work: Work) -> Recording:
-        return _RepeatedCall(work)
+    def record(self, *works: Work) -> tuple[Recording, ...]:
+        return tuple(_RepeatedCall(work) for work in works)
 
 
 class _RepeatedCall:

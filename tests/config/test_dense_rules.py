@@ -66,6 +66,11 @@ def test_chunks_of_the_dense_part(config: Config, line: str) -> None:
             "whose steps of a chunk would need norms of what other ranks have in other chunks: use none",
         ),
         (
+            {"run": {"cuda_graph": True, "device": "cuda"}},
+            "dense.shard parameters is not possible with run.cuda_graph: a captured graph keeps the addresses of "
+            "parameters; use gradients",
+        ),
+        (
             {"dense": {"wrap": ("top*",)}},
             "dense.wrap top* needs dense.shard optimizer, gradients or parameters, got none",
         ),
@@ -93,6 +98,7 @@ def test_one_line_says_what_is_not_possible(values: dict[str, dict[str, Any]], l
         {"pipeline": {"schedule": "1f1b", "stages": 2, "microbatches": 4, "activations": "host"}},
         {"pipeline": {"schedule": "pipedream", "stages": 2}, "dense": {"shard": "gradients"}},
         {"pipeline": {"schedule": "pipeoptim", "stages": 2}, "dense": {"shard": "optimizer"}},
+        {"run": {"cuda_graph": True, "device": "cuda"}, "dense": {"shard": "gradients"}},
     ],
 )
 def test_what_is_possible_with_divided_parameters(values: dict[str, dict[str, Any]]) -> None:

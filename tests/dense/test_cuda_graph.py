@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import EagerExecutor
-from bagpipe.dense.graphs import Recording, Work
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.graphs import Recording, Work
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.testing.repeated_calls import RepeatedCalls
 from tests.dense.small import BFLOAT16, SIZES, inputs_of, model_of, train, whole
 
@@ -26,16 +27,16 @@ class Counted(RepeatedCalls):
     def __init__(self) -> None:
         self.recorded = 0
 
-    def record(self, work: Work) -> Recording:
+    def record(self, *works: Work) -> tuple[Recording, ...]:
         self.recorded += 1
-        return super().record(work)
+        return super().record(*works)
 
 
 class CapturedOutputs(RepeatedCalls):
     """Returns the captured tensors themselves, valid for one replay, as a CUDA graph does."""
 
-    def record(self, work: Work) -> Recording:
-        return cast(Recording, SimpleNamespace(outputs=tuple(work()), replay=lambda: None))
+    def record(self, *works: Work) -> tuple[Recording, ...]:
+        return tuple(cast(Recording, SimpleNamespace(outputs=tuple(work()), replay=lambda: None)) for work in works)
 
 
 class Extended(nn.Module):
@@ -57,7 +58,8 @@ def recorded(
 ) -> CudaGraphExecutor:
     used = precision or Precision()
     staged = prepared(whole(model, used), used)
-    return CudaGraphExecutor(staged, used, graphs or RepeatedCalls(), full_batch=SIZES[0], copies=copies)
+    capture = GraphCapture(graphs=graphs or RepeatedCalls(), full_batch=SIZES[0])
+    return CudaGraphExecutor(staged, used, capture, copies=copies)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,8 @@ def test_gradients_have_separate_memory_and_their_parameters_strides() -> None:
     model = Extended(model_of("dlrm"), Offset())
     work = recorded(model, graphs=CapturedOutputs())
     work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()).backward()
-    graded = [p for p in work._parameters if p.grad is not None]
+    graded = [p for p in model.parameters() if p.grad is not None]
+    assert len(graded) > 2
     assert all(p.grad is not None and p.grad.stride() == p.stride() for p in graded)
     assert len({p.grad.untyped_storage().data_ptr() for p in graded if p.grad is not None}) == len(graded)
 
@@ -123,9 +126,9 @@ def test_gradients_of_values_outlive_the_next_batch_only_as_copies(copies: bool)
     work = recorded(model, copies=copies)
     under_way = cast(Any, work.forward(inputs_of(SIZES[0]), SIZES[0], LossScale()))
     seen: list[Tensor] = []
-    under_way.values[under_way.recorded.graded[0]].register_hook(seen.append)
+    next(value for value in under_way.values if value.requires_grad).register_hook(seen.append)
     under_way.backward()
-    memory = {tensor.data_ptr() for tensor in under_way.recorded.recording.outputs}
+    memory = {tensor.data_ptr() for tensor in under_way.recorded._recorded._first.outputs}
     assert (seen[0].data_ptr() in memory) is not copies
 
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from bagpipe.dense import compiler as compiled
 from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
-from bagpipe.dense.graphs import CudaGraphs, Graphs
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
+from bagpipe.pipeline.stage.graphs import CudaGraphs, Graphs
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 from bagpipe.testing.plain_job import PlainJob, PlainSettings
 from bagpipe.testing.repeated_calls import RepeatedCalls
@@ -87,7 +88,8 @@ def graphs_of(device: str) -> Graphs:
 def recorded(device: str, *, compiles: bool = False) -> Way:
     def way(model: nn.Module, precision: Precision) -> DenseExecutor:
         staged = prepared(whole(model), precision, compiles=compiles)
-        return CudaGraphExecutor(staged, precision, graphs_of(device), full_batch=NUM_EXAMPLES, copies=False)
+        capture = GraphCapture(graphs=graphs_of(device), full_batch=NUM_EXAMPLES)
+        return CudaGraphExecutor(staged, precision, capture, copies=False)
 
     return way
 
@@ -168,7 +170,7 @@ def test_a_graph_equals_its_captured_function(device: str) -> None:
         loss = (given @ weights).square().sum()
         return [loss.detach(), *torch.autograd.grad(loss, [weights])]
 
-    recording = graphs_of(device).record(work)
+    (recording,) = graphs_of(device).record(work)
     for seed in range(3):
         given.copy_(torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)))
         recording.replay()

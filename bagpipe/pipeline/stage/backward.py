@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.distributed.pipelining import _backward as torch_split
 from torch.nn import Parameter
 
-__all__ = ["Graph", "Kept", "SplitBackward", "backward"]
+from bagpipe.errors import JobError
+
+__all__ = ["Graph", "Kept", "SplitBackward", "backward", "hooks_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +31,34 @@ class Graph:
     Attributes:
         leaves: inputs that need a gradient.
         roots: outputs that get a gradient, followed by the loss if there is one.
+        split: makes I and W; None: there are none.
+        kept: by I, for W.
     """
 
     leaves: list[Tensor]
     roots: list[Tensor]
+    split: SplitBackward | None = None
+    kept: Kept | None = None
+
+    def backward(self, gradients: Sequence[Tensor]) -> None:
+        """B; see `backward`."""
+        backward(self, gradients)
+
+    def backward_inputs(self, gradients: Sequence[Tensor]) -> None:
+        """I; see `SplitBackward.inputs`."""
+        assert self.split is not None, "the schedule has I"
+        self.kept = self.split.inputs(self, gradients)
+        self.leaves, self.roots = [], []
+
+    def backward_weights(self) -> None:
+        """W; see `SplitBackward.weights`.
+
+        Raises:
+            JobError: there was no I.
+        """
+        if self.split is None or self.kept is None:
+            raise JobError("a W came before its I: the schedule was not checked")
+        self.split.weights(self.kept)
 
 
 def backward(graph: Graph, gradients: Sequence[Tensor]) -> None:
@@ -40,7 +66,7 @@ def backward(graph: Graph, gradients: Sequence[Tensor]) -> None:
 
     Args:
         graph: the graph; freed.
-        gradients: gradients of the roots, without that of a loss, which is 1.
+        gradients: gradients of the roots; without that of a loss, it is 1.
     """
     roots, given = _wanting(graph.roots, gradients)
     if roots:
@@ -103,7 +129,7 @@ class SplitBackward:
         if kept.whole is not None:
             torch.autograd.backward(*kept.whole)
             return
-        if not any(_hooks_of(parameter) for parameter in self._parameters):
+        if not any(hooks_of(parameter) for parameter in self._parameters):
             self._add(self._parameters, kept.groups, kept.gradients)
             return
         # Hooks can take gradients away, so they come one after the other.
@@ -112,6 +138,21 @@ class SplitBackward:
         for parameter, gradient in zip(self._parameters, kept.gradients, strict=False):
             if gradient is not None:
                 self._add([parameter], [], [gradient])
+
+    def gradients(self, kept: Kept) -> Sequence[Tensor | None]:
+        """W without its effects: a gradient of each parameter, None for one that the roots do not depend on."""
+        if kept.whole is not None:
+            return torch.autograd.grad(kept.whole[0], self._parameters, kept.whole[1], allow_unused=True)
+        if kept.gradients or not kept.groups:
+            return kept.gradients or (None,) * len(self._parameters)
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        torch_split.stage_backward_weight(iter(self._parameters), kept.groups, retain_graph=True)
+        found = [parameter.grad for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
+        return found
 
     def _add(
         self, parameters: Sequence[Parameter], groups: list[dict[str, Any]], gradients: Sequence[Tensor | None]
@@ -129,11 +170,11 @@ class SplitBackward:
                 # Two weights that are summed share one gradient tensor. The next micro-batch would add to it twice.
                 parameter.grad = parameter.grad.clone()
             if parameter.grad is not None:
-                for hook in _hooks_of(parameter):
+                for hook in hooks_of(parameter):
                     hook(parameter)
 
 
-def _hooks_of(parameter: Parameter) -> list[Any]:
+def hooks_of(parameter: Parameter) -> list[Any]:
     """What `register_post_accumulate_grad_hook` has registered; autograd calls them where it adds to `grad` itself."""
     return [*(parameter._post_accumulate_grad_hooks or {}).values()]
 

@@ -24,7 +24,7 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.split.staged_model import StageValue
 
-__all__ = ["Channel", "Link", "MicrobatchSlice", "owned", "take_joined", "take_placed"]
+__all__ = ["Channel", "Link", "MicrobatchSlice", "Wiring", "owned", "take_joined", "take_placed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,24 @@ class Channel:
         if self.link is None:
             raise JobError(f"{self.sender} and {self.receiver} are in one process: nothing is sent between them")
         return self.link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Channels of a stage instance, by ascending number of the other end. Those into it are grouped by stage: the parts
+    of a stage each send some of the examples.
+
+    Attributes:
+        inputs: values from producers.
+        outputs: values to consumers.
+        output_grads: gradients from consumers.
+        input_grads: gradients to producers.
+    """
+
+    inputs: tuple[tuple[Channel, ...], ...]
+    outputs: tuple[Channel, ...]
+    output_grads: tuple[tuple[Channel, ...], ...]
+    input_grads: tuple[Channel, ...]
 
 
 def take_joined(sources: Sequence[tuple[Channel, int, Sequence[MicrobatchSlice]]]) -> list[Tensor]:

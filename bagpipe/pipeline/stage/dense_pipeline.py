@@ -5,6 +5,7 @@ rank = replica * num_processes + process        a replica runs the whole pipelin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from bagpipe.pipeline.stage.batches import StageBatch
 from bagpipe.pipeline.stage.chunk_lane import ChunkLane
 from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture, check_recordable
 from bagpipe.pipeline.stage.runtime import StageRuntime
 from bagpipe.pipeline.stage.stage_parameters import StageParameters
 from bagpipe.pipeline.stage.stage_versions import StageVersions
@@ -53,6 +55,7 @@ class DensePipeline:
         seed: seed of dropout.
         host_activations: streams by which activations move to the host and back; None: they stay on the device.
         backward_shares: which backwards are left out; None: none.
+        capture: how stages are recorded; None: they run operator by operator.
 
     Attributes:
         stages: the stages of this rank, ascending.
@@ -80,6 +83,7 @@ class DensePipeline:
         shares: Mapping[int, StageShare] = MappingProxyType({}),
         host_activations: Streams | None = None,
         backward_shares: BackwardShares | None = None,
+        capture: GraphCapture | None = None,
     ) -> None:
         self.staged = staged
         self.mesh = mesh
@@ -107,6 +111,11 @@ class DensePipeline:
                 num_replicas=mesh.num_replicas,
                 examples=mesh.examples,
             )
+        self._capture = capture
+        if capture is not None:
+            check_recordable(staged)
+            split = frozenset(atom.stage for atom in self.step.program.atoms() if atom.op == "I")
+            self._capture = dataclasses.replace(capture, split=split)
         self.activations: Mapping[str, LaneActivations] = {}
         if host_activations is not None:
             self.activations = {
@@ -181,6 +190,7 @@ class DensePipeline:
             activations=self.activations,
             places=self.parameters.places,
             partial_backward=self.partial_backward,
+            capture=self._capture,
         )
 
     @property

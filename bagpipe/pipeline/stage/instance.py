@@ -6,7 +6,8 @@
 
 Gradients of an output are summed in the order of its consumers' numbers, gradients of parameters in schedule order.
 The state of a micro-batch lives from its F to its B or W. An empty micro-batch does nothing. Nor does the backward of
-one that a partial backward leaves out: its F keeps nothing.
+one that a partial backward leaves out: its F keeps nothing. With `GraphCapture` micro-batches of full batches replay
+recordings; what these give is copied before other lanes or a later replay can meet it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,43 +25,22 @@ from torch.func import functional_call
 from bagpipe.dense.parallel.saved_places import SavedPlaces
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.activations import LaneActivations, Saving
-from bagpipe.pipeline.stage.backward import Graph, Kept, SplitBackward, backward
+from bagpipe.pipeline.stage.backward import Graph, SplitBackward
 from bagpipe.pipeline.stage.batches import BatchDivision, Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, owned
+from bagpipe.pipeline.stage.channel import Wiring, owned
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
+from bagpipe.pipeline.stage.recorded_instance import InstanceRecordings, LossSum, summed_loss
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture, RecordedMicroBatch
 from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule
 
-__all__ = ["LossSum", "StageRunner", "Wiring"]
-
-T = TypeVar("T")
+__all__ = ["LossSum", "StageRunner"]
 
 #: Batches under way at a time, and one more.
 _SUMS_KEPT = 3
-
-#: (head, logits, labels) -> sum of the losses over examples.
-LossSum = Callable[[int, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """Channels of a stage instance, by ascending number of the other end. Those into it are grouped by stage: the parts
-    of a stage each send some of the examples.
-
-    Attributes:
-        inputs: values from producers.
-        outputs: values to consumers.
-        output_grads: gradients from consumers.
-        input_grads: gradients to producers.
-    """
-
-    inputs: tuple[tuple[Channel, ...], ...]
-    outputs: tuple[Channel, ...]
-    output_grads: tuple[tuple[Channel, ...], ...]
-    input_grads: tuple[Channel, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,14 +50,12 @@ class _MicroBatch:
     Attributes:
         leaves: inputs by value number.
         buffers: of a module that is computed again: copies of those that the forward began with.
-        graph: of the forward.
-        kept: state for W.
+        graph: of the forward, or its recordings.
     """
 
     leaves: dict[int, Tensor]
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    graph: Graph | None = None
-    kept: Kept | None = None
+    graph: Graph | RecordedMicroBatch | None = None
 
 
 class StageRunner:
@@ -106,6 +83,7 @@ class StageRunner:
         places: of the stage's whole parameters, which come and go: what the backward needs of them is saved as places;
             None: they stay.
         partial_backward: which backwards are left out; None: none.
+        capture: how the stage is recorded; None: it runs operator by operator.
 
     Attributes:
         peak_live: peak number of micro-batches between F and B or W.
@@ -138,6 +116,7 @@ class StageRunner:
         activations: LaneActivations | None = None,
         places: SavedPlaces | None = None,
         partial_backward: PartialBackward | None = None,
+        capture: GraphCapture | None = None,
     ) -> None:
         self.instance = instance
         self.module = module
@@ -169,10 +148,22 @@ class StageRunner:
         # Of the batches under way that can be left out: their loss sums, and the module's buffers before them.
         self._unsettled: dict[int, Tensor] | None = {} if can_leave_out else None
         self._buffers_before: dict[int, dict[str, Tensor]] = {}
-        self._split: SplitBackward | None = None
+        self._split = SplitBackward([p for p in module.parameters() if p.requires_grad])
         self._sent = sorted({number for channel in wiring.outputs for number in channel.numbers})
         self._grad_values = sorted({number for channels in wiring.output_grads for number in channels[0].numbers})
         replying = {channel.sender for channels in wiring.output_grads for channel in channels}
+        self._recordings: InstanceRecordings | None = None
+        if capture is not None:
+            self._recordings = InstanceRecordings(
+                capture,
+                stage,
+                module,
+                sent=self._sent,
+                graded=self._grad_values,
+                labels=labels,
+                loss=loss,
+                splits=instance.number in capture.split,
+            )
         self._replied = [channel for channel in wiring.outputs if channel.receiver in replying]
 
     def forward(self, index: int) -> None:
@@ -201,11 +192,16 @@ class StageRunner:
         if activations is not None:
             others = None if self._versions is None else self._versions.weights("forward", batch)
             saving = activations.saving(self.module, [*live.leaves.values(), *(others or ())], self._places)
-        # Code that is compiled without gradients can round in another way than that of the repetition.
-        with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
-            outputs, total = self._run(live, given, division, batch, unit, saving=saving)
-        if kept:
-            live.graph = self._graph(live, outputs, total, given)
+        recordings = self._recordings_for(given)
+        if recordings is not None:
+            scale = self._loss_scale()
+            live.graph, outputs, total = recordings.forward(live.leaves, scale, trains=is_trained, keeps=kept)
+        else:
+            # Code that is compiled without gradients can round in another way than that of the repetition.
+            with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
+                outputs, total = self._run(live, given, division, batch, unit, saving=saving)
+            if kept:
+                live.graph = self._graph(live, outputs, total, given)
         if activations is not None and saving is not None:
             activations.saved(self.instance.number, index, saving, outputs.values())
         if total is not None:
@@ -267,6 +263,10 @@ class StageRunner:
             batch, unit = divmod(index, self._units)
             given, division = self._batches.get(batch)
             # The first forward has already updated the buffers (running means); this one updates copies of older ones.
+            recordings = self._recordings_for(given)
+            if recordings is not None:
+                live.graph = recordings.again(live.leaves, self._loss_scale(), live.buffers)
+                return
             with self._saving():
                 again = self._run(live, given, division, batch, unit, live.buffers)
             live.graph = self._graph(live, *again, given)
@@ -274,23 +274,25 @@ class StageRunner:
     def backward(self, index: int) -> None:
         live = self._live.pop(index, None)
         if live is not None:
-            backward(_present(live.graph), self._take_gradients(index))
+            _present(live.graph).backward(self._take_gradients(index))
             self._give_gradients(index, live)
 
     def backward_inputs(self, index: int) -> None:
         live = self._live.get(index)
         if live is not None:
-            if self._split is None:
-                self._split = SplitBackward([p for p in self.module.parameters() if p.requires_grad])
-            live.kept = self._split.inputs(_present(live.graph), self._take_gradients(index))
+            _present(live.graph).backward_inputs(self._take_gradients(index))
             self._give_gradients(index, live)
-            live.graph, live.leaves = None, {}
+            live.leaves = {}
 
     def backward_weights(self, index: int) -> None:
         live = self._live.pop(index, None)
         if live is not None:
-            assert self._split is not None, "the schedule check ensures that I precedes W"
-            self._split.weights(_present(live.kept))
+            _present(live.graph).backward_weights()
+
+    def _recordings_for(self, given: StageBatch) -> InstanceRecordings | None:
+        """Those that a batch replays; None: it runs operator by operator."""
+        found = self._recordings
+        return None if found is None or given.num_global_examples != found.full_batch else found
 
     def _computes(self, stage: int, batch: int, unit: int) -> bool:
         """Whether a stage of this pipe computes the backward of a micro-batch."""
@@ -333,11 +335,7 @@ class StageRunner:
         else:
             results = self._call(arguments, buffers, batch, saving)
         outputs: dict[int, Tensor] = dict(zip(stage.outputs, results, strict=True))
-        total: Tensor | None = None
-        for head, number in stage.heads:
-            term = self._loss(head, outputs[number], leaves[self._labels])
-            total = term if total is None else total + term
-        return outputs, total
+        return outputs, summed_loss(stage, outputs, leaves.get(self._labels), self._loss)
 
     def _call(
         self, arguments: tuple[Tensor, ...], buffers: Mapping[str, Tensor], batch: int, saving: Saving | None
@@ -355,7 +353,7 @@ class StageRunner:
         roots = [outputs[number] for number in self._grad_values]
         if total is not None:
             roots.append(total / given.num_global_examples * self._loss_scale())
-        return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots)
+        return Graph([leaf for leaf in live.leaves.values() if leaf.requires_grad], roots, self._split)
 
     def _take_gradients(self, index: int) -> list[Tensor]:
         """One gradient per output that gets one."""
@@ -386,8 +384,8 @@ class StageRunner:
             division.put(channel, index, gradients)
 
 
-def _present(kept: T | None) -> T:
-    """The state that an earlier action of the same micro-batch kept.
+def _present(kept: Graph | RecordedMicroBatch | None) -> Graph | RecordedMicroBatch:
+    """What an earlier action of the same micro-batch kept.
 
     Raises:
         JobError: there is none.

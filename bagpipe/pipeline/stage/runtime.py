@@ -24,10 +24,11 @@ from bagpipe.errors import JobError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.stage.activations import LaneActivations
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, Link
+from bagpipe.pipeline.stage.channel import Channel, Link, Wiring
 from bagpipe.pipeline.stage.embedding_stage import EmbeddingStageRunner
-from bagpipe.pipeline.stage.instance import LossSum, StageRunner, Wiring
+from bagpipe.pipeline.stage.instance import LossSum, StageRunner
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.actions import Action
@@ -67,6 +68,7 @@ class StageRuntime:
         versions, places: stage -> its weights in an asynchronous schedule; places of whole parameters that come and go.
         activations: compute lane -> what moves its activations to the host; empty: they stay on the device.
         partial_backward: which backwards are left out; None: none.
+        capture: how stages are recorded; None: they run operator by operator.
 
     Raises:
         JobError: there are several processes but no links.
@@ -93,6 +95,7 @@ class StageRuntime:
         activations: Mapping[str, LaneActivations] = MappingProxyType({}),
         places: Mapping[int, SavedPlaces] = MappingProxyType({}),
         partial_backward: PartialBackward | None = None,
+        capture: GraphCapture | None = None,
     ) -> None:
         if links is None and step.num_processes > 1:
             raise JobError(f"{step.num_processes} processes run stages of a replica, but no links lead between them")
@@ -155,6 +158,7 @@ class StageRuntime:
                     activations=self._activations.get(instance.number),
                     places=places.get(instance.stage),
                     partial_backward=partial_backward,
+                    capture=capture,
                 )
                 self._runners[instance.number].loss_sum += loss_sums.get(instance.number, 0.0)
         self._embedding_stages = {
@@ -369,7 +373,7 @@ class StageRuntime:
             ends = (other, atom.stage)
         channel = self._channels.get(ends)
         if channel is None or channel.link is None:
-            return _nothing
+            return lambda index: None
         transfer = channel.send if OPS[atom.op].role == "send" else partial(self._receive, channel)
         units = self._micro[channel.sender] // channel.units
         return transfer if units == 1 else partial(_first, transfer, units)
@@ -394,7 +398,3 @@ def _first(transfer: Handler, units: int, index: int) -> None:
     batch, unit = divmod(index, units)
     if not unit:
         transfer(batch)
-
-
-def _nothing(index: int) -> None:
-    """Handler of an action without a transfer."""

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.batches import Batches, StageBatch
-from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice
-from bagpipe.pipeline.stage.instance import StageRunner, Wiring
+from bagpipe.pipeline.stage.channel import Channel, Link, MicrobatchSlice, Wiring
+from bagpipe.pipeline.stage.graphs import Graphs
+from bagpipe.pipeline.stage.instance import StageRunner
+from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.schedule.ir.step_program import StageInstance
 from bagpipe.split.staged_model import StageModule, StageValue
 from tests.pipeline.stage.test_channel import ManualLinks
@@ -32,6 +34,7 @@ class Bench:
         is_compiled: bool = False,
         size: int = SIZE,
         seed: int = 0,
+        graphs: Graphs | None = None,
     ) -> None:
         self.pile = ManualLinks()
         torch.manual_seed(1)
@@ -67,6 +70,7 @@ class Bench:
             loss=lambda head, logits, labels: pytest.fail("no head"),
             device=CPU,
             seed=seed,
+            capture=None if graphs is None else GraphCapture(graphs=graphs, full_batch=SIZE, split=frozenset({1})),
         )
 
     @staticmethod

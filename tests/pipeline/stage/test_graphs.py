@@ -9,7 +9,7 @@ from bagpipe.testing.repeated_calls import RepeatedCalls
 
 def test_a_replay_reads_current_inputs_and_writes_the_same_memory() -> None:
     given = torch.ones(3)
-    recording = RepeatedCalls().record(lambda: [given * 2, given.sum()])
+    (recording,) = RepeatedCalls().record(lambda: [given * 2, given.sum()])
     double, total = recording.outputs
     assert torch.isnan(double).all()
     assert torch.isnan(total), "recording gives no results"
