@@ -106,6 +106,11 @@ class HandStage:
             for one, two in zip(ours, theirs, strict=True)
         )
 
+    def assert_close(self, other: HandStage) -> None:
+        """Assert that all numbers are equal but for rounding."""
+        for one, two in zip(self._numbers(), other._numbers(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
     def _numbers(self) -> list[Tensor | None]:
         found: list[Tensor | None] = [*self.gradients, *self.module.buffers()]
         for index in sorted(self.shown):
