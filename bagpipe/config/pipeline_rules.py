@@ -115,11 +115,6 @@ def _asynchronous_problem(config: Config) -> str | None:
         return None
     if config.run.compile:
         return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
-    if config.run.cuda_graph:
-        return (
-            f"{pipeline.schedule} is not possible with run.cuda_graph: a captured graph keeps the addresses of "
-            "parameters, and versions of weights have others"
-        )
     lags = _lags(pipeline)
     if any(each.predicts_forward or each.predicts_backward for each in lags) and config.optim.dense not in _PREDICTABLE:
         known = ", ".join(_PREDICTABLE)

@@ -194,12 +194,6 @@ def test_a_bad_value_gets_one_line(path, value, line):
         ),
         (
             {"cuda_graph": True, "device": "cuda"},
-            {"schedule": "pipedream", "stages": 2, "microbatches": 4},
-            "pipeline.schedule pipedream is not possible with run.cuda_graph: a captured graph keeps the addresses of "
-            "parameters, and versions of weights have others",
-        ),
-        (
-            {"cuda_graph": True, "device": "cuda"},
             {"microbatches": 2, "activations": "host"},
             "pipeline.activations host is not possible with run.cuda_graph: a captured graph keeps the addresses of "
             "activations",

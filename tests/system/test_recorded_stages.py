@@ -67,11 +67,18 @@ JOBS: list[tuple[str, int, dict[str, Any]]] = [
     ("1f1b", 4, {"pipeline__stages": 3, "pipeline__replicas": "2,1,1"}),
     ("1f1b", 4, {"dense__shard": "gradients", "optim__dense": "adam"}),
     ("chimera", 4, {"dense__shard": "optimizer", "optim__dense": "adam"}),
+    ("pipedream", 2, {"pipeline__recompute": True}),
+    ("pipedream-vertical", 1, {}),
+    ("pipedream-2bw", 4, {"dense__shard": "gradients", "optim__dense": "adam"}),
+    ("spectrain", 2, {"optim__dense": "sgd", "optim__momentum": 0.9}),
+    ("spectrain", 1, {"pipeline__recompute": True, "pipeline__rows_delay": 1, "cache__rows": 140}),
+    ("spectrain-v2", 2, {"pipeline__rows_delay": 1, "cache__rows": 140, "optim__dense": "adam"}),
+    ("pipeoptim", 1, {"pipeline__backward_shares": "0.5,1", "optim__dense": "adamw"}),
     ("1f1b", 2, {"run__nonfinite": "skip", "run__loss_scale_growth_interval": 3, "optim__ema_decay": 0.9}),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "ranks", "values"), some_of(JOBS, {1, 2, 3, 5, 7, 9, 11, 13, 14, 16}))
+@pytest.mark.parametrize(("schedule", "ranks", "values"), some_of(JOBS, {1, 2, 3, 5, 7, 9, 11, 13, 14, 16, 18, 20, 23}))
 def test_replayed_micro_batches_keep_the_bits(
     clicks: MakeConfig, graphs: Counted, schedule: str, ranks: int, values: dict[str, Any]
 ) -> None:
@@ -111,7 +118,11 @@ def test_compiled_stages_are_replayed(clicks: MakeConfig, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("schedule", "ranks", "values"),
-    [("zb-h1", 1, {}), ("1f1b", 4, {"dense__shard": "gradients", "optim__dense": "adam"})],
+    [
+        ("zb-h1", 1, {}),
+        ("1f1b", 4, {"dense__shard": "gradients", "optim__dense": "adam"}),
+        ("spectrain", 1, {"optim__dense": "adagrad"}),
+    ],
 )
 def test_a_killed_job_goes_on_with_the_same_bits(
     clicks: MakeConfig, tmp_path: Path, schedule: str, ranks: int, values: dict[str, Any]

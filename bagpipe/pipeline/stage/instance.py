@@ -163,6 +163,8 @@ class StageRunner:
                 labels=labels,
                 loss=loss,
                 splits=instance.number in capture.split,
+                versions=versions,
+                parameters=parameters,
             )
         self._replied = [channel for channel in wiring.outputs if channel.receiver in replying]
 
@@ -195,7 +197,7 @@ class StageRunner:
         recordings = self._recordings_for(given)
         if recordings is not None:
             scale = self._loss_scale()
-            live.graph, outputs, total = recordings.forward(live.leaves, scale, trains=is_trained, keeps=kept)
+            live.graph, outputs, total = recordings.forward(live.leaves, batch, scale, trains=is_trained, keeps=kept)
         else:
             # Code that is compiled without gradients can round in another way than that of the repetition.
             with torch.set_grad_enabled(kept or self._is_compiled), saving or self._saving():
@@ -265,7 +267,7 @@ class StageRunner:
             # The first forward has already updated the buffers (running means); this one updates copies of older ones.
             recordings = self._recordings_for(given)
             if recordings is not None:
-                live.graph = recordings.again(live.leaves, self._loss_scale(), live.buffers)
+                live.graph = recordings.again(live.leaves, batch, self._loss_scale(), live.buffers)
                 return
             with self._saving():
                 again = self._run(live, given, division, batch, unit, live.buffers)

@@ -1,6 +1,6 @@
 """`InstanceRecordings`: forwards of a stage instance by recordings, with their losses.
 
-    leaves by value number ──> RecordedMicroBatch ──copies──> outputs that are sent, loss sum
+    leaves by value number, weights of a version ──> RecordedMicroBatch ──copies──> outputs that are sent, loss sum
 
 Neighbours take an output in lanes of their own, and messages are sent from it. So it is a copy: static memory belongs
 to the instance's lane.
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture, RecordedMicroBatch, StageRecordings
+from bagpipe.pipeline.stage.stage_versions import StageVersions
+from bagpipe.pipeline.stage.versioned_call import in_place_of
 from bagpipe.split.staged_model import StageModule
 
 __all__ = ["InstanceRecordings", "LossSum", "summed_loss"]
@@ -35,6 +37,9 @@ class InstanceRecordings:
         labels: value number of the labels.
         loss: loss of a head.
         splits: the schedule has I and W of the stage.
+        versions: weights of an asynchronous schedule, which are copied into static memory; None: a recording reads the
+            parameters.
+        parameters: trainable parameters of the module, in the order of `versions`.
 
     Attributes:
         full_batch: see `GraphCapture`.
@@ -50,7 +55,9 @@ class InstanceRecordings:
         graded: Sequence[int],
         labels: int,
         loss: LossSum,
-        splits: bool,
+        splits: bool = False,
+        versions: StageVersions | None = None,
+        parameters: Sequence[nn.Parameter] = (),
     ) -> None:
         self.full_batch = capture.full_batch
         self._recordings = StageRecordings(capture, self._compute, module=module, splits=splits)
@@ -60,15 +67,18 @@ class InstanceRecordings:
         self._graded = graded
         self._labels = labels
         self._loss = loss
+        self._versions = versions
+        self._parameters = () if versions is None else tuple(parameters)
         self._numbers: tuple[int, ...] = ()
 
     def forward(
-        self, leaves: Mapping[int, Tensor], scale: float, *, trains: bool = True, keeps: bool = True
+        self, leaves: Mapping[int, Tensor], batch: int, scale: float, *, trains: bool = True, keeps: bool = True
     ) -> tuple[RecordedMicroBatch | None, dict[int, Tensor], Tensor | None]:
         """F of a micro-batch.
 
         Args:
             leaves: its inputs by value number, always of the same values in the same order.
+            batch: its batch.
             scale: of the loss.
             trains: the micro-batch has a backward.
             keeps: its activations stay for that.
@@ -78,29 +88,48 @@ class InstanceRecordings:
             there are heads.
         """
         self._numbers = tuple(leaves)
-        recorded = self._recordings.forward([*leaves.values()], scale, trains=trains)
+        recorded = self._begin(leaves, batch, scale, (), trains=trains)
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in recorded.shown]
         if not keeps:
             recorded.end()
         outputs = dict(zip(self._sent, copies, strict=False))
         return recorded if keeps else None, outputs, copies[-1] if self._stage.heads else None
 
-    def again(self, leaves: Mapping[int, Tensor], scale: float, buffers: Mapping[str, Tensor]) -> RecordedMicroBatch:
+    def again(
+        self, leaves: Mapping[int, Tensor], batch: int, scale: float, buffers: Mapping[str, Tensor]
+    ) -> RecordedMicroBatch:
         """REC of a micro-batch.
 
         Args:
-            leaves, scale: as of its F.
+            leaves, batch, scale: as of its F.
             buffers: the module's, as the F began with them; copies, which it changes in their place.
         """
-        return self._recordings.forward([*leaves.values(), *buffers.values()], scale)
+        return self._begin(leaves, batch, scale, [*buffers.values()])
+
+    def _begin(
+        self, leaves: Mapping[int, Tensor], batch: int, scale: float, buffers: Sequence[Tensor], *, trains: bool = True
+    ) -> RecordedMicroBatch:
+        if self._versions is None:
+            return self._recordings.forward([*leaves.values(), *buffers], scale, trains=trains)
+        forward, backward = self._versions.weights("forward", batch), self._versions.weights("backward", batch)
+        weights = [each.detach() for each in (self._parameters if forward is None else forward)]
+        recorded = self._recordings.forward([*leaves.values(), *weights, *buffers], scale, trains=trains)
+        if backward is not forward:
+            recorded.late = len(leaves), self._parameters if backward is None else backward
+        return recorded
 
     def _compute(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """See `StageRecordings`. Inputs beyond the leaves are buffers."""
-        leaves = dict(zip(self._numbers, inputs, strict=False))
+        """See `StageRecordings`. Inputs beyond the leaves are weights, then buffers."""
+        leaves, others = dict(zip(self._numbers, inputs, strict=False)), inputs[len(self._numbers) :]
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        given = {
+            names[id(parameter)]: in_place_of(parameter, stored)
+            for parameter, stored in zip(self._parameters, others, strict=False)
+        }
+        buffers = (name for name, _ in self._module.named_buffers())
+        given |= dict(zip(buffers, others[len(self._parameters) :], strict=False))
         arguments = tuple(leaves[number] for number in self._stage.inputs)
-        names = [name for name, _ in self._module.named_buffers()]
-        buffers = dict(zip(names, inputs[len(leaves) :], strict=False))
-        results = functional_call(self._module, buffers, arguments) if buffers else self._module(*arguments)
+        results = functional_call(self._module, given, arguments) if given else self._module(*arguments)
         outputs = dict(zip(self._stage.outputs, results, strict=True))
         total = summed_loss(self._stage, outputs, leaves.get(self._labels), self._loss)
         shown, roots = [outputs[number] for number in self._sent], [outputs[number] for number in self._graded]

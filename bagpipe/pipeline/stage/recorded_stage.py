@@ -11,7 +11,8 @@ others take is a copy.
 Gradients come from `autograd.grad`, which accumulates nothing and calls no hooks, so a capture has no side effects. I
 and W of a schedule that splits backwards are captured apart, and a full backward then replays both.
 
-A recording computes on the addresses of parameters and buffers: both may change in place, but not move.
+A recording computes on the addresses of parameters and buffers: both may change in place, but not move. Weights that
+are inputs can change between F and B (`RecordedStage.overwrite`): a backward can read others than its forward.
 """
 
 from __future__ import annotations
@@ -130,6 +131,14 @@ class RecordedStage:
         self._recording.replay()
         return self._recording.outputs
 
+    def overwrite(self, first: int, values: Sequence[Tensor]) -> None:
+        """Before B: what the backward reads of inputs, from the number `first` on, has these values.
+
+        The graph keeps them by reference, as autograd does not count this change.
+        """
+        for static, value in zip(self._inputs[first:], values, strict=False):
+            static.data.copy_(value)
+
     def backward_inputs(self, gradients: Sequence[Tensor | float]) -> tuple[Tensor | None, ...]:
         """I. The gradients of the inputs, None where there is none; static, valid until the next I.
 
@@ -222,12 +231,15 @@ class RecordedMicroBatch:
 
     Attributes:
         shown: outputs and losses; static, valid until the end.
+        late: number of an input, and what the backward reads of it and the next ones, as it is then; None: all inputs
+            are those of the forward.
     """
 
     def __init__(
         self, recorded: RecordedStage, inputs: Sequence[Tensor], scale: float, end: Callable[[RecordedStage], None]
     ) -> None:
         self.shown = recorded.forward(inputs)
+        self.late: tuple[int, Sequence[Tensor]] | None = None
         self._recorded = recorded
         self._inputs = inputs
         self._scale = scale
@@ -245,6 +257,8 @@ class RecordedMicroBatch:
             gradients: of the roots that are no loss.
             lends: they are static, valid until the next backward; otherwise they are copies.
         """
+        if self.late is not None:
+            self._recorded.overwrite(*self.late)
         losses = [self._scale] * (self._recorded.num_roots - len(gradients))
         found = self._recorded.backward_inputs([*gradients, *losses])
         for value, gradient in zip(self._inputs, found, strict=True):
