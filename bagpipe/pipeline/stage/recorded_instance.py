@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bagpipe.dense.versioned_call import in_place_of
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture, RecordedMicroBatch, StageRecordings
 from bagpipe.pipeline.stage.stage_versions import StageVersions
-from bagpipe.pipeline.stage.versioned_call import in_place_of
 from bagpipe.split.staged_model import StageModule
 
 __all__ = ["InstanceRecordings", "LossSum", "summed_loss"]
