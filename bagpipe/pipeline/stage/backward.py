@@ -180,18 +180,27 @@ def hooks_of(parameter: Parameter) -> list[Any]:
 
 
 def _reaches_all(roots: Sequence[Tensor], leaves: Sequence[Tensor], parameters: Sequence[Parameter]) -> bool:
-    """Whether the split finds every parameter that the roots depend on, once."""
+    """Whether the split finds every parameter that the roots depend on, once, in whatever order it visits nodes.
+
+    It visits them in the order of their addresses. Parameters whose gradients start at the same nodes come to one
+    group; if some of these nodes differ, the groups depend on that order, and a parameter can come to two.
+    """
 
     def nodes(tensors: Sequence[Tensor]) -> list[Any]:
         return [torch_split._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
 
-    weights = nodes(parameters)
-    reverse = torch_split.construct_reverse_graph(nodes(roots))
-    groups = torch_split.get_param_groups(nodes(leaves), weights, reverse)
-    listed = [node for group in groups for node in group["params"]]
-    found = set(listed)
-    # A parameter of two groups would be added to twice.
-    return len(listed) == len(found) and all(node in found for node in weights if reverse.get(node))
+    inputs, reverse = nodes(leaves), torch_split.construct_reverse_graph(nodes(roots))
+    starts: dict[Any, frozenset[Any]] = {}
+    for weight in nodes(parameters):
+        if not reverse.get(weight):
+            continue
+        groups = torch_split.get_param_groups(inputs, [weight], reverse)
+        if not groups:
+            return False
+        own = frozenset(groups[0]["intermediates"])
+        if any(starts.setdefault(node, own) != own for node in own):
+            return False
+    return True
 
 
 def _sort(group: dict[str, Any]) -> None:

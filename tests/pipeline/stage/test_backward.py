@@ -158,3 +158,38 @@ def test_summed_weights_have_separate_gradients(apart: bool) -> None:
     assert first.grad is not None
     assert second.grad is not None
     assert first.grad.tolist() == second.grad.tolist() == [9.0, 9.0]
+
+
+class Half(nn.Module):
+    """A layer that meets an input with a gradient and one without, and two biases behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.top = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.one, self.other = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        hidden = [torch.tanh(self.layer(value)) + (self.one + self.other) for value in (first, second)]
+        return torch.tanh(self.top(torch.cat(hidden, 1)))
+
+
+def test_where_nodes_lie_in_memory_decides_nothing() -> None:
+    """Torch visits the nodes of a graph in the order of their addresses, which differ from one graph to the next."""
+    with seeded(3, torch.device("cpu")):
+        module = Half()
+        leaf, other = torch.randn(5, WIDTH, requires_grad=True), torch.randn(5, WIDTH)
+    split = SplitBackward([*module.parameters()])
+    found: list[list[Tensor | None]] = []
+    kept_alive = []
+    for _ in range(20):
+        graph = Graph([leaf], [module(leaf, other)])
+        split.weights(split.inputs(graph, [torch.ones(5, WIDTH)]))
+        found.append([parameter.grad for parameter in module.parameters()])
+        kept_alive.append(module(leaf, other))  # so that the next graph lies elsewhere
+        module.zero_grad()
+    for gradients in found[1:]:
+        assert all(
+            torch.equal(one, two)
+            for one, two in zip(found[0], gradients, strict=True)
+            if one is not None and two is not None
+        )
