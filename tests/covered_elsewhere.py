@@ -39,7 +39,7 @@ _COVERED_BY: Mapping[str, tuple[str, ...]] = {
     "tests/data/replay/test_sweep.py": ("data/replay/records.py",),
     "tests/dense/chunks/test_chunked_model.py": ("bagpipe/dense/chunks/gradients.py",),
     "tests/dense/parallel/test_replicated.py": ("bagpipe/dense/parallel/buckets.py",),
-    "tests/dense/test_cuda_graph.py": ("bagpipe/testing/repeated_calls.py",),
+    "tests/pipeline/stage/test_cuda_graph.py": ("bagpipe/testing/repeated_calls.py",),
     "tests/dense/test_executor.py": ("bagpipe/types/model_inputs.py",),
     "tests/distributed": ("bagpipe/distributed/interface.py",),
     "tests/distributed/test_links.py": ("bagpipe/testing/local_links.py",),

@@ -13,7 +13,6 @@ from torch import nn
 from bagpipe.config.sections import Config, ModelConfig, RunConfig
 from bagpipe.dense.chunks.budget import Budget
 from bagpipe.dense.compiler import check_compiler
-from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.loss import Loss
 from bagpipe.dense.loss_scale import LossScale
@@ -22,6 +21,7 @@ from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
 from bagpipe.kernels.initialization import TORCH_DTYPE
 from bagpipe.models.torchrec_models import num_dense_inputs
+from bagpipe.pipeline.stage.cuda_graph import CudaGraphExecutor
 from bagpipe.pipeline.stage.graphs import open_graphs
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.split.split import split_parts, trace_parts

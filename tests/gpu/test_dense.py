@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense import compiler as compiled
-from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
+from bagpipe.pipeline.stage.cuda_graph import CudaGraphExecutor
 from bagpipe.pipeline.stage.graphs import CudaGraphs, Graphs
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.precision import Precision
-from bagpipe.pipeline.stage.dense_pipeline import DensePipeline, Mesh
+from bagpipe.pipeline.stage.dense_pipeline import DensePipeline
 from bagpipe.pipeline.stage.graphs import CudaGraphs, Graphs
+from bagpipe.pipeline.stage.mesh import Mesh
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.schedule.lowering.step_program import step_program
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from bagpipe.config.sections import Config, ModelConfig, RunConfig
-from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import DenseExecutor, EagerExecutor, SplitExecutor
 from bagpipe.dense.loss import BCE, Loss
 from bagpipe.dense.loss_scale import LossScale
@@ -19,6 +18,7 @@ from bagpipe.dense.precision import Precision
 from bagpipe.embedding.torchrec_collections import convert
 from bagpipe.errors import InputError
 from bagpipe.models.torchrec_models import build_model
+from bagpipe.pipeline.stage.cuda_graph import CudaGraphExecutor
 from tests.trainer.schemas import schema_of
 from trainer.dense import dense_executor, loss_of, precision_of
 

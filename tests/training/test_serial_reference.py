@@ -13,7 +13,7 @@ import torch
 from bagpipe.config.sections import Config
 from bagpipe.dense import compiler as compiled
 from bagpipe.oracle.rank_batch import RankBatch
-from bagpipe.pipeline.stage.dense_pipeline import held_stages
+from bagpipe.pipeline.stage.mesh import held_stages
 from bagpipe.testing.local_peers import LocalPeers
 from bagpipe.training.dense import DensePart
 from bagpipe.training.engine import Engine
@@ -96,7 +96,8 @@ def wrong_rotation(engine: Engine) -> None:
 
 def wrong_factor(engine: Engine) -> None:
     """A thousandth more in a factor of K-FAC."""
-    kfac = next(iter(engine.dense.kfacs.values()))
+    assert engine.dense.preconditioning is not None
+    kfac = next(iter(engine.dense.preconditioning.kfacs.values()))
     next(tensor for name, tensor in kfac.tensors(3).items() if name.endswith("factor_a")).mul_(1.001)
 
 

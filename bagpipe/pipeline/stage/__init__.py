@@ -14,7 +14,7 @@ backward          whole, or inputs and weights apart        seeding           ra
 activations       to the host, between F and B              stage_parameters  gathered and released, if divided
 stage_versions    weights kept by asynchronous schedules
 partial_backward  backwards that are left out, and the factors of the gradients of the others
-graphs            captures of CUDA graphs                   recorded_stage    forward and backward of a stage, captured
+graphs, cuda_graph captures; the whole model by them    recorded_stage    forward and backward of a stage, captured
 recorded_instance forwards of a stage instance by recordings
 prediction        weights some optimizer steps ahead        serial_versions   training by the table, in one thread
 """

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bagpipe.dense.cuda_graph import CudaGraphExecutor
 from bagpipe.dense.executor import EagerExecutor
 from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.cuda_graph import CudaGraphExecutor
 from bagpipe.pipeline.stage.graphs import Recording, Work
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture
 from bagpipe.testing.repeated_calls import RepeatedCalls
