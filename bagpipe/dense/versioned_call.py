@@ -9,8 +9,10 @@ calls the innermost hooks of saved tensors alone, so the ones around the call, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,7 +22,7 @@ from torch.func import functional_call
 
 from bagpipe.errors import InputError
 
-__all__ = ["SavedHooks", "in_place_of", "versioned_call"]
+__all__ = ["CallWeights", "SavedHooks", "in_place_of", "versioned_call"]
 
 
 class SavedHooks(Protocol):
@@ -35,14 +37,27 @@ class SavedHooks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallWeights:
+    """The weights of one call of a module: tensors like its trainable parameters, in their order.
+
+    Attributes:
+        parameters: the trainable parameters.
+        forward: the weights of the call; None: the parameters.
+        backward: the weights of its backward, as they are then; None: the parameters.
+    """
+
+    parameters: Sequence[Tensor]
+    forward: Sequence[Tensor] | None = None
+    backward: Sequence[Tensor] | None = None
+
+
 def versioned_call(
     module: nn.Module,
     arguments: tuple[Any, ...],
+    weights: CallWeights,
     *,
-    parameters: Sequence[Tensor],
-    forward: Sequence[Tensor] | None,
-    backward: Sequence[Tensor] | None,
-    buffers: dict[str, Tensor],
+    buffers: Mapping[str, Tensor] = MappingProxyType({}),
     around: SavedHooks | None = None,
 ) -> Any:
     """The module's outputs.
@@ -50,9 +65,7 @@ def versioned_call(
     Args:
         module: the module.
         arguments: its arguments.
-        parameters: its trainable parameters, as `forward` and `backward` are in order.
-        forward: the weights of the call; None: the parameters.
-        backward: the weights of its backward, as they are then; None: the parameters.
+        weights: of the call and its backward.
         buffers: replace those of the module.
         around: hooks of saved tensors around the call; None: there are none.
 
@@ -61,6 +74,7 @@ def versioned_call(
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     given = dict(buffers)
+    parameters, forward, backward = weights.parameters, weights.forward, weights.backward
     if forward is not None:
         for parameter, stored in zip(parameters, forward, strict=True):
             given[names[id(parameter)]] = in_place_of(parameter, stored)

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bagpipe.dense.versioned_call import versioned_call
+from bagpipe.dense.versioned_call import CallWeights, versioned_call
 from bagpipe.errors import InputError
+
+
+def called(module: nn.Module, x: Tensor, forward: Sequence[Tensor] | None, backward: Sequence[Tensor] | None) -> Any:
+    """The output, with stored weights in the forward and in the backward; None: the parameters."""
+    weights = CallWeights(parameters=list(module.parameters()), forward=forward, backward=backward)
+    return versioned_call(module, (x,), weights)
 
 
 def test_gradients_reach_the_parameters_through_stored_weights() -> None:
@@ -16,7 +25,7 @@ def test_gradients_reach_the_parameters_through_stored_weights() -> None:
     forward = [torch.randn_like(parameter) for parameter in parameters]
     backward = [torch.randn_like(parameter) for parameter in parameters]
     x = torch.randn(4, 3).double().requires_grad_()
-    output = versioned_call(module, (x,), parameters=parameters, forward=forward, backward=backward, buffers={})
+    output = called(module, x, forward, backward)
     torch.testing.assert_close(output, x @ forward[0].T @ forward[1].T)
     later = [torch.randn_like(parameter) for parameter in parameters]
     for tensor, value in zip(backward, later, strict=True):
@@ -30,9 +39,8 @@ def test_gradients_reach_the_parameters_through_stored_weights() -> None:
 
 def test_the_newest_weights_are_the_parameters_themselves() -> None:
     module = nn.Linear(2, 2)
-    parameters = list(module.parameters())
     x = torch.randn(3, 2)
-    output = versioned_call(module, (x,), parameters=parameters, forward=None, backward=None, buffers={})
+    output = called(module, x, None, None)
     assert torch.equal(output, module(x))
 
 
@@ -41,7 +49,7 @@ def test_weights_that_are_overwritten_before_their_backward_are_noticed() -> Non
     parameters = list(module.parameters())
     stored = [parameter.detach().clone() for parameter in parameters]
     x = torch.randn(3, 2, requires_grad=True)
-    output = versioned_call(module, (x,), parameters=parameters, forward=stored, backward=stored, buffers={})
+    output = called(module, x, stored, stored)
     stored[0].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
@@ -57,7 +65,7 @@ def test_parameters_may_be_views_into_a_larger_buffer(newest: str) -> None:
     stored = [torch.randn_like(parameter) for parameter in parameters]
     forward, backward = (None, stored) if newest == "forward" else (stored, None)
     x = torch.randn(4, 3).double().requires_grad_()
-    output = versioned_call(module, (x,), parameters=parameters, forward=forward, backward=backward, buffers={})
+    output = called(module, x, forward, backward)
     output.sum().backward()
     first, second = stored if newest == "forward" else [parameter.detach() for parameter in parameters]
     torch.testing.assert_close(x.grad, torch.ones(4, 1).double() @ second @ first)
@@ -71,7 +79,7 @@ def test_parameters_may_lie_in_one_buffer() -> None:
     parameters = list(module.parameters())
     stored = [torch.randn_like(parameter) for parameter in parameters]
     x = torch.randn(4, 3).double().requires_grad_()
-    versioned_call(module, (x,), parameters=parameters, forward=None, backward=stored, buffers={}).sum().backward()
+    called(module, x, None, stored).sum().backward()
     torch.testing.assert_close(x.grad, torch.ones(4, 1).double() @ stored[1] @ stored[0])
 
 
@@ -83,6 +91,6 @@ def test_parameters_that_share_memory_are_refused() -> None:
     stored = [parameter.detach().clone() for parameter in parameters]
     x = torch.randn(3, 2, requires_grad=True)
     with pytest.raises(InputError, match=r"share memory: weight and bias"):
-        versioned_call(module, (x,), parameters=parameters, forward=None, backward=stored, buffers={})
-    versioned_call(module, (x,), parameters=parameters, forward=stored, backward=stored, buffers={}).sum().backward()
+        called(module, x, None, stored)
+    called(module, x, stored, stored).sum().backward()
     assert module.bias.grad is not None

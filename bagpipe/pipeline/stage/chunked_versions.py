@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 
 from bagpipe.dense.chunks.budget import LAST_GRADIENT
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
-from bagpipe.dense.versioned_call import SavedHooks
+from bagpipe.dense.versioned_call import CallWeights, SavedHooks
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 
 __all__ = ["ChunkedVersions"]
@@ -54,16 +54,14 @@ class ChunkedVersions:
         self,
         module: Module,
         arguments: tuple[Any, ...],
+        weights: CallWeights,
         *,
-        parameters: Sequence[Tensor],
-        forward: Sequence[Tensor] | None,
-        backward: Sequence[Tensor] | None,
-        buffers: dict[str, Tensor],
+        buffers: Mapping[str, Tensor],
         around: SavedHooks | None = None,
     ) -> Any:
         """See `VersionMemory`. Hooks around the call stay, and have the chunks' own inside (`Places`)."""
-        with self._chunked.hooks.versions(self._name(forward), self._name(backward)):
-            return functional_call(module, buffers, arguments) if buffers else module(*arguments)
+        with self._chunked.hooks.versions(self._name(weights.forward), self._name(weights.backward)):
+            return functional_call(module, dict(buffers), arguments) if buffers else module(*arguments)
 
     def _name(self, weights: Sequence[Tensor] | None) -> str:
         """Name of some weights; empty: the parameters."""

@@ -345,7 +345,7 @@ class StageRunner:
         results: tuple[Tensor, ...]
         if self._versions is not None:
             results = self._versions.call(
-                self.module, arguments, batch, parameters=self._parameters, buffers=dict(buffers), around=saving
+                self.module, arguments, batch, parameters=self._parameters, buffers=buffers, around=saving
             )
             return results
         results = functional_call(self.module, dict(buffers), arguments) if buffers else self.module(*arguments)

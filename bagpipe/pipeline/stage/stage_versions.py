@@ -31,7 +31,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from bagpipe.dense.parallel.stage_shards import StageShare
-from bagpipe.dense.versioned_call import SavedHooks, versioned_call
+from bagpipe.dense.versioned_call import CallWeights, SavedHooks, versioned_call
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.prediction import WeightPredictor
 from bagpipe.schedule.ir.version_lags import VersionLags
@@ -60,11 +60,9 @@ class VersionMemory(Protocol):
         self,
         module: Module,
         arguments: tuple[Any, ...],
+        weights: CallWeights,
         *,
-        parameters: Sequence[Tensor],
-        forward: Sequence[Tensor] | None,
-        backward: Sequence[Tensor] | None,
-        buffers: dict[str, Tensor],
+        buffers: Mapping[str, Tensor],
         around: SavedHooks | None = None,
     ) -> Any:
         """See `versioned_call`."""
@@ -154,20 +152,13 @@ class StageVersions:
         b: int,
         *,
         parameters: Sequence[Tensor],
-        buffers: dict[str, Tensor],
+        buffers: Mapping[str, Tensor],
         around: SavedHooks | None = None,
     ) -> Any:
         """The outputs of the stage's module with the weights of batch b, in its backward too; see `versioned_call`."""
         forward, backward = self.weights("forward", b), self.weights("backward", b)
-        return self.memory.call(
-            module,
-            arguments,
-            parameters=parameters,
-            forward=forward,
-            backward=backward,
-            buffers=buffers,
-            around=around,
-        )
+        weights = CallWeights(parameters=parameters, forward=forward, backward=backward)
+        return self.memory.call(module, arguments, weights, buffers=buffers, around=around)
 
     @property
     def last_gradients(self) -> Mapping[Parameter, Tensor]:

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, Optimizer
 from bagpipe.dense.chunks import chunked_model
 from bagpipe.dense.chunks.budget import Budget, Piece
 from bagpipe.dense.chunks.chunked_model import ChunkedModel
-from bagpipe.dense.versioned_call import versioned_call
+from bagpipe.dense.versioned_call import CallWeights, versioned_call
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import NullStreams
 from tests.dense.chunks.poison import PoisonedArena
@@ -139,14 +139,8 @@ def ahead(budget: Budget | None, *, is_same: bool) -> list[Tensor]:
             pending.backward()
         loss = None
         if values is not None and chunked is None:
-            loss = versioned_call(
-                model,
-                (values,),
-                parameters=trained,
-                forward=old if is_same else None,
-                backward=old,
-                buffers={},
-            )
+            weights = CallWeights(parameters=trained, forward=old if is_same else None, backward=old)
+            loss = versioned_call(model, (values,), weights)
         elif values is not None and chunked is not None:
             with chunked.computing(), chunked.hooks.versions("old" if is_same else "", "old"):
                 loss = model(values)
