@@ -7,12 +7,16 @@
 * No autotuning: inductor's deterministic mode selects every kernel by fixed rules.
 * No graph breaks: a stage holds tensor operators only. torch refuses a stage that it cannot compile whole, with the
   reason.
+* Lanes of one process share a random generator. torch saves its state before it compiles and restores it, so nothing is
+  compiled while another lane draws.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Hashable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +25,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage.seeding import alone
 
 __all__ = ["Compiler", "check_compiler"]
 
@@ -36,13 +41,17 @@ class Compiler:
 
     def __init__(self) -> None:
         self._call: Any = None
+        self._known: set[Hashable] = set()  # what it has compiled for
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
         if self._call is None:
             self._call = torch.compile(module, fullgraph=True, dynamic=False, backend=BACKEND, options=_options())
+        key = (torch.is_grad_enabled(), module.training, *((each.shape, each.requires_grad) for each in inputs))
         # Split backwards pass a graph twice, so its code may not write over what the forward has saved.
-        with functorch_config.patch(donated_buffer=False):
-            return self._call(*inputs)
+        with functorch_config.patch(donated_buffer=False), nullcontext() if key in self._known else alone():
+            outputs = self._call(*inputs)
+        self._known.add(key)
+        return outputs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiler:
         return Compiler()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bagpipe.dense.executor import EagerExecutor, SplitExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
+from bagpipe.pipeline.stage import seeding
 from tests.dense.small import SIZES, model_of, train, whole
 
 CPU = torch.device("cpu")
@@ -38,6 +40,27 @@ def test_one_compilation_per_number_of_examples(monkeypatch: pytest.MonkeyPatch)
     assert losses == expected[0]
     assert state.keys() == expected[1].keys()
     assert all(torch.equal(state[name], value) for name, value in expected[1].items())
+
+
+def test_nothing_compiles_while_another_lane_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch restores the generator's state after it has compiled; a draw of another thread would be repeated."""
+    entered: list[bool] = []
+
+    def enter() -> None:
+        entered.append(seeding._GENERATOR.acquire(blocking=False))
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        lane = threading.Thread(target=enter)
+        lane.start()
+        lane.join()
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    model = model_of("dlrm")
+    train(model, SplitExecutor(prepared(whole(model), Precision(), compiles=True), Precision()), SIZES)
+    assert entered == [False] * len(set(SIZES))
+    assert seeding._GENERATOR.acquire(blocking=False)
+    seeding._GENERATOR.release()
 
 
 def test_only_inductor_gets_options(monkeypatch: pytest.MonkeyPatch) -> None:

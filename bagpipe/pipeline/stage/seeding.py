@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["mix_seed", "seeded"]
+__all__ = ["alone", "mix_seed", "seeded"]
 
-_GENERATOR = threading.Lock()
+_GENERATOR = threading.RLock()
 _MASK = (1 << 64) - 1
 
 
@@ -27,6 +27,13 @@ def mix_seed(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, no other thread is in a seeded block: for what saves the default generator's state and restores it."""
+    with _GENERATOR:
+        yield
 
 
 @contextmanager
