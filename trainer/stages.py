@@ -140,7 +140,8 @@ def stage_model(model: nn.Module, data: DataSchema, config: Config, world_size: 
     )
     if config.run.compile:
         check_compiler(torch.device(config.run.device))
-    staged = prepared(staged, precision, compiles=config.run.compile)
+    saves_all = not all(lags.is_same for lags in step.version_lags.values())
+    staged = prepared(staged, precision, compiles=config.run.compile, saves_all=saves_all)
     mesh = Mesh(step=step, world_size=world_size)
     check_holders(config.dense, mesh)
     shape = None

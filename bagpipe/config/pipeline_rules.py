@@ -113,8 +113,6 @@ def _asynchronous_problem(config: Config) -> str | None:
     pipeline = config.pipeline
     if pipeline.schedule not in ASYNCHRONOUS_SCHEDULES:
         return None
-    if config.run.compile:
-        return f"{pipeline.schedule} is not possible with run.compile: a batch has other weights than the one before"
     lags = _lags(pipeline)
     if any(each.predicts_forward or each.predicts_backward for each in lags) and config.optim.dense not in _PREDICTABLE:
         known = ", ".join(_PREDICTABLE)

@@ -7,6 +7,7 @@
 * No autotuning: inductor's deterministic mode selects every kernel by fixed rules.
 * No graph breaks: a stage holds tensor operators only. torch refuses a stage that it cannot compile whole, with the
   reason.
+* One compilation for all weights (`call_with_leaves`).
 * Lanes of one process share a random generator. torch saves its state before it compiles and restores it, so nothing is
   compiled while another lane draws.
 """
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
+from bagpipe.dense.leaf_call import call_with_leaves
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stage.seeding import alone
 
@@ -37,24 +39,31 @@ _CPP_COMPILERS = ("g++", "clang++", "c++")
 
 
 class Compiler:
-    """Compiles a module on its first call. A deep copy compiles its own module again."""
+    """Compiles a module on its first call. A deep copy compiles its own module again.
 
-    def __init__(self) -> None:
+    Args:
+        saves_all: a backward computes no value of its forward again. With other weights than those of its forward it
+            would compute another value.
+    """
+
+    def __init__(self, *, saves_all: bool = False) -> None:
+        self._saves_all = saves_all
         self._call: Any = None
         self._known: set[Hashable] = set()  # what it has compiled for
 
-    def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
+    def __call__(self, module: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self._call is None:
-            self._call = torch.compile(module, fullgraph=True, dynamic=False, backend=BACKEND, options=_options())
+            options = _options(saves_all=self._saves_all)
+            self._call = torch.compile(module, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
         key = (torch.is_grad_enabled(), module.training, *((each.shape, each.requires_grad) for each in inputs))
         # Split backwards pass a graph twice, so its code may not write over what the forward has saved.
         with functorch_config.patch(donated_buffer=False), nullcontext() if key in self._known else alone():
-            outputs = self._call(*inputs)
+            outputs = call_with_leaves(self._call, module, inputs)
         self._known.add(key)
         return outputs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiler:
-        return Compiler()
+        return Compiler(saves_all=self._saves_all)
 
 
 def check_compiler(device: torch.device) -> None:
@@ -70,5 +79,12 @@ def check_compiler(device: torch.device) -> None:
         raise InputError(f"run.compile needs triton for run.device {device}, which is not installed")
 
 
-def _options() -> dict[str, Any] | None:
-    return {"deterministic": True} if BACKEND == "inductor" else None
+def _options(*, saves_all: bool = False) -> dict[str, Any] | None:
+    if BACKEND != "inductor":
+        return None  # torch's other backends compute nothing again
+    options: dict[str, Any] = {"deterministic": True}
+    if saves_all:
+        from bagpipe.dense.saved_values import SavesAll
+
+        options["custom_partitioner_fn"] = SavesAll()
+    return options

@@ -50,7 +50,9 @@ class DenseStage(nn.Module):
         return outputs
 
 
-def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = False) -> StagedModel:
+def prepared(
+    staged: StagedModel, precision: Precision, *, compiles: bool = False, saves_all: bool = False
+) -> StagedModel:
     """The same model with lookups and stages under autocast, and its stages compiled if asked.
 
     The embedding stage is not compiled: what it does is done by the kernels of rows.
@@ -59,14 +61,16 @@ def prepared(staged: StagedModel, precision: Precision, *, compiles: bool = Fals
         staged: split from the model's graph under this autocast, so that the dtypes of its values fit.
         precision: what it computes in.
         compiles: whether to compile.
+        saves_all: see `Compiler`.
     """
     if precision.autocast_dtype is None and not compiles:
         return staged
+
+    def prepare(module: nn.Module) -> DenseStage:
+        return DenseStage(module, precision, Compiler(saves_all=saves_all) if compiles else None)
+
     return dataclasses.replace(
         staged,
         embedding=DenseStage(staged.embedding, precision),
-        stages=tuple(
-            dataclasses.replace(stage, module=DenseStage(stage.module, precision, Compiler() if compiles else None))
-            for stage in staged.stages
-        ),
+        stages=tuple(dataclasses.replace(stage, module=prepare(stage.module)) for stage in staged.stages),
     )

@@ -244,7 +244,6 @@ def test_an_unknown_schedule_error_lists_all_schedules():
 @pytest.mark.parametrize(
     ("schedule", "values", "line"),
     [
-        ("pipedream", {"run": {"compile": True}}, "is not possible with run.compile: a batch has other"),
         ("pipeoptim", {"optim": {"dense": "lamb"}}, "predicts weights, which needs optim.dense sgd, .*, got lamb"),
         ("spectrain", {"run": {"autocast": "bfloat16"}}, "is not possible with run.autocast bfloat16: backwards would"),
     ],

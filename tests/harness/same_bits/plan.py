@@ -263,7 +263,7 @@ def _named(name: str, job: Job) -> Job:
     return replace(job, name=name)
 
 
-#: What all stages agree on, K-FAC and replicas, beside other ways to hold and run stages.
+#: What all stages agree on, K-FAC, replicas and compiled code, beside other ways to hold and run stages.
 _TOGETHER = (
     _staged("1f1b", 2, "optim.clip_norm=0.05 optim.clip_scope=all", ranks=2, half=9, name="1f1b-clip"),
     _staged("chimera", 2, "run.nonfinite=skip run.loss_scale_growth_interval=4", ranks=2, name="chimera-skip-growth"),
@@ -299,6 +299,7 @@ _TOGETHER = (
     ),
     _staged("dynamic", 2, "model.name=dlrm pipeline.replicas=2,1", ranks=3, data="sum", name="dynamic-replicas"),
     _staged("spectrain", 2, "pipeline.activations=host pipeline.rows_delay=1", cache_rows=140, name="spectrain-host"),
+    _staged("pipeoptim", 2, "run.compile=true optim.dense=adam", ranks=2, name="pipeoptim-compiled"),
 )
 
 #: Jobs that are compared with the serial reference.
@@ -386,7 +387,6 @@ LEFT: Mapping[str, str] = {
     "checkpoint.take_over": "of two jobs at a time",
     "run.log_format": "of lines on stdout",
     "run.kernels=triton": "needs its interpreter or a device",
-    "run.compile": "half a minute a start",
     "run.cuda_graph": "needs a CUDA device",
     "run.strict": "of a configuration file",
     "run.digest=false": "the digests are compared",
