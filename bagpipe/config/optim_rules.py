@@ -219,9 +219,8 @@ def _precondition_problem(config: Config) -> str | None:
     optim, run, dense = config.optim, config.run, config.dense
     if optim.precondition == "none":
         return None
-    if run.compile or run.cuda_graph:
-        name = "compile" if run.compile else "cuda_graph"
-        return f"kfac is not possible with run.{name}: compiled layers do not show their inputs"
+    if run.cuda_graph:
+        return "kfac is not possible with run.cuda_graph: layers of a captured graph do not show their inputs"
     if dense.is_chunked and run.device != "cpu":
         return (
             f"kfac is not possible with dense.budget_bytes or dense.state host on run.device {run.device}: torch has "

@@ -159,7 +159,8 @@ class StagedDense(DensePart):
             for op in (op for op in ("F", "REC", "B", "I", "W") if f"{number}{op}" in computing):
                 handler = computing[f"{number}{op}"]
                 if self.preconditioning is not None and op in ("F", "REC"):
-                    handler = self.preconditioning.capturing(str(number), handler)
+                    keeps = self._runtime.runner(number).keeps_graph if op == "F" else None
+                    handler = self.preconditioning.capturing(str(number), handler, keeps)
                 computing[f"{number}{op}"] = weights[self._stage_of[number]].acting(number, op, handler)
         return {
             **computing,
