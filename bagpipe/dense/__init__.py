@@ -14,6 +14,6 @@ chunks/: memory of the dense part under a byte budget.
 
 lamb: an optimizer that torch lacks. clip: limits of gradients.
 compiler: torch.compile. leaf_call: calls of its code with stored weights. saved_values: what their backwards read.
-loss_scale: its growth. stage_module: a stage's autocast. versioned_call: a forward and backward with other weights than
-the parameters.
+loss_scale: its growth. seeding: random numbers of a forward. stage_module: a stage's autocast.
+versioned_call: a forward and backward with other weights than the parameters.
 """

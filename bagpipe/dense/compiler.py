@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from bagpipe.dense.leaf_call import call_with_leaves
+from bagpipe.dense.seeding import alone
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage.seeding import alone
 
 __all__ = ["Compiler", "check_compiler"]
 

@@ -29,9 +29,9 @@ from bagpipe.dense.loss import Loss
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.precondition.capture import LayerCapture
 from bagpipe.dense.precondition.kfac import KfacSettings
+from bagpipe.dense.seeding import mix_seed, seeded
 from bagpipe.dense.stage_module import DenseStage
 from bagpipe.pipeline.stage.batches import bounds, part_intervals
-from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.serial_versions import Backwards, SerialStage, SerialVersions, TrainedBatch
 from bagpipe.schedule.ir.program import Program
 from bagpipe.training.batch_records import BatchRecord

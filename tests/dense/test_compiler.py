@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from bagpipe.dense import compiler as compiled
+from bagpipe.dense import seeding
 from bagpipe.dense.compiler import Compiler, check_compiler
 from bagpipe.dense.executor import EagerExecutor, SplitExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
 from bagpipe.errors import InputError
-from bagpipe.pipeline.stage import seeding
 from tests.dense.small import SIZES, model_of, train, whole
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from bagpipe.dense import compiler as compiled
 from bagpipe.dense.compiler import Compiler
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import DenseStage
-from bagpipe.pipeline.stage.versioned_call import CallWeights, versioned_call
+from bagpipe.dense.versioned_call import CallWeights, versioned_call
 
 
 class Layers(nn.Module):

@@ -18,7 +18,7 @@ from bagpipe.dense.compiler import Compiler
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.saved_values import SavesAll
 from bagpipe.dense.stage_module import DenseStage
-from bagpipe.pipeline.stage.versioned_call import CallWeights, versioned_call
+from bagpipe.dense.versioned_call import CallWeights, versioned_call
 
 
 class Scaled(nn.Module):

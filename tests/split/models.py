@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bagpipe.pipeline.stage.seeding import seeded
+from bagpipe.dense.seeding import seeded
 from bagpipe.split.staged_model import StagedModel, StageModule, StageValue
 
 __all__ = ["MODELS", "WIDTH", "make"]

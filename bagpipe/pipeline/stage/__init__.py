@@ -10,7 +10,7 @@ stage_weights     what a stage steps, and when it is whole
 chunked_stages    the same in chunks under a byte budget, by chunk_lane; chunked_versions
 instance          actions of one stage in one pipe          embedding_stage   one lookup and backward per batch
 channel           tensors between two stages                batches           examples of each micro-batch
-backward          whole, or inputs and weights apart        seeding           random numbers of a forward
+backward          whole, or inputs and weights apart
 activations       to the host, between F and B              stage_parameters  gathered and released, if divided
 stage_versions    weights kept by asynchronous schedules
 partial_backward  backwards that are left out, and the factors of the gradients of the others

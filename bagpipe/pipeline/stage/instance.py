@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bagpipe.dense.parallel.saved_places import SavedPlaces
+from bagpipe.dense.seeding import mix_seed, seeded
 from bagpipe.errors import JobError
 from bagpipe.pipeline.stage.activations import LaneActivations, Saving
 from bagpipe.pipeline.stage.backward import Graph, SplitBackward
@@ -31,7 +32,6 @@ from bagpipe.pipeline.stage.channel import Wiring, owned
 from bagpipe.pipeline.stage.partial_backward import PartialBackward
 from bagpipe.pipeline.stage.recorded_instance import InstanceRecordings, LossSum, summed_loss
 from bagpipe.pipeline.stage.recorded_stage import GraphCapture, RecordedMicroBatch
-from bagpipe.pipeline.stage.seeding import mix_seed, seeded
 from bagpipe.pipeline.stage.stage_versions import StageVersions
 from bagpipe.pipeline.stream import keep_for_current_stream
 from bagpipe.schedule.ir.step_program import StageInstance

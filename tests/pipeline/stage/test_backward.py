@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bagpipe.dense.seeding import seeded
 from bagpipe.pipeline.stage.backward import Graph, SplitBackward, backward
-from bagpipe.pipeline.stage.seeding import seeded
 from tests.split.models import NUM_DENSE, WIDTH, Aside, Node, Reused, Top
 
 

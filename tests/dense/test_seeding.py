@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from bagpipe.pipeline.stage.seeding import mix_seed, seeded
+from bagpipe.dense.seeding import mix_seed, seeded
 
 CPU = torch.device("cpu")
 
