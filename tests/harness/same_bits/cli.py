@@ -15,7 +15,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
+from bagpipe.errors import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, InputError
 from bagpipe.util.program import run_program
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.twin import Outcome
@@ -151,6 +151,8 @@ def compare_job(job: Job, base: Site | None, head: Site, known: Known, data: Map
         known.put(place, old, folder)
     new = run_job(job, head, data, root / "head" / job.name)
     outcomes, problems = [old, new], [difference(old, new)]
+    if old.result is None and old.code == EXIT_INPUT and new.result is not None and not new.problem:
+        end, problems = "refused at BASE, HEAD run", []  # what one commit refuses, a later one may do
     if (
         old.result is not None
         and not old.problem

@@ -107,6 +107,15 @@ def test_ends_at_the_commit_are_run_once(
     assert (verdict["job"], verdict["problem"], verdict["commands"]) == ("pipeoptim", "", [])
 
 
+def test_what_the_commit_refuses_is_new(same_bits: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    """A toy that ends with code 2 at the commit, and not here."""
+    own = Path("trainer/cli.py")
+    own.write_text(TRAINER.replace("    last =", "    sys.exit(2)\n    last ="))
+    _git(Path.cwd(), "commit", "--quiet", "--all", "--message", "refuse")
+    assert same_bits("", "", "--only", "dlrm") == 0
+    assert "refused at BASE, HEAD run: equal" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_real_job(tmp_path: Path) -> None:
     job = next(job for job in JOBS if job.name == "start-from")
