@@ -85,10 +85,7 @@ _COVERED_BY: Mapping[str, tuple[str, ...]] = {
         "bagpipe/pipeline/stage/chunked_stages.py",
         "bagpipe/pipeline/stage/chunked_versions.py",
     ),
-    "tests/system/test_dense_part.py": (
-        "bagpipe/training/dense.py",
-        "bagpipe/training/whole_dense.py",
-    ),
+    "tests/system/test_dense_part.py": ("bagpipe/training/whole_dense.py",),
     "tests/system/test_engine_phases.py": (
         "bagpipe/training/reading.py",
         "bagpipe/training/rows.py",

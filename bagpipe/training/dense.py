@@ -177,7 +177,14 @@ class DensePart(LoopPart):
 
     def finish_batch(self, b: int) -> None:
         # Not with the step: a checkpoint before b keeps what is counted when rows change, which on ranks is later.
-        self.loss_scale = self.loss_scale.after(is_finite=not self._run.in_flight[b].is_skipped)
+        batch = self._run.in_flight[b]
+        batch.loss_scale = self.loss_scale
+        self.loss_scale = self.loss_scale.after(is_finite=not batch.is_skipped)
+
+    def scale_of(self, b: int) -> LossScale:
+        """The loss scale of a batch, also in a lane that is behind the main one: from any thread."""
+        latest, ended = self.loss_scale, self._run.in_flight[b].loss_scale  # in this order: one of them is right
+        return latest if ended is None else ended
 
     def counters(self) -> Mapping[str, Any]:
         return self.loss_scale.carried()

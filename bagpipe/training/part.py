@@ -22,6 +22,7 @@ from bagpipe.cache.lookup import ActiveTableGroup
 from bagpipe.cache.row_transfer import CopiedRows, FetchRequests
 from bagpipe.checkpoint.dense_state import PART
 from bagpipe.dense.executor import DensePass
+from bagpipe.dense.loss_scale import LossScale
 from bagpipe.dense.parallel.broadcast import HeldStage
 from bagpipe.dense.parallel.shard_layout import Piece
 from bagpipe.distributed.interface import RankGroup
@@ -65,6 +66,7 @@ class InFlightBatch:
         all_norms: of the gradients of all stages, scalars in the order of the model's parameters.
         is_reached: by local stage, whether any example's backward reached it.
         is_skipped: its loss or gradients are not finite, on some rank, so it changes nothing.
+        loss_scale: of its gradients, from its end in the main compute lane on; before it is that of the dense part.
     """
 
     rank_batch: RankBatch
@@ -87,6 +89,7 @@ class InFlightBatch:
     all_norms: tuple[Tensor, ...] = ()
     is_reached: dict[int, bool] = field(default_factory=dict)
     is_skipped: bool = False
+    loss_scale: LossScale | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

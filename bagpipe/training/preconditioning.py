@@ -52,7 +52,9 @@ class LayersAt:
 class Preconditioned(Protocol):
     """The dense part whose gradients are preconditioned."""
 
-    loss_scale: LossScale
+    def scale_of(self, b: int) -> LossScale:
+        """The loss scale of a batch."""
+        ...
 
     def num_examples(self, at: LayersAt, index: int) -> int:
         """Examples of a micro-batch on this rank."""
@@ -154,7 +156,7 @@ class Preconditioning(LoopPart):
     def add_outputs(self, at: LayersAt, index: int) -> None:
         """COV_G: the output gradients of a micro-batch."""
         b = index // at.micro_per_batch
-        factor = self._run.in_flight[b].rank_batch.num_global_examples / self._dense.loss_scale.value
+        factor = self._run.in_flight[b].rank_batch.num_global_examples / self._dense.scale_of(b).value
         num_examples = self._dense.num_examples(at, index)
         self._captures[at.prefix].add_outputs(index, b, factor=factor, num_examples=num_examples)
 

@@ -212,7 +212,7 @@ class StagedDense(DensePart):
     def backward_rows(self, b: int) -> None:
         """The gradients of all micro-batches reach the rows."""
         self._runtime.embed_grad(self._embedding, b)
-        self.loss_scale.unscale_rows(self._run.in_flight[b].groups)
+        self.scale_of(b).unscale_rows(self._run.in_flight[b].groups)
 
     def reduce(self, stage: int, b: int) -> None:
         """The stage's gradients become those of the whole global batch."""
@@ -238,7 +238,7 @@ class StagedDense(DensePart):
             if parameter.grad is not None:
                 keep_for_current_stream(parameter.grad)  # of the lane that sums gradients
         is_reached = self.pipeline.scale(stage, b, self._stage_batch(b).num_global_examples, parameters)
-        self.loss_scale.unscale_parameters(parameters)
+        self.scale_of(b).unscale_parameters(parameters)
         return is_reached
 
     def agree(self, b: int) -> None:
