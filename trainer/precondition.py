@@ -155,6 +155,7 @@ def stage_kfacs(
             group = groups[tuple(sorted(holders))]
         order = [sorted(holders).index(holder) for holder in holders]
         kfacs[stage] = Kfac.of_group(layers[stage], settings, group, order)
+        kfacs[stage].can_leave_out = config.run.nonfinite == "skip"
     check_factor_memory([*kfacs.values()], torch.device(config.run.device))
     gives = frozenset(stage for stage in kfacs if mesh.holders(stage)[0] == rank)
     counts = {stage: len(own) for stage, own in layers.items()}

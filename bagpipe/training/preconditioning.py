@@ -104,17 +104,9 @@ class Preconditioning(LoopPart):
         for kfac in self.kfacs.values():
             kfac.begin(run.earlier.dense)
 
-    def attach(self, dense: Preconditioned, places: Sequence[LayersAt], *, can_leave_out: bool = False) -> None:
-        """Capture the layers of this run; by the dense part, when it starts.
-
-        Args:
-            dense: the dense part.
-            places: of the layers.
-            can_leave_out: a batch can be left out after its inversions (`leave_out`).
-        """
+    def attach(self, dense: Preconditioned, places: Sequence[LayersAt]) -> None:
+        """Capture the layers of this run; by the dense part, when it starts."""
         self._dense, self._places = dense, places
-        for kfac in self.kfacs.values():
-            kfac.can_leave_out = can_leave_out
         self._captures = {at.prefix: self.kfacs[at.chunk].capture(at.layers) for at in places}
 
     def handlers(self) -> Mapping[str, Handler]:

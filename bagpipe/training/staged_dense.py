@@ -167,10 +167,7 @@ class StagedDense(DensePart):
             **({TURN: lambda b: None} if self._lanes.paced else {}),
             f"{self._embedding}X_EMBED": partial(self._runtime.embed, self._embedding),
             f"{self._embedding}X_EMBED_GRAD": self.backward_rows,
-            **({} if self._agreement is None else {f"{self._embedding}X_AGREE": self.agree}),
-            **{
-                f"{n}X_MEASURE": partial(self.measure, stage) for stage, n in own.items() if self._agreement is not None
-            },
+            **agreement,
             **{f"{number}OPT": partial(self.step, stage) for stage, number in own.items()},
             **{f"{a.stage}{a.op}": partial(ops[a.op], self._stage_of[a.stage]) for a in sums if a.op in ops},
         }
@@ -206,7 +203,7 @@ class StagedDense(DensePart):
         self.pipeline.parameters.begin(self._runtime)
         if self.preconditioning is not None:
             places = layers_at(self.pipeline, self._runtime, self.preconditioning.kfacs)
-            self.preconditioning.attach(self, places, can_leave_out=self.skips_nonfinite)
+            self.preconditioning.attach(self, places)
         self.pipeline.open_lanes(run.trace)
 
     def backward_rows(self, b: int) -> None:

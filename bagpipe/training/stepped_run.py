@@ -134,7 +134,7 @@ class SteppedRun:
         return self._run.in_flight[b]
 
     def step_part(self) -> StepPart | None:
-        """Compute the next micro-batch (`AccumulatedDense`), or the next batch if it is not divided.
+        """Compute the next micro-batch (`WholeDense`), or the next batch if it is not divided.
 
         After the last micro-batch come the batch's update and its step. None: there is none; `end` follows.
 

@@ -20,6 +20,7 @@ from bagpipe.checkpoint.dense_state import DenseCopy, DenseState, random_state, 
 from bagpipe.dense.clip import NO_CLIP, Clip, Prepare
 from bagpipe.dense.executor import DenseExecutor
 from bagpipe.dense.loss_scale import ScaleHolder
+from bagpipe.errors import InputError
 from bagpipe.pipeline.interpret import Handler
 from bagpipe.pipeline.report import LaneReport
 from bagpipe.pipeline.stream import Streams
@@ -47,6 +48,9 @@ class WholeDense(DensePart):
         scale_holder: has the loss scale of each batch; None: it is kept here.
         microbatches: of a batch, at most; more than one need `MicroLookups` in the same loop.
         preconditioning: K-FAC of chunk ``model``, in the same loop and before this; None: plain gradients are stepped.
+
+    Raises:
+        InputError: the loss scale grows where batches are not left out; or K-FAC of several micro-batches.
     """
 
     gradient_points = (Point.GRADIENTS,)
@@ -84,6 +88,8 @@ class WholeDense(DensePart):
         if weights.shares is not None:
             self.divided = {"model": weights.shares}
         self.weights = weights
+        if microbatches > 1 and preconditioning is not None:
+            raise InputError(f"K-FAC of a whole model needs one micro-batch, got {microbatches}")
         self._executor = executor
         self._scale_holder = scale_holder
         self._microbatches = microbatches
@@ -124,7 +130,7 @@ class WholeDense(DensePart):
             self._scale_holder.write(self.loss_scale)
         self.weights.begin(run.trace)
         if self._microbatches > 1:
-            self.optimizer.zero_grad(set_to_none=True)  # of micro-batches of a run that was given up
+            self.weights.clear()  # of micro-batches of a run that was given up
         carried = run.carried.get("loss_sum", 0.0)
         self._loss_sum = torch.full((), carried, dtype=torch.float64, device=self.weights.device)
         self._buffers, self._random = {}, None
@@ -239,7 +245,7 @@ class WholeDense(DensePart):
             return
         restore_random_state(self._random, self.weights.device)
         self._put_back_buffers()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.weights.clear()
         self._random, self._buffers = None, {}
 
     def finish_batch(self, b: int) -> None:

@@ -99,7 +99,7 @@ class Kfac:
 
     Attributes:
         sizes: ``[layers]``: preconditioned gradient times gradient, of the latest batch.
-        can_leave_out: a batch can be left out after its inversions, which `leave_out` then undoes.
+        can_leave_out: a batch can be left out after its inversions (`leave_out`); set before the first run.
     """
 
     def __init__(
@@ -124,8 +124,7 @@ class Kfac:
         self._collected = -1  # latest batch of them
         self._earlier = 0
         self._lock = threading.RLock()
-        self.can_leave_out = False
-        self._left_out = -1  # latest batch
+        self.can_leave_out, self._left_out = False, -1  # latest batch that was
         self._before: dict[int, tuple[int, Mapping[str, Tensor | None]]] = {}  # layer: batch, state before it
         self._next_turn = dict.fromkeys(self.owned, 0)
         self._gradients: list[Tensor | None] = []
@@ -195,8 +194,9 @@ class Kfac:
     @property
     def kept_bytes(self) -> int:
         """Bytes that this rank keeps; see `factor_bytes`."""
-        owned = [self.layers[number] for number in self.owned]
-        return factor_bytes(owned, self.captured_layers if self._sums_factors else (), lag=self.settings.lag)
+        owned, copies = [self.layers[number] for number in self.owned], int(self.can_leave_out)
+        summed = self.captured_layers if self._sums_factors else ()
+        return factor_bytes(owned, summed, lag=self.settings.lag, copies=copies)
 
     @property
     def captured_layers(self) -> tuple[LinearLayer, ...]:
@@ -274,9 +274,9 @@ class Kfac:
             batch, factors = turn - self.settings.lag, self._factors[layer]
             self._add_up(batch)
             sums = self._pending.get(batch, {}).pop(layer, None)
-            if self.can_leave_out:
-                self._before[layer] = (batch, factors.copy())
             if sums is not None:
+                if self.can_leave_out:
+                    self._before[layer] = (batch, factors.copy())
                 factors.fold(sums)
             if self.settings.makes_inverses(batch) or factors.inverse_a is None:
                 factors.invert()
@@ -349,7 +349,7 @@ class Kfac:
         Raises:
             InputError: a layer is missing, or has another shape.
         """
-        self._pending, self._collected = {}, -1
+        self._pending, self._collected, self._left_out, self._before = {}, -1, -1, {}
         for capture in self._captures:
             capture.clear()
         for number, factors in self._factors.items():

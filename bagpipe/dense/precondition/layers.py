@@ -98,18 +98,21 @@ def owners(num_layers: int, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(ranks[layer % len(ranks)] for layer in range(num_layers))
 
 
-def factor_bytes(owned: Sequence[LinearLayer], summed: Sequence[LinearLayer] = (), *, lag: int = 0) -> int:
+def factor_bytes(
+    owned: Sequence[LinearLayer], summed: Sequence[LinearLayer] = (), *, lag: int = 0, copies: int = 0
+) -> int:
     """Bytes that a rank keeps of K-FAC: factors and inverses of its layers, and sums of a batch, or of two with a lag.
 
     Args:
         owned: layers of the rank.
         summed: all layers, if their sums go to owners: they lie in the buffers that are sent and received, too.
         lag: of the inverses.
+        copies: of factors and inverses that are kept besides.
     """
-    copies = [*((layer, 2) for layer in owned), *((layer, 1 + lag) for layer in summed or owned)]
-    copies += [(layer, 2) for layer in summed]
+    kept = [*((layer, 2 + 2 * copies) for layer in owned), *((layer, 1 + lag) for layer in summed or owned)]
+    kept += [(layer, 2) for layer in summed]
     return sum(
-        count * layer.weight.element_size() * (layer.num_inputs**2 + layer.num_outputs**2) for layer, count in copies
+        count * layer.weight.element_size() * (layer.num_inputs**2 + layer.num_outputs**2) for layer, count in kept
     )
 
 

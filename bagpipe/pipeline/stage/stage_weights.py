@@ -1,7 +1,7 @@
 """`StageWeights`: the weights of one stage on one rank: when they are whole, who sums their gradients and steps them.
 
 StageWeights          its parameters, or this rank's share of them, and the versions of an asynchronous schedule
-ChunkedStageWeights   the same in chunks under a byte budget            (`bagpipe.training.chunked_stages`)
+ChunkedStageWeights   the same in chunks under a byte budget            (`bagpipe.pipeline.stage.chunked_stages`)
 
 REDUCE_GRAD  reduce      X_MEASURE  measure      OPT  step, or leave_out      UNSHARD  unshard      RESHARD  reshard
 """

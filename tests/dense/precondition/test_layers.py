@@ -29,6 +29,7 @@ def test_layers_in_the_order_of_their_modules() -> None:
     elements = 16 + 16 + 16 + 4 + 4 + 1
     assert factor_bytes(layers) == 3 * 4 * elements, "factors, inverses and sums of a batch"
     assert factor_bytes(layers, lag=1) == 4 * 4 * elements
+    assert factor_bytes(layers, copies=1) == 5 * 4 * elements, "and factors and inverses as they were"
     assert factor_bytes(layers[:0], layers) == 3 * 4 * elements, "sums of all layers, to be sent and received"
 
 
