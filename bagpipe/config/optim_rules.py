@@ -219,8 +219,9 @@ def _precondition_problem(config: Config) -> str | None:
     optim, run, dense = config.optim, config.run, config.dense
     if optim.precondition == "none":
         return None
-    if run.cuda_graph:
-        return "kfac is not possible with run.cuda_graph: layers of a captured graph do not show their inputs"
+    if run.compile or run.cuda_graph:
+        name, layers = ("compile", "compiled layers") if run.compile else ("cuda_graph", "layers of a captured graph")
+        return f"kfac is not possible with run.{name}: {layers} do not show their inputs"
     if dense.is_chunked and run.device != "cpu":
         return (
             f"kfac is not possible with dense.budget_bytes or dense.state host on run.device {run.device}: torch has "

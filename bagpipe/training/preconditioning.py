@@ -123,20 +123,13 @@ class Preconditioning(LoopPart):
             f"{at.prefix}{op}": partial(call, at) for at in self._places for op, call in calls.items() if op in at.ops
         }
 
-    def capturing(self, prefix: str, forward: Handler, keeps: Callable[[int], bool] | None = None) -> Handler:
-        """A forward, or its repetition, with the layers of its instance captured.
-
-        Args:
-            prefix: of its operations.
-            forward: computes a micro-batch.
-            keeps: whether the backward of a micro-batch is that of this forward; None: of each.
-        """
+    def capturing(self, prefix: str, forward: Handler) -> Handler:
+        """A forward, or its repetition, with the layers of its instance captured."""
         at = next((at for at in self._places if at.prefix == prefix), None)
-        return forward if at is None else partial(self._captured, at, forward, keeps)
+        return forward if at is None else partial(self._captured, at, forward)
 
-    def _captured(self, at: LayersAt, forward: Handler, keeps: Callable[[int], bool] | None, index: int) -> None:
-        makes_factors = self.kfacs[at.chunk].makes_factors(index // at.micro_per_batch)
-        if makes_factors and (keeps is None or keeps(index)):  # compiled code computes gradients of every forward
+    def _captured(self, at: LayersAt, forward: Handler, index: int) -> None:
+        if self.kfacs[at.chunk].makes_factors(index // at.micro_per_batch):
             self._captures[at.prefix].during(index, partial(forward, index))
         else:
             forward(index)

@@ -159,8 +159,7 @@ class StagedDense(DensePart):
             for op in (op for op in ("F", "REC", "B", "I", "W") if f"{number}{op}" in computing):
                 handler = computing[f"{number}{op}"]
                 if self.preconditioning is not None and op in ("F", "REC"):
-                    keeps = self._runtime.runner(number).keeps_graph if op == "F" else None
-                    handler = self.preconditioning.capturing(str(number), handler, keeps)
+                    handler = self.preconditioning.capturing(str(number), handler)
                 computing[f"{number}{op}"] = weights[self._stage_of[number]].acting(number, op, handler)
         return {
             **computing,

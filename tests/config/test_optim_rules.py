@@ -165,9 +165,8 @@ KFAC = {"precondition": "kfac"}
         ),
         (
             KFAC,
-            {"run": RunConfig(cuda_graph=True)},
-            "optim.precondition kfac is not possible with run.cuda_graph: layers of a captured graph do not show their "
-            "inputs",
+            {"run": RunConfig(compile=True)},
+            "optim.precondition kfac is not possible with run.compile: compiled layers do not show their inputs",
         ),
         (
             KFAC,

@@ -2,7 +2,6 @@
 
     layers       linear layers of a model or stage, and the rank that owns each
     capture      inputs and output gradients of a micro-batch ──> factors: sums, averages, inverses of one layer
-    traced_calls the same of layers in compiled code
     kfac         one method per action: COV_A COV_G REDUCE_COV X_INV PRECOND X_BCAST, and the limit by kappa
     exchange     what the holders of a layer send each other        step_sizes: the same between stages
     optimizer    all of it around an optimizer of a plain PyTorch loop

@@ -4,7 +4,7 @@
     its backward ─────hook on outputs──> output gradients ───┘ COV_G likewise
 
 The inputs are those that the layer is called with; until COV_A they live on, also after the backward. A forward without
-gradients captures nothing. Layers in compiled code are captured by operators of that code (`traced_call`).
+gradients, such as one that is computed again later, captures nothing.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
-import torch
 from torch import Tensor, nn
 
 from bagpipe.dense.precondition.factors import BatchSums
 from bagpipe.dense.precondition.layers import LinearLayer
-from bagpipe.dense.precondition.traced_calls import traced_call, watch_layer
 
 __all__ = ["LayerCapture"]
 
 
-@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """One call of a layer.
 
@@ -88,19 +84,16 @@ class LayerCapture:
         self._handles: list[Any] = []
         self._units: dict[int, _Unit] = {}
         self._current: _Unit | None = None
-        self._traced: dict[int, int] = {}  # number of a module in compiled code -> its layer
-        self._numbered: WeakValueDictionary[int, _Call] = WeakValueDictionary()  # calls of compiled code
-        self._numbers = count()
 
     def __deepcopy__(self, memo: object) -> Self:
         return self  # hooks of a copied module come here, and are told apart
 
     def open(self) -> None:
-        """Begin to watch the layers. Code that is compiled before is not watched."""
-        for number in self._wanted:
-            module = self._layers[number].module
-            self._traced[watch_layer(module, self)] = number
-            self._handles.append(module.register_forward_hook(partial(self._hook, number), with_kwargs=True))
+        """Begin to watch the layers."""
+        self._handles = [
+            self._layers[number].module.register_forward_hook(partial(self._called, number), with_kwargs=True)
+            for number in self._wanted
+        ]
 
     def close(self) -> None:
         """Stop watching."""
@@ -190,33 +183,13 @@ class LayerCapture:
         if not unit.has_inputs and not unit.has_outputs:
             del self._units[index]
 
-    def called(self, module: int, inputs: Tensor) -> int:
-        """A layer of compiled code is called; see `Watch`."""
-        if self._current is None or not self._handles:
-            return -1
-        number = next(self._numbers)
-        self._numbered[number] = self._call(self._current, self._traced[module], inputs.detach().clone())
-        return number
-
-    def reached(self, call: int, gradient: Tensor) -> None:
-        """A backward of compiled code reaches a call; see `Watch`."""
-        if call in self._numbered:
-            self._numbered[call].take(gradient.clone())
-
-    def _hook(
+    def _called(
         self, number: int, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor
-    ) -> Tensor | None:
-        if module is not self._layers[number].module or not output.requires_grad:
-            return None
+    ) -> None:
+        is_own = module is self._layers[number].module
+        if self._current is None or not is_own or not output.requires_grad:
+            return
         inputs = arguments[0] if arguments else named["input"]
-        if torch.compiler.is_dynamo_compiling():
-            return traced_call(module, inputs, output)
-        if self._current is not None:
-            call = self._call(self._current, number, inputs.detach())
-            output.register_hook(call.take)  # type: ignore[no-untyped-call]
-        return None
-
-    def _call(self, unit: _Unit, layer: int, inputs: Tensor) -> _Call:
-        call = _Call(layer=layer, inputs=inputs, adds=self._adds)
-        unit.calls.append(call)
-        return call
+        call = _Call(layer=number, inputs=inputs.detach(), adds=self._adds)
+        self._current.calls.append(call)
+        output.register_hook(call.take)  # type: ignore[no-untyped-call]

@@ -118,7 +118,8 @@ class StageRunner:
         partial_backward: PartialBackward | None = None,
         capture: GraphCapture | None = None,
     ) -> None:
-        self.instance, self.module = instance, module
+        self.instance = instance
+        self.module = module
         self.peak_live = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.unchecked: deque[tuple[int, Tensor]] = deque()
@@ -180,11 +181,12 @@ class StageRunner:
         if first == end:
             return
         torch.get_num_threads()  # applies torch.set_num_threads to a new thread, which MKL does not do
-        is_trained, kept = self._computes(self.instance.stage, batch, unit), self.keeps_graph(index)
+        is_trained = self._computes(self.instance.stage, batch, unit)
         live = _MicroBatch(self._take_inputs(division, batch, unit))
         if is_trained:
             self._live[index] = live
             self.peak_live = max(self.peak_live, len(self._live))
+        kept = is_trained and unit not in self._recomputed
         if is_trained and not kept:
             live.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         activations = self._activations if kept else None
@@ -215,11 +217,6 @@ class StageRunner:
     def counted(self, batch: int) -> Tensor:
         """The sum to which the losses of a batch are added before its end; by the lane of the forwards."""
         return self.loss_sum if self._unsettled is None else self._unsettled.get(batch, torch.zeros_like(self.loss_sum))
-
-    def keeps_graph(self, index: int) -> bool:
-        """Whether the backward of a micro-batch is that of its first forward: it is not left out, nor recomputed."""
-        batch, unit = divmod(index, self._units)
-        return unit not in self._recomputed and self._computes(self.instance.stage, batch, unit)
 
     def restore(self, batch: int) -> None:
         """Give the module the buffers that it had before a batch that is left out; before its next forward."""

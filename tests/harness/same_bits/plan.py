@@ -300,7 +300,6 @@ _TOGETHER = (
     _staged("dynamic", 2, "model.name=dlrm pipeline.replicas=2,1", ranks=3, data="sum", name="dynamic-replicas"),
     _staged("spectrain", 2, "pipeline.activations=host pipeline.rows_delay=1", cache_rows=140, name="spectrain-host"),
     _staged("pipeoptim", 2, "run.compile=true optim.dense=adam", ranks=2, name="pipeoptim-compiled"),
-    _staged("zb-h1", 2, f"{_KFAC} run.compile=true", name="zb-h1-kfac-compiled"),
 )
 
 #: Jobs that are compared with the serial reference.
