@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Hashable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,15 +49,18 @@ class Compiler:
     def __init__(self, *, saves_all: bool = False) -> None:
         self._saves_all = saves_all
         self._call: Any = None
+        self._settings: AbstractContextManager[Any] = nullcontext()  # of torch, while it compiles and calls
         self._known: set[Hashable] = set()  # what it has compiled for
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self._call is None:
             options = _options(saves_all=self._saves_all)
             self._call = torch.compile(module, fullgraph=True, dynamic=False, backend=BACKEND, options=options)
+            # Split backwards pass a graph twice, so its code may not write over what the forward has saved. Made once:
+            # the context of a thread keeps something of each.
+            self._settings = functorch_config.patch(donated_buffer=False)
         key = (torch.is_grad_enabled(), module.training, *((each.shape, each.requires_grad) for each in inputs))
-        # Split backwards pass a graph twice, so its code may not write over what the forward has saved.
-        with functorch_config.patch(donated_buffer=False), nullcontext() if key in self._known else alone():
+        with self._settings, nullcontext() if key in self._known else alone():
             outputs = call_with_leaves(self._call, module, inputs)
         self._known.add(key)
         return outputs

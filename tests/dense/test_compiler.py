@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from bagpipe.dense import compiler as compiled
 from bagpipe.dense import seeding
-from bagpipe.dense.compiler import check_compiler
+from bagpipe.dense.compiler import Compiler, check_compiler
 from bagpipe.dense.executor import EagerExecutor, SplitExecutor
 from bagpipe.dense.precision import Precision
 from bagpipe.dense.stage_module import prepared
@@ -40,6 +41,16 @@ def test_one_compilation_per_number_of_examples(monkeypatch: pytest.MonkeyPatch)
     assert losses == expected[0]
     assert state.keys() == expected[1].keys()
     assert all(torch.equal(state[name], value) for name, value in expected[1].items())
+
+
+def test_calls_leave_nothing_behind_in_the_context_of_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    module, call = torch.nn.Linear(2, 2), Compiler()
+    call(module, torch.ones(1, 2))
+    before = len(copy_context())
+    for _ in range(5):
+        call(module, torch.ones(1, 2))
+    assert len(copy_context()) == before
 
 
 def test_nothing_compiles_while_another_lane_draws(monkeypatch: pytest.MonkeyPatch) -> None:
