@@ -59,6 +59,8 @@ def simplifications() -> Iterator[Callable[[Draw], Draw]]:
     model = tuple(path for path in _SIMPLE if path.startswith("model."))
     yield partial(_with_defaults, paths=(*model, "data.limit"))
     yield _with_plain_twins
+    # What a setting of a twin needed before.
+    yield from (partial(_with_defaults, paths=tuple(group)) for group in JOB)
 
 
 def _without_twin(draw: Draw, name: str) -> Draw:
