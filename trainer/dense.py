@@ -92,7 +92,7 @@ def dense_executor(model: nn.Module, data: DataSchema, config: Config, world_siz
 
 
 def graph_capture(config: Config) -> GraphCapture:
-    """How the dense part of a job is recorded, which asks for that."""
+    """Graphs and batch size with which a job records its dense part."""
     return GraphCapture(graphs=open_graphs(torch.device(config.run.device)), full_batch=config.data.batch_size)
 
 

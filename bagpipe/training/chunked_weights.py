@@ -129,16 +129,7 @@ class ChunkedWeights(Weights):
 
     def step(self, clip: Clip, limited: Limited | None) -> None:
         prepare, self._prepare = self._prepare, None
-
-        def update(parameters: Sequence[nn.Parameter]) -> None:
-            if prepare is not None:
-                prepare(parameters)
-                clip.measure(parameters)
-            elif limited is not None:
-                clip.scale(parameters, limited)
-            self.optimizer.step()
-
-        self.chunked.step(update, piece=self._stepped)
+        self.chunked.step_limited(self.optimizer.step, clip, limited, prepare=prepare, piece=self._stepped)
         if self.sharded is not None:
             self.chunked.open()
             self._whole.spread()

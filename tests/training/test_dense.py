@@ -1,4 +1,4 @@
-"""What all dense parts have in common."""
+"""`DensePart`: the loss scale of each batch."""
 
 from __future__ import annotations
 

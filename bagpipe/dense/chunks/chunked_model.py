@@ -23,7 +23,7 @@ from bagpipe.dense.chunks.gradients import KeptGradients
 from bagpipe.dense.chunks.unit_hooks import UnitHooks
 from bagpipe.dense.chunks.units import average_moment, gradient_moment, norm_moment, step_moment, version_moment
 from bagpipe.dense.chunks.walker import Walker
-from bagpipe.dense.clip import Prepare
+from bagpipe.dense.clip import Clip, Limited, Prepare
 from bagpipe.errors import InputError
 from bagpipe.pipeline.stream import Streams
 from bagpipe.pipeline.trace import Trace
@@ -181,6 +181,29 @@ class ChunkedModel:
                 self.walker.enter(norm_moment(self._plan.layout, chunk))
                 with _shown({parameter: self._replaced.get(parameter, own[parameter]) for parameter in own}):
                     look([*own])
+
+    def step_limited(
+        self, step: Callable[[], None], clip: Clip, limited: Limited | None, *, prepare: Prepare | None, piece: int = 0
+    ) -> None:
+        """Step chunk by chunk, with gradients under their limits.
+
+        Args:
+            step: steps the optimizer, which sees the parameters of a chunk alone.
+            clip: the limits.
+            limited: what the limit of the norm does; None: there is none.
+            prepare: of gradients that `measure` has not prepared, whose elements are limited here; None: it has.
+            piece: number of what is stepped.
+        """
+
+        def update(parameters: Sequence[nn.Parameter]) -> None:
+            if prepare is not None:
+                prepare(parameters)
+                clip.measure(parameters)
+            elif limited is not None:
+                clip.scale(parameters, limited)
+            step()
+
+        self.step(update, piece=piece)
 
     def show(self, wanted: Container[nn.Parameter], prepare: Prepare, *, piece: int = 0) -> None:
         """Have copies of gradients in `grad`, beside the chunks, until `take_shown`.

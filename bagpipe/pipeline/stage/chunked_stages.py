@@ -162,19 +162,14 @@ class ChunkedStageWeights(StageWeights):
             return
         prepare, self._prepare = self._prepare, None
 
-        def update(parameters: Sequence[nn.Parameter]) -> None:
-            if prepare is not None:
-                prepare(parameters)
-                clip.measure(parameters)
-            elif limited is not None:
-                clip.scale(parameters, limited)
+        def update() -> None:
             optimizer.step()
             if versions is not None:
                 versions.stepped()
 
         if versions is not None:
             versions.before_step(b)
-        self._lane.chunked.step(update, piece=self._stepped_piece)
+        self._lane.chunked.step_limited(update, clip, limited, prepare=prepare, piece=self._stepped_piece)
         self._end(b)
 
     def leave_out(self, b: int, *, is_skipped: bool) -> None:

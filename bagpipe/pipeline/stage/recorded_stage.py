@@ -41,7 +41,7 @@ AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCapture:
-    """How the stages of a process are recorded.
+    """Graphs and batch size with which the stages of a process are recorded.
 
     Attributes:
         graphs: of the stages' device.
