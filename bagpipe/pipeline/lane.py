@@ -115,24 +115,41 @@ class Lane:
         """Walk to the end of the data, or to an error of any lane, as the body of a thread."""
         if self._is_background:
             lower_thread_priority()
-        with self._leaving(), self.stream.current():
-            while self._take_turn():
-                pass
-            self._leave()
+        while self.advance():
+            pass
 
     def advance(self, until: int | None = None) -> bool:
-        """Walk one turn in the calling thread; the same thread each time. False after the last turn or an error.
+        """Do the steps of one turn that are left, in the calling thread; the same thread each time.
 
         The error, of this lane or another one, is on the board.
 
         Args:
             until: operation after whose next action to return, within the turn; the next call goes on there.
+
+        Returns:
+            False after the last turn or an error.
         """
+        board, steps, turn = self._board, self._plan.steps, self._turn
         with self._leaving(), self.stream.current():
-            if not self._has_left and self._take_turn(until):
-                return True
-            self._leave()
-        return False
+            if self._has_left or not steps or turn + self._last_offset >= board.end:
+                self._leave()
+                return False
+            while self._next_step < len(steps):
+                step = self._free.step(self._next_step, turn)
+                self._next_step += 1
+                batch = turn + step.offset
+                if self._first_batch <= batch < board.end and self._ready(step, batch):
+                    # Checked after the wait, so that a request during the wait still skips the batch.
+                    if step.is_source and self._must_stop():
+                        board.finish(batch)
+                    else:
+                        with self.gate:
+                            self._act(step, batch)
+                if step.op == until:
+                    break
+            else:
+                self._turn, self._next_step = turn + 1, 0
+        return not self._has_left
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
@@ -150,27 +167,6 @@ class Lane:
             self._has_left = True
             self._board.leave()
             self._left(self._number)
-
-    def _take_turn(self, until: int | None = None) -> bool:
-        """Do the steps of one turn that are left, or those up to an operation. False: there is no further turn."""
-        board, steps, turn = self._board, self._plan.steps, self._turn
-        if not steps or turn + self._last_offset >= board.end:
-            return False
-        while self._next_step < len(steps):
-            step = self._free.step(self._next_step, turn)
-            self._next_step += 1
-            batch = turn + step.offset
-            if self._first_batch <= batch < board.end and self._ready(step, batch):
-                # Checked after the wait, so that a request during the wait still skips the batch.
-                if step.is_source and self._must_stop():
-                    board.finish(batch)
-                else:
-                    with self.gate:
-                        self._act(step, batch)
-            if step.op == until:
-                return True
-        self._turn, self._next_step = turn + 1, 0
-        return True
 
     def finish(self) -> None:
         """Wait for the stream, after all lanes have ended."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -31,22 +31,21 @@ from bagpipe.pipeline.trace import Trace
 from bagpipe.training.digest import dense_digest, state_digest
 from bagpipe.types.model_inputs import device_of
 
-__all__ = ["GradientSum", "ResidentWeights", "ShardedWeights", "Weights", "step_with_hooks"]
+__all__ = ["GradientSum", "ResidentWeights", "ShardedWeights", "Weights"]
 
 #: They step each element by itself, so a share is stepped as the whole is.
 _ELEMENTWISE = (SGD, Adagrad, Adam, AdamW)
 
 
-def step_with_hooks(optimizer: Optimizer) -> None:
-    """One step of an optimizer. Hooks of one whose class torch has not prepared, such as torchrec's, are called too."""
+def _hooks_around_step(optimizer: Optimizer) -> tuple[tuple[Callable[..., object], ...], ...]:
+    """Hooks before and after a step that the step itself does not call.
+
+    torch makes `step` call them when `Optimizer.__init__` prepares the class, which torchrec's optimizers leave out.
+    """
     if getattr(type(optimizer).step, "hooked", False):
-        optimizer.step()
-        return
-    for hook in (*vars(optimizer).get("_optimizer_step_pre_hooks", {}).values(),):
-        hook(optimizer, (), {})
-    optimizer.step()
-    for hook in (*vars(optimizer).get("_optimizer_step_post_hooks", {}).values(),):
-        hook(optimizer, (), {})
+        return (), ()
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return tuple((*vars(optimizer).get(name, {}).values(),) for name in names)
 
 
 class GradientSum(Protocol):
@@ -250,7 +249,12 @@ class ResidentWeights(Weights):
     def step(self, clip: Clip, limited: Limited | None) -> None:
         if limited is not None:
             clip.scale(self.stepped, limited)
-        step_with_hooks(self.optimizer)
+        before, after = _hooks_around_step(self.optimizer)
+        for hook in before:
+            hook(self.optimizer, (), {})
+        self.optimizer.step()
+        for hook in after:
+            hook(self.optimizer, (), {})
 
     def named(self) -> Iterable[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self._parameters() if parameter.requires_grad)

@@ -28,7 +28,7 @@ from bagpipe.schedule.builders.whole_model import declare_accumulation, declare_
 from bagpipe.schedule.ir.loop_builder import LoopBuilder, Point
 from bagpipe.schedule.ir.program import OpKey
 from bagpipe.training.dense import DensePart, ModelChunk
-from bagpipe.training.part import InFlightBatch, LoopRun
+from bagpipe.training.part import LoopRun
 from bagpipe.training.preconditioning import LayersAt, Preconditioning
 from bagpipe.training.weights import Weights
 
@@ -111,7 +111,7 @@ class WholeDense(DensePart):
     def handlers(self) -> Mapping[str, Handler]:
         if self.preconditioning is not None:
             forward = self.preconditioning.capturing("", self.forward)
-            return {"F": forward, "B": self.backward, "REDUCE_GRAD": self.reduce, "OPT": self.apply}
+            return {"F": forward, "B": self.backward, "REDUCE_GRAD": self.reduce, "OPT": self.step}
         if self._microbatches == 1:
             return {"F": self.forward, "B": self.backward, "OPT": self.step}
         return {
@@ -193,10 +193,6 @@ class WholeDense(DensePart):
         if not self.skips_nonfinite:
             self._count(b)
 
-    def step(self, b: int) -> None:
-        self.reduce(b)
-        self.apply(b)
-
     def reduce(self, b: int) -> None:
         """Sum the gradients over the ranks, which agree on whether the batch is left out."""
         batch = self._run.in_flight[b]
@@ -205,28 +201,29 @@ class WholeDense(DensePart):
         if self.preconditioning is not None:
             self.preconditioning.collect("model", b)
 
-    def apply(self, b: int) -> None:
-        """Step the parameters, or leave the batch out."""
+    def step(self, b: int) -> None:
+        """Step the parameters with the summed gradients of a batch, or leave the batch out."""
+        if self.preconditioning is None:
+            self.reduce(b)  # with K-FAC an action of its own
         batch = self._run.in_flight[b]
         if batch.is_skipped:
             self._put_back_buffers()
         else:
-            self.update(batch)
+            norms = self.weights.measure(self._prepare(), self.clip)
+            self.weights.step(self.clip, self.limited(norms, batch))
+            if self.skips_nonfinite:
+                self._count(b)
         self._buffers, self._random = {}, None
-        if self.skips_nonfinite and not batch.is_skipped:
-            self._count(b)
         self.weights.clear()
 
-    def update(self, batch: InFlightBatch) -> None:
-        """Step the optimizer with the gradients of a batch, which are complete."""
-        prepare: Prepare = self.loss_scale.unscale_parameters
-        if self.preconditioning is not None:
-            lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))
-            self.preconditioning.limit("model", lr)
-            self.weights.take_shown(self.preconditioning.layers)
-            prepare = _leave  # PRECOND has done it
-        norms = self.weights.measure(prepare, self.clip)
-        self.weights.step(self.clip, self.limited(norms, batch))
+    def _prepare(self) -> Prepare:
+        """What each summed gradient needs before it is limited."""
+        if self.preconditioning is None:
+            return self.loss_scale.unscale_parameters
+        lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))
+        self.preconditioning.limit("model", lr)
+        self.weights.take_shown(self.preconditioning.layers)
+        return _leave  # PRECOND has done it
 
     def num_examples(self, at: LayersAt, index: int) -> int:
         """See `Preconditioned`."""
