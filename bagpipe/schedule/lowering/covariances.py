@@ -2,7 +2,8 @@
 
 F(m), or REC(m) if it is recomputed ──> COV_A(m) ──┐ of all stages of a set, of batch b - lag
 W(m)                                ──> COV_G(m) ──┴─> [REDUCE_COV ─>] X_INV of every layer ──> PRECOND
-with lag 1, so that sums of a batch are complete between two batches:  REDUCE_COV, COV of other stages ──> next F
+with lag 1, so that a checkpoint has the sums of the batches before it:  REDUCE_COV, COV of other stages ──> next F
+      where forwards of the next batch precede the step, which the checkpoint follows:  REDUCE_COV, COV ──> OPT
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ def covariance_edges(
             sources = [(each.number, "REDUCE_COV")]
         for stage, op in sources:
             yield Edge(src=op, src_stage=stage, dst="X_INV", dst_stage=each.number, delay=lag)
-        for stage, (source, op) in itertools.product(each.stages, sources) if lag else ():
-            if op == "REDUCE_COV" or source != stage:  # a checkpoint before the forward has the sums
-                yield from next_uses(program, order, (source, op), stage)
+        if lag and order is not None:
+            for stage, op in sources:
+                yield Edge(src=op, src_stage=stage, dst="OPT", dst_stage=each.number)
+        elif lag:
+            for stage, (source, op) in itertools.product(each.stages, sources):
+                if op == "REDUCE_COV" or source != stage:
+                    yield from next_uses(program, None, (source, op), stage)
         yield Edge(src="X_INV", src_stage=each.number, dst="PRECOND", dst_stage=each.number)
 
 
@@ -81,13 +86,16 @@ def _input_edges(stage: int, forwards: Sequence[int], recomputed: Sequence[int])
             yield Edge(src=op, src_stage=stage, dst="COV_A", dst_stage=stage, units=pairs)
 
 
-def covariance_work(program: Program, sets: Sequence[StageSet], *, lag: int) -> tuple[Work, ...]:
+def covariance_work(
+    program: Program, sets: Sequence[StageSet], *, lag: int, before_steps: bool = False
+) -> tuple[Work, ...]:
     """The work to place: COV_A and COV_G of a stage in the order of its forwards and backwards, X_INV by layers.
 
     Args:
         program: one batch, with flat pipes.
         sets: the stages.
         lag: batches by which inverses are behind.
+        before_steps: COV_A and COV_G come before the step with a lag too.
     """
     done = _done(program)
     found: list[Work] = []
@@ -109,7 +117,7 @@ def covariance_work(program: Program, sets: Sequence[StageSet], *, lag: int) -> 
                             lane=holder.lane,
                             after=(source,),
                             after_work=(len(found) - 1,) if place else (),
-                            before=None if lag else _step(each),
+                            before=None if lag and not before_steps else _step(each),
                         )
                     )
     for each, own in zip(sets, numbers, strict=True):

@@ -135,7 +135,7 @@ def place_preconditioning(
     )
     whole = _with_steps(program, home, work, sets)
     alone = dataclasses.replace(whole, edges=(*whole.edges, *_edges_of_sums(sets, lag=work.lag, alone=True)))
-    items = covariance_work(program, sets, lag=work.lag)
+    items = covariance_work(program, sets, lag=work.lag, before_steps=order is not None)
     found = place(alone, items, _without_sums(costs), latency=latency)
     lanes = {lane: found.lanes[lane] if lane in found.placements else row for lane, row in whole.lanes.items()}
     edges = (

@@ -198,6 +198,30 @@ def test_every_schedule_has_a_valid_step_and_loop(
         check_loop(loop, RUNNER_RULES)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_where_a_checkpoint_follows_the_step_it_has_the_sums_of_the_batch(summed: bool, processes: int) -> None:
+    """Forwards of the next batch precede the step, so the sums cannot wait for them."""
+    work = Preconditioning(layers={0: 2, 1: 1}, lag=1, limits=True, summed=summed)
+    step = step_program(
+        chain(2, 4),
+        [(0, True)],
+        "pipedream-2bw",
+        num_processes=processes,
+        replicas=2,
+        rows_delay=1,
+        preconditioning=work,
+    )
+    row = [action for lane in step.program.lanes.values() for action in lane]
+    for stage in (0, 1):
+        own = [action for action in row if action.stage == stage]
+        last = {op: max(place for place, action in enumerate(own) if action.op == op) for op in ("COV_A", "COV_G")}
+        assert max(last.values()) < [action.op for action in own].index("OPT")
+    sums = {(edge.src, edge.src_stage) for edge in step.program.edges if edge.dst == "OPT" and edge.delay == 0}
+    for stage in (0, 1):
+        assert (("REDUCE_COV", stage) if summed else ("COV_G", stage)) in sums
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "chimera", "breadth-first"])
 @pytest.mark.parametrize("divides", ["shards", "gathers"])
 @pytest.mark.parametrize("lag", [0, 1])
