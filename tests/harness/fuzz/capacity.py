@@ -6,10 +6,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from bagpipe.config.load import parse_config
+from bagpipe.errors import InputError
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.oracle.rank_batch import Phase
 from bagpipe.util.program import run_program
@@ -36,10 +38,11 @@ def _capacity(argv: Sequence[str]) -> int:
     for phase, spec in specs.items():
         direct = dataclasses.replace(spec, num_slots=0)
         steps = config.run.steps if phase == "train" else 0
-        for rank_batch in source.batches(phase, direct, max_steps=steps):
-            unique = rank_batch.consumer.unique
-            largest = max(largest, len(unique) * (1 + spec.rows_delay))  # a delay keeps two batches
-            for known, ids in zip(rows, np.split(unique.ids, unique.table_offsets[1:-1]), strict=True):
-                known.update(ids.tolist())
+        with suppress(InputError):  # bad data behind the place where eval.patience ends the job
+            for rank_batch in source.batches(phase, direct, max_steps=steps):
+                unique = rank_batch.consumer.unique
+                largest = max(largest, len(unique) * (1 + spec.rows_delay))  # a delay keeps two batches
+                for known, ids in zip(rows, np.split(unique.ids, unique.table_offsets[1:-1]), strict=True):
+                    known.update(ids.tolist())
     sys.stdout.write(json.dumps({"largest": largest, "total": sum(map(len, rows))}))
     return 0
