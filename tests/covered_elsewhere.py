@@ -54,6 +54,7 @@ _COVERED_BY: Mapping[str, tuple[str, ...]] = {
         "bagpipe/kernels/triton_sums.py",
     ),
     "tests/lookahead/test_inline.py": ("bagpipe/lookahead/interface.py",),
+    "tests/lookahead/test_link.py": ("bagpipe/util/shared_file.py",),
     "tests/lookahead/test_planning.py": ("bagpipe/oracle/capacity.py",),
     "tests/partition/test_planners.py": (
         "bagpipe/partition/candidates.py",
@@ -69,6 +70,7 @@ _COVERED_BY: Mapping[str, tuple[str, ...]] = {
     "tests/start_from/test_tensor_source.py": ("bagpipe/start_from/safetensor_files.py",),
     "tests/store": ("bagpipe/store/interface.py",),
     "tests/store/memory/test_store.py": ("bagpipe/store/memory/table.py",),
+    "tests/store/process/test_store.py": ("bagpipe/store/process/child.py", "bagpipe/store/process/parent.py"),
     "tests/store/redis/test_ledger.py": ("bagpipe/store/redis/ledger_scripts.py",),
     "tests/store/test_conformance.py": (
         "bagpipe/store/memory/ledger.py",

@@ -44,7 +44,7 @@ _KEYS_OF_ONE_RANK = frozenset(
         for name in ("trace", "tensorboard", "dir", "log", "log_format", "log_every_s", "trackers", "metrics")
     }
     | {f"cacher.{name}" for name in ("secret_file", "tls_ca", "tls_cert", "tls_key")}
-    | {"store.password_file"}
+    | {"store.password_file", "store.client"}
 )
 #: Sections whose keys affect results, except the keys in `_FREE`.
 _SECTIONS = ("data", "model", "optim", "pipeline", "run")

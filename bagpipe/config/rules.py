@@ -91,6 +91,12 @@ def _durability_problem(config: Config) -> str | None:
     return f"{config.store.durability} needs run.dir, a folder for the job's own store, or store.url; got neither"
 
 
+def _client_problem(config: Config) -> str | None:
+    if config.store.client == "thread" or not config.store.url.startswith("memory:"):
+        return None
+    return f"{config.store.client} needs a server, got store.url memory://, whose rows are in the training process"
+
+
 def _password_problem(config: Config) -> str | None:
     if not config.store.password_file or config.store.url:
         return None
@@ -242,6 +248,7 @@ RULES: tuple[Rule, ...] = (
     Rule("cache.dtype", _row_dtype_problem),
     Rule("store.password_file", _password_problem),
     Rule("store.durability", _durability_problem),
+    Rule("store.client", _client_problem),
     Rule("checkpoint.every", _every_problem),
     Rule("checkpoint.resume", _resume_problem),
     Rule("checkpoint.mirror", _mirror_problem),

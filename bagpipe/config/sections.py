@@ -252,19 +252,20 @@ class StoreConfig:
             (rows-only), or delete them (reset).
         audit: read all rows before training. A bucket that differs from the checkpoint is loaded from its files; a job
             that goes on from rows without a checkpoint learns what its last check compares with.
+        client: rows are sent and received in a thread of the training process, or by a process beside it.
     """
 
     url: str = ""
     password_file: str = ""
-    # The rule of bagpipe.store.keys: braces mark the bucket.
     namespace: Annotated[
         str, matching(r"[A-Za-z0-9_.:/@+=-]{1,200}", "1 to 200 letters, digits or any of _.:/@+=-")
-    ] = "bagpipe"
+    ] = "bagpipe"  # the rule of bagpipe.store.keys: braces mark the bucket
     buckets: Annotated[int, POWER_OF_TWO] = 64
     timeout_s: Annotated[float, ABOVE_0] = 30.0
     durability: Durability = "memory"
     existing: Literal["refuse", "rows-only", "reset"] = "refuse"
     audit: bool = False
+    client: Literal["thread", "process"] = "thread"
 
     def __repr__(self) -> str:
         return redacted_repr(self)

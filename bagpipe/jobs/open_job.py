@@ -93,6 +93,7 @@ def open_job(job: Job, ranks: Ranks, stack: ExitStack) -> OpenJob:
             buckets=store_config.buckets,
             timeout_s=store_config.timeout_s,
             durability=store_config.durability,
+            client=store_config.client,
         )
     )
     store.check(reloads=bool(job.checkpoint.dir), resets=store_config.existing == "reset")

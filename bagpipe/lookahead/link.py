@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bagpipe.util.temporary_folder import temporary_file
-
-__all__ = ["Frame", "Link", "LinkClosed", "open_shared_file"]
+__all__ = ["Frame", "Link", "LinkClosed"]
 
 #: How often a waiting end checks whether the process at the other end lives. Usually the pipe's end tells it at once.
 _CHECK_MS = 250
@@ -50,17 +48,6 @@ class Frame:
     kind: int
     run: int
     data: bytearray
-
-
-def open_shared_file(num_bytes: int) -> int:
-    """File descriptor of an empty file in memory, without a name. Close it after use."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("bagpipe")
-    else:
-        with temporary_file() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, num_bytes)
-    return fd
 
 
 class Link:

@@ -19,13 +19,14 @@ from contextlib import ExitStack
 from bagpipe.errors import JobError
 from bagpipe.lookahead.frames import FramedPlan
 from bagpipe.lookahead.interface import WindowPlanner
-from bagpipe.lookahead.link import Link, LinkClosed, open_shared_file
+from bagpipe.lookahead.link import Link, LinkClosed
 from bagpipe.lookahead.planning import in_order
 from bagpipe.lookahead.protocol import SLACK, requested_plans
 from bagpipe.oracle.plan import OracleSpec
 from bagpipe.types.batch import Batch
 from bagpipe.util.priority import lower_process_priority
 from bagpipe.util.programs import module_command, module_environment
+from bagpipe.util.shared_file import open_shared_file
 
 __all__ = ["RING_BYTES", "PlannerProcess"]
 

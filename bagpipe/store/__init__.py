@@ -13,6 +13,7 @@
                  row_checksum: a check word after every row; row_sums: their sum in each bucket;
                  audit: the sums of all rows of a store; sizing: their bytes in a server
                  fencing: owner tokens, write logs          ledger: acquire, commit, invalidate
+    process      the client in a process of its own: `ProcessStore`
     passwords    the password of store.url, given apart
     server       a private server for one job, when no URL is given
 

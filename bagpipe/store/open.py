@@ -24,6 +24,7 @@ def open_store(
     buckets: int = 64,
     timeout_s: float = 30.0,
     durability: str = "memory",
+    client: str = "thread",
 ) -> Store:
     """The store of a URL, not entered yet.
 
@@ -35,6 +36,8 @@ def open_store(
         buckets: bucket hashes of the namespace, a power of two.
         timeout_s: deadline of one batch of requests.
         durability: memory, everysec or always; entering the store refuses a less durable server.
+        client: where rows are encoded, sent, received and decoded: in the calling ``thread``, or in a ``process`` of
+            its own (`bagpipe.store.process`).
 
     Raises:
         InputError: an unknown scheme, or an argument that the store refuses.
@@ -47,16 +50,20 @@ def open_store(
                 f"store.url must begin with one of {known}; got {scheme + '://' if '://' in url else '...'!r}"
             )
     if set(schemes) == {"memory"}:
+        if client != "thread":
+            raise InputError(f"store.client is {client}, but memory:// keeps rows in the training process")
         return _open_memory(url, namespace, schema, buckets, durability)
     if "memory" in schemes:
         raise InputError("store.url must name one kind of store, got memory:// and servers")
     try:
+        from bagpipe.store.process.store import ProcessStore
         from bagpipe.store.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
             raise
         raise InputError(f"store.url names servers: {missing_line(['redis'])}") from None
-    return RedisStore(
+    kind: type[RedisStore] | type[ProcessStore] = ProcessStore if client == "process" else RedisStore
+    return kind(
         url, schema=schema, namespace=namespace, num_buckets=buckets, timeout_s=timeout_s, durability=durability
     )
 

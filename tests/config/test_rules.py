@@ -114,6 +114,7 @@ def test_every_number_has_a_range():
             "always",
             "store.durability always needs run.dir, a folder for the job's own store, or store.url; got neither",
         ),
+        ("store.client", "fork", "store.client must be one of thread, process, got 'fork'"),
         ("store.timeout_s", 0.0, "store.timeout_s must be more than 0, got 0.0"),
         (
             "cacher.url",

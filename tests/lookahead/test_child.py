@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-from bagpipe.lookahead.link import open_shared_file
+from bagpipe.util.shared_file import open_shared_file
 
 
 def test_it_imports_no_torch_and_no_optional_package() -> None:

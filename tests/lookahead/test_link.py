@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagpipe.lookahead.link import Link, LinkClosed, open_shared_file
+from bagpipe.lookahead.link import Link, LinkClosed
+from bagpipe.util.shared_file import open_shared_file
 
 
 @contextmanager

@@ -210,6 +210,7 @@ TWIN: Mapping[str, Values] = {
     "store.existing": _even("store.existing", refuse=3),
     "store.audit": _even("store.audit"),
     "store.durability": _even("store.durability", memory=4),
+    "store.client": _even("store.client", thread=2),
     "checkpoint.every": {"0": 1, "1": 1, "2": 2, "3": 2, "5": 2, "9": 1},
     "checkpoint.keep": {"1": 2, "2": 2, "3": 1},
     "checkpoint.full_every": {"1": 1, "2": 1, "3": 1, "16": 1},

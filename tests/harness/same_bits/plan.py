@@ -113,6 +113,11 @@ def _staged(
 _WHOLE = (
     Job(name="dlrm", half=9, flags="checkpoint.every=4 data.shuffle=true data.shuffle_buffer=30 data.epochs=2"),
     Job(
+        name="store-process",
+        flags="store.client=process checkpoint.every=4",
+        kills=(Kill(point="after-write-back", times=9),),
+    ),
+    Job(
         name="dcnv2",
         data="weighted",
         flags="model.name=dcnv2 model.cross_layers=2 optim.rows=sgd optim.dense=sgd optim.momentum=0.9 "
