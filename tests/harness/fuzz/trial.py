@@ -80,6 +80,7 @@ class Verdict:
         seed, number: of the draw.
         draw: in words.
         end: how the direct twin ended, in words.
+        has_trained: it ended well.
         num_starts, num_kills: of all twins.
         num_comparisons: twins, and plain loops, compared with the direct twin.
         seconds: wall time.
@@ -100,6 +101,7 @@ class Verdict:
     problem: str = ""
     commands: tuple[str, ...] = ()
     folder: str = ""
+    has_trained: bool = False
     simpler: Verdict | None = None
 
 
@@ -155,6 +157,7 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
         problem=problem,
         commands=tuple(command for outcome in outcomes for command in outcome.commands) if problem else (),
         folder=str(folder),
+        has_trained=_direct(draw, outcomes).result is not None,
     )
 
 
