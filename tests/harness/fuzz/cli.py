@@ -33,31 +33,20 @@ def main() -> None:
 
 
 def _fuzz(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.harness.fuzz", description=__doc__)
-    parser.add_argument("--runs", type=int, help="how many (default: 20; with --pairs the rest of them)")
-    parser.add_argument("--seed", type=int, default=1, help="of all draws (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first draw (default: %(default)s)")
-    parser.add_argument("--pairs", action="store_true", help="jobs with every pair of values of two features")
-    parser.add_argument("--list", action="store_true", help="print the draws, and run none")
-    parser.add_argument("--cluster", action="store_true", help="draw a cluster of three servers too")
-    parser.add_argument("--no-shrink", action="store_true", help="do not look for a simpler draw where one is wrong")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--json", default="", metavar="FILE", help="write all verdicts here")
-    options = parser.parse_args(argv)
-    for name, least in (("runs", 1), ("jobs", 1), ("first", 0)):
-        if getattr(options, name) is not None and getattr(options, name) < least:
-            raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
+    options = _options(argv)
     start_s = time.monotonic()
-    array = pair_array(options.seed) if options.pairs else None
-    numbers = range(options.first, options.first + (options.runs or 20))
-    if array is not None:
-        numbers = range(len(array))[options.first : None if options.runs is None else numbers.stop]
     stores = (*STORES, "cluster") if options.cluster else STORES
-    draws = partial(_draws, options.seed, stores=stores) if array is None else partial(array.draws, stores=stores)
+    draws = partial(_draws, options.seed, stores=stores)
+    numbers = range(options.first, options.first + (options.runs or 20))
+    lines: Sequence[str] = ()
+    if options.pairs:
+        array = pair_array(options.seed)
+        draws, lines = partial(array.draws, stores=stores), array.lines()
+        numbers = range(len(array))[options.first : None if options.runs is None else numbers.stop]
+        if not numbers:
+            raise InputError(f"--first: expected less than {len(array)}, the number of jobs, got {options.first}")
     if options.list:
-        for number in numbers:
-            print(f"{number:4}  {next(iter(draws(number)))}")
-        print("\n".join(array.lines() if array is not None else ()))
+        print("\n".join([*(f"{number:4}  {next(draws(number))}" for number in numbers), *lines]))
         return EXIT_DONE
     again = f"python -m tests.harness.fuzz --runs 1 --seed {options.seed}"
     again += f"{' --cluster' if options.cluster else ''}{' --pairs' if options.pairs else ''}"
@@ -68,7 +57,7 @@ def _fuzz(argv: Sequence[str]) -> int:
             jobs=options.jobs,
             with_cluster=options.cluster,
             shrinks=not options.no_shrink,
-            must_train=array is not None,
+            must_train=options.pairs,
         ),
         lambda verdict: (
             f"{verdict.number:4} {verdict.seconds:6.2f} s  {verdict.num_starts} starts, {verdict.num_kills} kills  "
@@ -85,6 +74,29 @@ def _fuzz(argv: Sequence[str]) -> int:
     )
     write_json(options.json, verdicts)
     return EXIT_FAILED if wrong else EXIT_DONE
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        InputError: a number is too small.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.fuzz", description=__doc__)
+    parser.add_argument("--runs", type=int, help="how many (default: 20; with --pairs all from the first)")
+    parser.add_argument("--seed", type=int, default=1, help="of all draws (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (default: %(default)s)")
+    parser.add_argument("--pairs", action="store_true", help="jobs with every pair of values of two features")
+    parser.add_argument("--list", action="store_true", help="print the draws, and run none")
+    parser.add_argument("--cluster", action="store_true", help="draw a cluster of three servers too")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a simpler draw where one is wrong")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all verdicts here")
+    options = parser.parse_args(argv)
+    for name, least in (("runs", 1), ("jobs", 1), ("first", 0)):
+        if getattr(options, name) is not None and getattr(options, name) < least:
+            raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
+    return options
 
 
 def _draws(seed: int, number: int, stores: Sequence[str]) -> Iterator[Draw]:
