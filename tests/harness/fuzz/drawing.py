@@ -314,8 +314,8 @@ def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: i
         num_ranks = schedule.num_ranks(int(job["pipeline.stages"]), int(job["pipeline.chunks"]) or None)
         if world_size // num_ranks * schedule.num_pipes < 2:
             return none
-    if job["optim.clip_norm"] != "0" and job["optim.clip_scope"] != "rows":
-        return none  # norms of shares are sums of squares, of whole gradients norms: the last bit can differ
+    if job["optim.dense"] == "lamb" or (job["optim.clip_norm"] != "0" and job["optim.clip_scope"] != "rows"):
+        return none  # norms of shares are sums of squares, of whole tensors norms: the last bit can differ
     refused = job.get("model.factory", "").rpartition(":")[2] in (*_WHOLE, "tied")
     if refused or job.get("model.batch_norm") == "true":
         return none

@@ -26,7 +26,7 @@ _MAX_DRAWS = 4
 _STRIDE = 10_000
 _NUM_BATCHES = 6
 #: Of every job: small, whole, and trained to the end of its data.
-_SMALL: Mapping[str, str] = {"data.epochs": "1", "run.steps": "0"}
+_SMALL: Mapping[str, str] = {"data.epochs": "1", "run.steps": "0", "eval.patience": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def given_of(row: Row) -> Given:
     """The keys of a row, of the job and of its twins.
 
     The direct twin has the whole dense part in its memory, so the row's other twins are compared with one that does
-    without. A division is an exception: norms of whole gradients can differ from those of shares in the last bit.
+    without. A division is an exception: norms of whole tensors can differ from those of shares in the last bit.
     """
     keys = keys_of(row)
     job = {path: text for path, text in keys.items() if path not in TWIN}
@@ -76,7 +76,8 @@ def given_of(row: Row) -> Given:
         job["model.batch_norm"] = "false"  # statistics of a batch have no shares
     if row["order"] != "whole" and row["processes"] == "of ranks" and row[RANKS] != "1":
         job["cacher.assign"] = "contiguous"  # a rank whose stages need no rows reads none
-    needs_shares = row["division"] != "undivided" and row["limit"] == "limit of the norm"
+    has_norms = row["limit"] == "limit of the norm" or row["dense optimizer"] == "LAMB"
+    needs_shares = row["division"] != "undivided" and has_norms
     return Given(
         job=tuple({**_SMALL, **job}.items()),
         twin=tuple(twin.items()),

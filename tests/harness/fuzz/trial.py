@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import EXIT_DONE
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from tests.harness.fuzz.draw import DIRECT, Draw, Places, Twin, settings_of
 from tests.harness.fuzz.log_files import NAMED_COLUMNS, write_log
 from tests.harness.fuzz.site import Site
@@ -219,6 +220,7 @@ def has_plain_loop(draw: Draw) -> bool:
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
     is_plain = is_plain and draw.before is None and not any(path.endswith("_by_table") for path in values)
     is_plain = is_plain and "plateau" not in (values["optim.schedule"], values["optim.rows_schedule"])
+    is_plain = is_plain and values["pipeline.schedule"] not in ASYNCHRONOUS_SCHEDULES
     is_plain = is_plain and all(values.get(key, value) == value for key, value in PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     return is_exact and is_tame and is_plain and has_dense and not draw.log.extreme
