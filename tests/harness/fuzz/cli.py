@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bagpipe.errors import EXIT_DONE, EXIT_FAILED, InputError
 from bagpipe.util.program import run_program
 from tests.harness.fuzz.draw import Draw
 from tests.harness.fuzz.drawing import STORES, draw
+from tests.harness.fuzz.pairs import pair_array
 from tests.harness.fuzz.shrink import shrink
 from tests.harness.fuzz.site import Site
 from tests.harness.fuzz.trial import Verdict, run_trial
@@ -31,23 +33,32 @@ def main() -> None:
 
 
 def _fuzz(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.harness.fuzz", description=__doc__)
-    parser.add_argument("--runs", type=int, default=20, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of all draws (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first draw (default: %(default)s)")
-    parser.add_argument("--cluster", action="store_true", help="draw a cluster of three servers too")
-    parser.add_argument("--no-shrink", action="store_true", help="do not look for a simpler draw where one is wrong")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--json", default="", metavar="FILE", help="write all verdicts here")
-    options = parser.parse_args(argv)
-    for name, least in (("runs", 1), ("jobs", 1), ("first", 0)):
-        if getattr(options, name) < least:
-            raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
+    options = _options(argv)
     start_s = time.monotonic()
-    again = f"python -m tests.harness.fuzz --runs 1 --seed {options.seed}{' --cluster' if options.cluster else ''}"
-    numbers = range(options.first, options.first + options.runs)
+    stores = (*STORES, "cluster") if options.cluster else STORES
+    draws = partial(_draws, options.seed, stores=stores)
+    numbers = range(options.first, options.first + (options.runs or 20))
+    lines: Sequence[str] = ()
+    if options.pairs:
+        array = pair_array(options.seed)
+        draws, lines = partial(array.draws, stores=stores), array.lines()
+        numbers = range(len(array))[options.first : None if options.runs is None else numbers.stop]
+        if not numbers:
+            raise InputError(f"--first: expected less than {len(array)}, the number of jobs, got {options.first}")
+    if options.list:
+        print("\n".join([*(f"{number:4}  {next(draws(number))}" for number in numbers), *lines]))
+        return EXIT_DONE
+    again = f"python -m tests.harness.fuzz --runs 1 --seed {options.seed}"
+    again += f"{' --cluster' if options.cluster else ''}{' --pairs' if options.pairs else ''}"
     verdicts = show(
-        run_many(options.seed, numbers, jobs=options.jobs, with_cluster=options.cluster, shrinks=not options.no_shrink),
+        run_many(
+            draws,
+            numbers,
+            jobs=options.jobs,
+            with_cluster=options.cluster,
+            shrinks=not options.no_shrink,
+            must_train=options.pairs,
+        ),
         lambda verdict: (
             f"{verdict.number:4} {verdict.seconds:6.2f} s  {verdict.num_starts} starts, {verdict.num_kills} kills  "
             f"{verdict.draw}: {verdict.end}"
@@ -65,6 +76,34 @@ def _fuzz(argv: Sequence[str]) -> int:
     return EXIT_FAILED if wrong else EXIT_DONE
 
 
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        InputError: a number is too small.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.fuzz", description=__doc__)
+    parser.add_argument("--runs", type=int, help="how many (default: 20; with --pairs all from the first)")
+    parser.add_argument("--seed", type=int, default=1, help="of all draws (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (default: %(default)s)")
+    parser.add_argument("--pairs", action="store_true", help="jobs with every pair of values of two features")
+    parser.add_argument("--list", action="store_true", help="print the draws, and run none")
+    parser.add_argument("--cluster", action="store_true", help="draw a cluster of three servers too")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a simpler draw where one is wrong")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write all verdicts here")
+    options = parser.parse_args(argv)
+    for name, least in (("runs", 1), ("jobs", 1), ("first", 0)):
+        if getattr(options, name) is not None and getattr(options, name) < least:
+            raise InputError(f"--{name}: expected at least {least}, got {getattr(options, name)}")
+    return options
+
+
+def _draws(seed: int, number: int, stores: Sequence[str]) -> Iterator[Draw]:
+    """The one draw of a number."""
+    yield draw(seed, number, stores=stores)
+
+
 def _report(verdict: Verdict, again: str) -> str:
     """Commands, folders and simpler draw of a wrong run, for the person who repeats it."""
     lines = [f"again: {again}", *verdict.commands, f"left in {verdict.folder}"]
@@ -75,25 +114,26 @@ def _report(verdict: Verdict, again: str) -> str:
 
 
 def run_many(
-    seed: int,
+    draws: Callable[[int], Iterator[Draw]],
     numbers: Sequence[int],
     *,
     jobs: int = 1,
     with_cluster: bool = False,
     shrinks: bool = False,
+    must_train: bool = False,
     programs: Path | None = None,
 ) -> Iterator[Verdict]:
     """Run draws, in order of their ends.
 
     Args:
-        seed: of all draws.
+        draws: the draw of a number; of several those that a trainer refuses give way to the next.
         numbers: of the draws.
         jobs: draws at a time, each with an interpreter and servers of its own.
-        with_cluster: also draw a cluster.
+        with_cluster: a draw may have a cluster.
         shrinks: look for a simpler draw that is wrong too.
+        must_train: it is wrong too if all draws of a number are refused.
         programs: checkout whose trainer and cacher are run; None: the current folder.
     """
-    stores = (*STORES, "cluster") if with_cluster else STORES
 
     @contextmanager
     def worker() -> Iterator[Callable[[int], Verdict]]:
@@ -101,8 +141,9 @@ def run_many(
             with Site(Path(folder), programs or Path.cwd(), with_cluster) as site:
 
                 def trial(number: int) -> Verdict:
-                    drawn = draw(seed, number, stores=stores)
-                    verdict = run_trial(drawn, site)
+                    drawn, verdict = _first_trained(draws(number), site)
+                    if must_train and not verdict.problem and not verdict.has_trained:
+                        return dataclasses.replace(verdict, problem="all of its draws are refused")
                     return _with_simpler(drawn, verdict, site) if verdict.problem and shrinks else verdict
 
                 yield trial
@@ -111,6 +152,19 @@ def run_many(
         if not verdict.problem:
             shutil.rmtree(verdict.folder)
         yield verdict
+
+
+def _first_trained(draws: Iterator[Draw], site: Site) -> tuple[Draw, Verdict]:
+    """The first draw that is not refused, and its verdict; the last one if all are."""
+    last: Verdict | None = None
+    for drawn in draws:
+        if last is not None:
+            shutil.rmtree(last.folder)
+        last = run_trial(drawn, site)
+        if last.problem or last.has_trained:
+            break
+    assert last is not None, "a number has a draw"
+    return drawn, last
 
 
 def _with_simpler(drawn: Draw, wrong: Verdict, site: Site) -> Verdict:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.harness.fuzz.log import Log
 
-__all__ = ["DIRECT", "NOWHERE", "Draw", "Kill", "Places", "Settings", "Twin", "settings_of"]
+__all__ = ["DIRECT", "NOWHERE", "Draw", "Given", "Kill", "Places", "Settings", "Twin", "settings_of"]
 
 #: Values by key path, as written in flags.
 Settings = tuple[tuple[str, str], ...]
@@ -77,6 +77,23 @@ DIRECT = Twin(name="direct", settings=(("data.workers", "0"), ("oracle.lookahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is not drawn of a job, which then starts anew.
+
+    Attributes:
+        job: keys that decide its results.
+        twin: keys of every twin but the direct one.
+        direct: keys of the direct twin.
+        world_size: ranks.
+    """
+
+    job: Settings
+    twin: Settings
+    direct: Settings = ()
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """A job and its twins. A pure function of (seed, number).
 
@@ -111,7 +128,15 @@ class Draw:
 
     def _more(self, values: Mapping[str, str]) -> dict[str, bool]:
         """What few draws have, in words."""
+        twin = dict(self.twins[-1].settings)
+        shard = twin.get("dense.shard", "none")
         return {
+            "compiled": values.get("run.compile") == "true",
+            "verified": values.get("run.verify", "0") != "0",
+            "rows a batch late": values["pipeline.rows_delay"] != "0",
+            "K-FAC": values["optim.precondition"] != "none",
+            "partial backward": bool(values["pipeline.backward_shares"]),
+            f"shares of {shard}": shard != "none",
             f"replicas {values['pipeline.replicas']}": bool(values["pipeline.replicas"]),
             "admission": values["data.min_uses"] != "1" or "data.min_uses_by_table" in values,
             "expiry": values["data.expire_after"] != "0" or "data.expire_after_by_table" in values,
@@ -170,5 +195,6 @@ def settings_of(draw: Draw, twin: Twin, places: Places) -> dict[str, str]:
         settings["run.dir"] = f"{places.folder}/own"
     if twin.traces:
         settings["run.trace"] = f"{places.folder}/trace.json"
-    settings["run.peer_timeout_s"] = "60"
+    # Ranks wait for the one that compiles longest.
+    settings["run.peer_timeout_s"] = "60" if settings.get("run.compile", "false") == "false" else "600"
     return settings

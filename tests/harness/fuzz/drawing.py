@@ -15,7 +15,7 @@ from bagpipe.config.model_rules import MODELS_OF_KEY
 from bagpipe.schedule.registry import TRAINED_SCHEDULES
 from bagpipe.types.schema import FROZEN
 from bagpipe.util.failpoints import POINTS
-from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Kill, Twin, settings_of
+from tests.harness.fuzz.draw import DIRECT, NOWHERE, Draw, Given, Kill, Twin, settings_of
 from tests.harness.fuzz.log import Log
 from tests.harness.fuzz.log_drawing import draw_log
 from tests.harness.fuzz.space import JOB, MODEL, TWIN, Values, choices_of, config_of, draw_value, rules_beside
@@ -79,22 +79,26 @@ _WORLD_SIZES: Mapping[int, float] = {1: 12, 2: 6, 4: 0.4}
 _MAX_TRIES = 10_000
 
 
-def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
+def draw(seed: int, number: int, *, stores: Sequence[str] = STORES, given: Given | None = None) -> Draw:
     """The draw of a seed and a number.
 
     Args:
-        seed, number: decide everything.
+        seed, number: decide everything that is not given.
         stores: kinds of stores of twins that can keep rows between starts.
+        given: what is not drawn; a model by all of its keys.
     """
     stream = Stream(seed, number)
-    settings = {"eval.group": "some column"}
+    fixed, of_twin = ({}, {}) if given is None else (dict(given.job), dict(given.twin))
+    settings = {"eval.group": "some column", **fixed}
     for group in JOB:
-        settings |= _accepted(stream, group, settings)
+        settings |= _accepted(stream, _without(group, fixed), settings)
     if settings["pipeline.replicas"]:
         settings["cacher.assign"] = "contiguous"  # needed where ranks read unequal shares
-    model = _model(stream("model"), settings)
+    own = {path: text for path, text in fixed.items() if path in ("model.name", "model.factory")}
+    model = own or _model(stream("model"), settings)
     if "model.factory" not in model:
-        model |= _accepted(stream, _keys_of(model["model.name"], settings), {**settings, **model})
+        keys = _without(_keys_of(model["model.name"], settings), fixed)
+        model |= _accepted(stream, keys, {**settings, **model})
     if model.get("model.factory", "").rpartition(":")[2] in _WHOLE and stream("whole").random() < 0.95:
         settings |= _ONE_STAGE
     log = draw_log(stream("log"), settings, model)
@@ -108,14 +112,14 @@ def draw(seed: int, number: int, *, stores: Sequence[str] = STORES) -> Draw:
         log = replace(log, least=-(2**63) + (settings["data.min_uses"] != "1" or "data.min_uses_by_table" in settings))
         if any(table.pooling == "mean" for table in log.tables):
             settings["data.default_row"] = "trained"
-    world_size = _world_size(stream("world size"), settings)
+    world_size = _world_size(stream("world size"), settings) if given is None else given.world_size
     kills = _kills(stream("kills"), world_size, _num_batches(log, settings))
     twins = [
-        DIRECT,
-        _twin(stream, "cached", world_size, stores, job=settings),
-        _twin(stream, "resumed", world_size, stores, kills, job=settings),
+        DIRECT if given is None else replace(DIRECT, settings=(*DIRECT.settings, *given.direct)),
+        _twin(stream, "cached", world_size, stores, job=settings, given=of_twin),
+        _twin(stream, "resumed", world_size, stores, kills, job=settings, given=of_twin),
     ]
-    before = _before(stream("before"))
+    before = _before(stream("before")) if given is None else None
     if before is not None:
         twins = [_after(twin) for twin in twins]
         settings["checkpoint.start_without"] = draw_value(stream("start without"), _LEFT_BEHIND)
@@ -152,6 +156,11 @@ def _accepted(stream: Stream, group: Mapping[str, Values], before: Mapping[str, 
         if is_accepted(drawn := {path: rng.choices(names, cum_weights=sums)[0] for path, rng, names, sums in tables}):
             return drawn
     raise AssertionError(f"the rules refuse all of {', '.join(group)} beside {before}")
+
+
+def _without(group: Mapping[str, Values], fixed: Mapping[str, str]) -> dict[str, Values]:
+    """The values of a group's other keys."""
+    return {path: values for path, values in group.items() if path not in fixed}
 
 
 def _model(rng: Random, settings: Mapping[str, str]) -> dict[str, str]:
@@ -243,10 +252,12 @@ def _twin(
     kills: tuple[Kill, ...] = (),
     *,
     job: Mapping[str, str],
+    given: Mapping[str, str],
 ) -> Twin:
     """A twin; with checkpoints if it is killed."""
     rng = stream(name)
     settings = {path: draw_value(stream(f"{name} {path}"), values) for path, values in TWIN.items()}
+    settings |= given
     is_followed = job["eval.patience"] != "0" or "plateau" in (job["optim.schedule"], job["optim.rows_schedule"])
     if not is_followed and rng.random() < 0.3:
         settings |= {"eval.every": "0", "eval.unit": "step"}  # training is the same without evaluations
@@ -258,18 +269,18 @@ def _twin(
         settings["store.existing"] = "reset"  # decaying rows of another job are refused
     if settings["oracle.policy"] == "drop-unused":
         settings["oracle.horizon"] = "window"  # no idle row is kept, whose next use would be far
-    settings |= _division(settings, job, world_size)
+    settings |= {**_division(settings, job, world_size), **given}
     chunks = {path: settings[path] for path in TWIN if path.startswith("dense.")}
     # One process has both directions of such a schedule, whose stages two lanes use.
     schedule = TRAINED_SCHEDULES.get(job["pipeline.schedule"])
     is_whole = world_size == 1 or job["pipeline.processes"] == "1"
     is_shared = is_whole and schedule is not None and (schedule.num_pipes > 1 or bool(job["pipeline.replicas"]))
     if is_shared or not rules_beside(job)(chunks):
-        settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device"}
+        settings |= {"dense.budget_bytes": "0", "dense.chunk_bytes": "0", "dense.state": "device", **given}
     for paths in _ACTIVATIONS:
         drawn = {path: settings[path] for path in TWIN if path.startswith(("dense.", "pipeline."))}
         if not rules_beside(job)(drawn):
-            settings |= {path: _ACTIVATION_DEFAULTS[path] for path in paths}
+            settings |= {**{path: _ACTIVATION_DEFAULTS[path] for path in paths}, **given}
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"
@@ -303,8 +314,8 @@ def _division(settings: Mapping[str, str], job: Mapping[str, str], world_size: i
         num_ranks = schedule.num_ranks(int(job["pipeline.stages"]), int(job["pipeline.chunks"]) or None)
         if world_size // num_ranks * schedule.num_pipes < 2:
             return none
-    if job["optim.clip_norm"] != "0" and job["optim.clip_scope"] != "rows":
-        return none  # norms of shares are sums of squares, of whole gradients norms: the last bit can differ
+    if job["optim.dense"] == "lamb" or (job["optim.clip_norm"] != "0" and job["optim.clip_scope"] != "rows"):
+        return none  # norms of shares are sums of squares, of whole tensors norms: the last bit can differ
     refused = job.get("model.factory", "").rpartition(":")[2] in (*_WHOLE, "tied")
     if refused or job.get("model.batch_norm") == "true":
         return none

@@ -55,6 +55,8 @@ def simplifications() -> Iterator[Callable[[Draw], Draw]]:
     yield lambda draw: dataclasses.replace(draw, log=dataclasses.replace(draw.log, num_bad=0, extreme=0.0))
     for group in JOB:
         yield partial(_with_defaults, paths=tuple(group))
+    yield from (partial(_with_defaults, paths=(path,)) for path in ("run.compile", "run.verify"))
+    yield from (partial(_with_twins_without, section=section) for section in ("dense.", "pipeline."))
     # Together: a model refuses the keys of another one.
     model = tuple(path for path in _SIMPLE if path.startswith("model."))
     yield partial(_with_defaults, paths=(*model, "data.limit"))
@@ -101,6 +103,15 @@ def _with_kills(draw: Draw, kept: int) -> Draw:
 def _with_defaults(draw: Draw, paths: tuple[str, ...]) -> Draw:
     values = {path: _SIMPLE.get(path, value) for path, value in draw.job if path in paths}
     return dataclasses.replace(draw, job=tuple(sorted({**dict(draw.job), **values}.items())))
+
+
+def _with_twins_without(draw: Draw, section: str) -> Draw:
+    """The twins with the defaults of a section's keys."""
+    twins = (
+        dataclasses.replace(twin, settings=tuple(pair for pair in twin.settings if not pair[0].startswith(section)))
+        for twin in draw.twins
+    )
+    return dataclasses.replace(draw, twins=tuple(twins))
 
 
 def _with_plain_twins(draw: Draw) -> Draw:

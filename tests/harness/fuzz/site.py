@@ -63,8 +63,9 @@ class Site:
 
     def __enter__(self) -> Self:
         with self._stack as stack:
-            # A program that is aborted prints the stacks of its threads.
-            self.zygote = stack.enter_context(Zygote(self.modules, self.programs, {"PYTHONFAULTHANDLER": "1"}))
+            # A program that is aborted prints the stacks of its threads; one that compiles has no processes for it.
+            environment = {"PYTHONFAULTHANDLER": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            self.zygote = stack.enter_context(Zygote(self.modules, self.programs, environment))
             first = stack.enter_context(EmbeddedServer(self.folder / "first"))
             second = stack.enter_context(EmbeddedServer(self.folder / "second"))
             urls = {"memory": "memory://", "server": first.url, "servers": f"{first.url},{second.url}"}

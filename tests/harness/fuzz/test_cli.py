@@ -160,10 +160,59 @@ def test_a_wrong_draw_is_reported_with_its_commands_and_a_simpler_one(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("arguments", [["--runs", "0"], ["--jobs", "0"], ["--first", "-1"]])
+def test_the_pairwise_array_is_listed_and_always_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--pairs", "--list", "--first", "4", "--runs", "3"])
+    printed = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    lines = printed[0].splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["4", "5", "6", "refused:"]
+    summary = re.fullmatch(r"(\d+) jobs of seed 1: (\d+) of (\d+) pairs, (\d+) refused", lines[-1])
+    assert summary is not None
+    jobs, found, pairs, refused = map(int, summary.groups())
+    assert 60 <= jobs <= 120
+    assert (found + refused, refused) == (pairs, len(lines) - 4)
+
+
+def test_a_job_of_the_array_that_is_refused_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = {"num_starts": 3, "num_kills": 1, "num_comparisons": 0}
+    tried = []
+
+    def refused(item: Draw, site: Site) -> Verdict:
+        tried.append(item)
+        folder = tmp_path / str(len(tried))
+        folder.mkdir()
+        return Verdict(
+            seed=1, number=2, draw=str(item), end="code 2: error: no", seconds=1.0, folder=str(folder), **numbers
+        )
+
+    monkeypatch.setattr(cli, "Site", lambda *_: nullcontext(None))
+    monkeypatch.setattr(cli, "run_trial", refused)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--pairs", "--first", "2", "--runs", "1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "code 2: error: no: WRONG: all of its draws are refused" in out
+    assert "again: python -m tests.harness.fuzz --runs 1 --seed 1 --pairs --first 2" in out
+    assert len(set(map(str, tried))) == len(tried) > 1
+    assert len(list(tmp_path.iterdir())) == 1  # the last draw's folder is kept
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--runs", "0"], ["--jobs", "0"], ["--first", "-1"], ["--first", "999", "--pairs"]]
+)
 def test_bad_flags(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["fuzz", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert f"error: {arguments[0]}: expected at least" in capsys.readouterr().err
+    assert re.search(f"error: {arguments[0]}: expected (at least|less than) ", capsys.readouterr().err)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bagpipe.errors import EXIT_DONE
+from bagpipe.schedule.registry import ASYNCHRONOUS_SCHEDULES
 from tests.harness.fuzz.draw import DIRECT, Draw, Places, Twin, settings_of
 from tests.harness.fuzz.log_files import NAMED_COLUMNS, write_log
 from tests.harness.fuzz.site import Site
@@ -80,6 +81,7 @@ class Verdict:
         seed, number: of the draw.
         draw: in words.
         end: how the direct twin ended, in words.
+        has_trained: it ended well.
         num_starts, num_kills: of all twins.
         num_comparisons: twins, and plain loops, compared with the direct twin.
         seconds: wall time.
@@ -100,6 +102,7 @@ class Verdict:
     problem: str = ""
     commands: tuple[str, ...] = ()
     folder: str = ""
+    has_trained: bool = False
     simpler: Verdict | None = None
 
 
@@ -155,6 +158,7 @@ def run_trial(draw: Draw, site: Site) -> Verdict:
         problem=problem,
         commands=tuple(command for outcome in outcomes for command in outcome.commands) if problem else (),
         folder=str(folder),
+        has_trained=_direct(draw, outcomes).result is not None,
     )
 
 
@@ -216,6 +220,7 @@ def has_plain_loop(draw: Draw) -> bool:
     is_plain = (values.get("model.factory") or values["model.name"]) in PLAIN_MODELS and draw.log.num_dense > 0
     is_plain = is_plain and draw.before is None and not any(path.endswith("_by_table") for path in values)
     is_plain = is_plain and "plateau" not in (values["optim.schedule"], values["optim.rows_schedule"])
+    is_plain = is_plain and values["pipeline.schedule"] not in ASYNCHRONOUS_SCHEDULES
     is_plain = is_plain and all(values.get(key, value) == value for key, value in PLAIN_KEYS.items())
     has_dense = draw.log.format in ("criteo-tsv", "mlperf-npz", *NAMED_COLUMNS, "synthetic")
     return is_exact and is_tame and is_plain and has_dense and not draw.log.extreme

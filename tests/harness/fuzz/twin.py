@@ -27,6 +27,8 @@ from tests.harness.zygote import Started, Zygote
 __all__ = ["START_TIMEOUT_S", "Outcome", "TwinRun"]
 
 START_TIMEOUT_S = 150.0
+#: Times as long for a job whose dense part is compiled.
+_COMPILED = 6
 _ABORT_TIMEOUT_S = 10.0
 #: Lines that a program may print on standard error, beside its error.
 _EXPECTED_LINE = re.compile(r"(note|warning): |step \d+: |interrupted$|  ")
@@ -134,7 +136,8 @@ class TwinRun:
             for rank, env in enumerate(environments)
         ]
         try:
-            problem, killed = _wait(ranks, kill, zygote)
+            is_compiled = ("run.compile", "true") in self.draw.job
+            problem, killed = _wait(ranks, kill, zygote, START_TIMEOUT_S * (_COMPILED if is_compiled else 1))
         finally:
             for rank in ranks:
                 rank.signal(signal.SIGKILL)
@@ -192,16 +195,16 @@ class TwinRun:
         return ""
 
 
-def _wait(ranks: Sequence[Started], kill: Kill | None, zygote: Zygote) -> tuple[str, set[int]]:
+def _wait(ranks: Sequence[Started], kill: Kill | None, zygote: Zygote, timeout_s: float) -> tuple[str, set[int]]:
     """Wait until all ranks have ended. Returns the problem, and the ranks whose end is not judged: killed ones."""
     killed: set[int] = set()
-    deadline_s = time.monotonic() + START_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while running := {number for number, rank in enumerate(ranks) if not rank.has_ended()}:
         if time.monotonic() > deadline_s:
             for number in running:
                 ranks[number].signal(signal.SIGABRT)  # prints the stacks
                 ranks[number].has_ended(_ABORT_TIMEOUT_S)
-            return f"not ended after {START_TIMEOUT_S:g} s", set(range(len(ranks)))
+            return f"not ended after {timeout_s:g} s", set(range(len(ranks)))
         select.select([ranks[number].pidfd for number in running], [], [], 1.0)
         if kill is None or killed or not ranks[kill.rank].has_ended():
             continue
