@@ -12,7 +12,7 @@ import pytest
 from bagpipe.config.optim_rules import CHANGEABLE
 from bagpipe.config.optim_section import OptimConfig
 from bagpipe.config.rules import check_config
-from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, PipelineConfig, RunConfig
+from bagpipe.config.sections import CheckpointConfig, Config, DenseConfig, RunConfig
 from bagpipe.errors import InputError
 
 
@@ -173,12 +173,6 @@ KFAC = {"precondition": "kfac"}
             {"dense": DenseConfig(budget_bytes=1000), "run": RunConfig(device="cuda")},
             "optim.precondition kfac is not possible with dense.budget_bytes or dense.state host on run.device cuda: "
             "torch has gradients where their parameters are, which are on the host meanwhile",
-        ),
-        (
-            {**KFAC, "kfac_lag": 1},
-            {"pipeline": PipelineConfig(schedule="pipedream", stages=2, microbatches=2, rows_delay=1)},
-            "optim.kfac_lag 1 with pipeline.rows_delay 1 needs optim.kfac_factors local: forwards would wait for sums "
-            "of factors",
         ),
         (
             {**KFAC, "clip_norm": 1.0},

@@ -25,7 +25,7 @@ LATE: dict[str, object] = {"pipeline__rows_delay": 1}
 CASES: list[tuple[str, dict[str, object]]] = [
     ("pipedream", {}),
     ("pipedream-2bw", LATE),
-    ("pipeoptim", {**LATE, **LAG, "optim__kfac_factors": "local"}),
+    ("pipeoptim", {**LATE, **LAG}),
     ("spectrain", LAG),
 ]
 

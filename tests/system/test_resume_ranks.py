@@ -131,8 +131,7 @@ def test_a_staged_job_resumes(
             "9",
         ]  # forwards predict by the rate of a step
         if not chunks:  # sums of factors belong to the batch of a step, which forwards precede
-            stages += ["--optim.precondition", "kfac", "--optim.kfac_lag", "1", "--optim.kfac_factors", "local"]
-            stages += ["--optim.kfac_damping", "0.1"]
+            stages += ["--optim.precondition", "kfac", "--optim.kfac_lag", "1", "--optim.kfac_damping", "0.1"]
     job = Resumed(folder=tmp_path, arguments=["--store.url", server.url, *stages, *chunks.split()])
     if ranks == 1:
         assert job.run(dies_at="after-checkpoint-data:3").code == -signal.SIGKILL
@@ -150,7 +149,14 @@ def test_a_staged_job_resumes(
 @pytest.mark.parametrize(
     ("schedule", "replicas", "more"),
     [
-        ("pipeoptim", "2,1", ["--pipeline.rows_delay", "1", "--cache.rows", "900"]),
+        (
+            "pipeoptim",
+            "2,1",
+            [
+                *("--pipeline.rows_delay", "1", "--cache.rows", "900"),
+                *("--optim.precondition", "kfac", "--optim.kfac_lag", "1", "--optim.kfac_damping", "0.1"),
+            ],
+        ),
         pytest.param("dynamic", "1,2", [], marks=pytest.mark.slow),
     ],
 )

@@ -112,10 +112,14 @@ def test_an_interrupted_exchange_leaves_nothing_behind(make, call):
         calls = {"read": lambda: store.read(0, ids(50)[::-1]), "write": lambda: store.write(0, ids(9), rows(9, 2.0))}
         os.kill(store.pid, signal.SIGSTOP)
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+        def interrupted() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            calls[call]()
+
         try:
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                calls[call]()
+                interrupted()
         finally:
             signal.signal(signal.SIGALRM, before)
         os.kill(store.pid, signal.SIGCONT)
