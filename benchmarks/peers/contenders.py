@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["CONTENDERS", "Outcome", "Task", "Trait"]
 
@@ -78,6 +78,7 @@ class Trait:
         what: one line for the report.
         uses_store: whether its rows are in the store.
         cached: whether it has a cache, of the setting's size.
+        client: `store.client` of ours.
         world_size: number of processes.
         is_floor: torchrec with all rows local: the baseline of our ratios.
     """
@@ -85,6 +86,7 @@ class Trait:
     what: str
     uses_store: bool = False
     cached: bool = False
+    client: Literal["thread", "process"] = "thread"
     world_size: int = 1
     is_floor: bool = False
 
@@ -92,6 +94,12 @@ class Trait:
 #: In the order of the report.
 CONTENDERS: Mapping[str, Trait] = {
     "ours cached": Trait(what="bagpipe, cache and lookahead", uses_store=True, cached=True),
+    "ours process": Trait(
+        what="the same, with the client of the store in a process of its own",
+        uses_store=True,
+        cached=True,
+        client="process",
+    ),
     "ours direct": Trait(what="bagpipe without a cache", uses_store=True),
     "torchrec": Trait(
         what="EmbeddingBagCollection in DistributedModelParallel, fused Adagrad, a plain loop", is_floor=True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from bagpipe.config.sections import (
     CacheConfig,
@@ -50,7 +51,14 @@ class Setting:
     lookahead: int = 32
     dense_lr: float = 0.02
 
-    def config(self, data: DataConfig, *, cache_rows: int = 0, url: str = "memory://") -> Config:
+    def config(
+        self,
+        data: DataConfig,
+        *,
+        cache_rows: int = 0,
+        url: str = "memory://",
+        client: Literal["thread", "process"] = "thread",
+    ) -> Config:
         """The trainer's configuration; one pass over the data, its last tenth held out."""
         return Config(
             data=DataConfig(
@@ -63,7 +71,7 @@ class Setting:
             ),
             oracle=OracleConfig(lookahead=self.lookahead),
             cache=CacheConfig(rows=cache_rows),
-            store=StoreConfig(url=url, namespace=NAMESPACE),
+            store=StoreConfig(url=url, namespace=NAMESPACE, client=client),
             model=ModelConfig(
                 name="dlrm", embedding_dim=self.embedding_dim, bottom_mlp=self.bottom_mlp, top_mlp=self.top_mlp
             ),

@@ -73,7 +73,7 @@ def run(task: Task) -> Outcome:
     data = DataConfig(**task.data)
     sample = read_sample(setting.config(data))
     slots = cache_rows(task, sample) if trait.cached else 0
-    config = setting.config(data, cache_rows=slots, url=task.url)
+    config = setting.config(data, cache_rows=slots, url=task.url, client=trait.client)
     meter = Meter(
         len(sample.train),
         lambda: interface_bytes(task.interface) // (2 if task.interface == "lo" else 1),

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -168,6 +168,8 @@ class Child:
     def close(self) -> None:
         """End the process. Idempotent."""
         for end in (self.reading, self.writing):
+            with suppress(OSError):  # the process has ended
+                end.shutdown(socket.SHUT_RDWR)  # processes forked from this one can hold the socket too
             end.close()
         self._maps.clear()  # it has a descriptor, and an error's traceback can keep this object
         try:

@@ -93,7 +93,7 @@ class ProcessStore:
         self._child: Child | None = None
         self._fence: Fence | None = None
         self._statistics = StoreStatistics()
-        self._sum_changes = RowSums(num_buckets)
+        self._num_buckets = num_buckets
         self._lock = threading.Lock()
         #: By region, its memory while an array of its results is in use.
         self._held: list[Callable[[], NDArray[np.uint8] | None]] = [_nobody] * _READ_REGIONS
@@ -212,9 +212,9 @@ class ProcessStore:
 
     def sum_changes(self) -> RowSums:
         """See `Store.sum_changes`."""
-        if self._child is not None:
-            self._sum_changes.values[:] = self._by_bucket(self._child, Kind.SUMS, np.uint64)
-        return self._sum_changes.copy()
+        sums = RowSums(self._num_buckets)
+        sums.values[:] = self._by_bucket(self._opened(), Kind.SUMS, np.uint64)
+        return sums
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`. As of the latest reply."""
@@ -255,7 +255,7 @@ class ProcessStore:
     def _by_bucket(self, child: Child, kind: Kind, dtype: type[_Word]) -> NDArray[_Word]:
         """A number for each bucket."""
         self._take(child.ask(child.writing, kind, _WRITTEN))
-        return child.memory(self._start_of(_WRITTEN), 8 * self._sum_changes.num_buckets).view(dtype).copy()
+        return child.memory(self._start_of(_WRITTEN), 8 * self._num_buckets).view(dtype).copy()
 
     def _take(self, reply: Reply) -> None:
         """Take note of a reply. Raises its error."""
