@@ -71,6 +71,7 @@ ARGUMENTS: Mapping[str, str] = {
     "run.peer_timeout_s": "peer_timeout_s",
     "run.seed": "seed",
     "store.buckets": "the number of buckets",
+    "store.client": "the client of the store",
     "store.durability": "durability",
     "store.existing": "existing",
     "store.namespace": "namespace",

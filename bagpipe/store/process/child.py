@@ -9,7 +9,6 @@ It ignores Ctrl-C and SIGTERM, because the training process ends it, and exits w
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import signal
@@ -28,6 +27,7 @@ from bagpipe.store.process.messages import Kind, Reply, Request, receive
 from bagpipe.store.process.region import Layout, Region
 from bagpipe.store.redis.store import RedisStore
 from bagpipe.types.schema import RowSchema
+from bagpipe.util.documents import parse_json
 
 __all__ = ["BEAT_S", "HEADER_BYTES", "main"]
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
         if not packet:
             return
         request = Request.decode(packet)
-        given = json.loads(memory[HEADER_BYTES:][: request.size].tobytes())
+        given = parse_json(memory[HEADER_BYTES:][: request.size].tobytes())
         schema = RowSchema.from_json(given["schema"])
         try:
             store = stack.enter_context(RedisStore(schema=schema, **given["store"]))
@@ -137,7 +137,7 @@ class _Server:
         self._store.delete_many([DeleteRequest(table, ids) for table, ids in self._region(request).reads()])
 
     def _fence(self, request: Request) -> None:
-        self._store.fence(Fence(**json.loads(self._bytes(request)[: request.size].tobytes())))
+        self._store.fence(Fence(**parse_json(self._bytes(request)[: request.size].tobytes())))
 
     def _rotate(self, request: Request) -> None:
         groups = self._store.rotate()

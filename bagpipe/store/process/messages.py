@@ -17,6 +17,7 @@ from enum import IntEnum
 from bagpipe import errors
 from bagpipe.errors import StoreError
 from bagpipe.store.interface import StoreStatistics
+from bagpipe.util.documents import parse_json
 
 __all__ = ["Kind", "Reply", "Request", "decode_error", "encode_error", "receive", "socket_pair"]
 
@@ -110,7 +111,7 @@ def encode_error(error: Exception) -> bytes:
 
 def decode_error(text: bytes) -> Exception:
     """The error of `encode_error`."""
-    name, message, notes = json.loads(text)
+    name, message, notes = parse_json(text)
     error = _ERRORS[name](message)
     for note in notes:
         error.add_note(note)

@@ -60,7 +60,6 @@ AXES: Mapping[str, Mapping[str, Keys]] = {
             "optim.precondition": "kfac",
             "optim.kfac_lag": "1",
             "optim.kfac_inverse_every": "3",
-            "optim.kfac_factors": "local",  # as rows that are read late need it
         },
     },
     "backward": {

@@ -284,6 +284,8 @@ def _twin(
     store = rng.choice([*stores, "own", "own-durable"])
     if store == "memory" and world_size > 1:
         store = "server"
+    if store == "memory":  # has no client
+        settings["store.client"] = "thread"
     if store in ("servers", "cluster"):  # each server needs a bucket
         settings["store.buckets"] = str(max(4, int(settings["store.buckets"])))
     # The servers of the harness keep nothing; without a folder for its files, neither does a job's own.

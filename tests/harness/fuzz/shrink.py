@@ -89,7 +89,7 @@ def _with_shared_services(draw: Draw) -> Draw:
     """Every twin on the harness's server and daemon, started once and without a trace."""
 
     def change(twin: Twin) -> Twin:
-        settings = tuple(pair for pair in twin.settings if pair[0] != "store.durability")
+        settings = tuple(pair for pair in twin.settings if pair[0] not in ("store.durability", "store.client"))
         return dataclasses.replace(twin, settings=settings, store="server", cacher="daemon", traces=False, again=False)
 
     return dataclasses.replace(draw, twins=(draw.twins[0], *map(change, draw.twins[1:])))
