@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Program
-from bagpipe.schedule.lowering.optimizer import Holder, next_uses
+from bagpipe.schedule.lowering.optimizer import Holder
 from bagpipe.schedule.lowering.placement import Work
 
 __all__ = ["StageSet", "covariance_edges", "covariance_work"]
@@ -54,9 +53,9 @@ class StageSet:
 
 
 def covariance_edges(
-    program: Program, sets: Sequence[StageSet], *, lag: int, order: Loop | None = None
+    program: Program, sets: Sequence[StageSet], *, lag: int, before_steps: bool = False
 ) -> Iterator[Edge]:
-    """The edges of COV_A, COV_G and X_INV, but for those into REDUCE_COV; `order` as of `next_uses`."""
+    """The edges of COV_A, COV_G and X_INV, but for those into REDUCE_COV; arguments as of `covariance_work`."""
     done = _done(program)
     for each in sets:
         for stage in each.stages:
@@ -67,13 +66,13 @@ def covariance_edges(
             sources = [(each.number, "REDUCE_COV")]
         for stage, op in sources:
             yield Edge(src=op, src_stage=stage, dst="X_INV", dst_stage=each.number, delay=lag)
-        if lag and order is not None:
+        if lag and before_steps:
             for stage, op in sources:
                 yield Edge(src=op, src_stage=stage, dst="OPT", dst_stage=each.number)
         elif lag:
             for stage, (source, op) in itertools.product(each.stages, sources):
                 if op == "REDUCE_COV" or source != stage:
-                    yield from next_uses(program, None, (source, op), stage)
+                    yield Edge(src=op, src_stage=source, dst="F", dst_stage=stage, delay=1)
         yield Edge(src="X_INV", src_stage=each.number, dst="PRECOND", dst_stage=each.number)
 
 

@@ -37,7 +37,6 @@ from bagpipe.errors import ScheduleError
 from bagpipe.schedule.analysis.costs import Costs, Latency, cost_function
 from bagpipe.schedule.analysis.memory import waiting_covariances
 from bagpipe.schedule.ir.actions import Action
-from bagpipe.schedule.ir.loop import Loop
 from bagpipe.schedule.ir.program import Edge, Program
 from bagpipe.schedule.lowering.covariances import StageSet, covariance_edges, covariance_work
 from bagpipe.schedule.lowering.optimizer import holders_of, on_reduce_lanes
@@ -99,10 +98,10 @@ def add_preconditioning(
     costs: Costs | None = None,
     *,
     latency: Latency = 0,
-    order: Loop | None = None,
+    before_steps: bool = False,
 ) -> Program:
     """The program with the actions of K-FAC; for the arguments see `place_preconditioning`."""
-    return place_preconditioning(program, home, work, costs, latency=latency, order=order)[0]
+    return place_preconditioning(program, home, work, costs, latency=latency, before_steps=before_steps)[0]
 
 
 def place_preconditioning(
@@ -112,7 +111,7 @@ def place_preconditioning(
     costs: Costs | None = None,
     *,
     latency: Latency = 0,
-    order: Loop | None = None,
+    before_steps: bool = False,
 ) -> tuple[Program, Placement]:
     """The program with the actions of K-FAC, and where they were put.
 
@@ -123,7 +122,7 @@ def place_preconditioning(
         work: what the stages precondition.
         costs: see `costs`.
         latency: between lanes.
-        order: as of `next_uses`.
+        before_steps: covariances come before the step with a lag too: forwards of the next batch precede it.
 
     Raises:
         ScheduleError: the program is not such a one, or no stage has layers.
@@ -135,13 +134,13 @@ def place_preconditioning(
     )
     whole = _with_steps(program, home, work, sets)
     alone = dataclasses.replace(whole, edges=(*whole.edges, *_edges_of_sums(sets, lag=work.lag, alone=True)))
-    items = covariance_work(program, sets, lag=work.lag, before_steps=order is not None)
+    items = covariance_work(program, sets, lag=work.lag, before_steps=before_steps)
     found = place(alone, items, _without_sums(costs), latency=latency)
     lanes = {lane: found.lanes[lane] if lane in found.placements else row for lane, row in whole.lanes.items()}
     edges = (
         *whole.edges,
         *_edges_of_sums(sets, lag=work.lag, alone=False),
-        *covariance_edges(program, sets, lag=work.lag, order=order),
+        *covariance_edges(program, sets, lag=work.lag, before_steps=before_steps),
     )
     kept = {lane: waiting_covariances(lanes[lane]) for lane in found.placements}
     placement = Placement(

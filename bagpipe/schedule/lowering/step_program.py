@@ -128,7 +128,7 @@ def step_program(
     if agrees:
         program = add_agreement(program, home)
     if preconditioning is not None:
-        program = add_preconditioning(program, home, preconditioning, costs, order=late)
+        program = add_preconditioning(program, home, preconditioning, costs, before_steps=late is not None)
     if shards:
         program = add_unshard(program, home, late)
     home |= {reduce_lane(process): process for process in set(home.values())}
