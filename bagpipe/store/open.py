@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from bagpipe.errors import InputError
 from bagpipe.store.interface import Store
@@ -56,14 +57,17 @@ def open_store(
     if "memory" in schemes:
         raise InputError("store.url must name one kind of store, got memory:// and servers")
     try:
-        from bagpipe.store.process.store import ProcessStore
         from bagpipe.store.redis.store import RedisStore
     except ModuleNotFoundError as error:
         if error.name != "redis":
             raise
         raise InputError(f"store.url names servers: {missing_line(['redis'])}") from None
-    kind: type[RedisStore] | type[ProcessStore] = ProcessStore if client == "process" else RedisStore
-    return kind(
+    make: Callable[..., Store] = RedisStore
+    if client == "process":
+        from bagpipe.store.process.store import ProcessStore
+
+        make = ProcessStore
+    return make(
         url, schema=schema, namespace=namespace, num_buckets=buckets, timeout_s=timeout_s, durability=durability
     )
 

@@ -217,7 +217,7 @@ class WholeDense(DensePart):
         self.weights.clear()
 
     def _prepare(self) -> Prepare:
-        """What each summed gradient needs before it is limited."""
+        """The function that unscales summed gradients; with K-FAC one that changes none."""
         if self.preconditioning is None:
             return self.loss_scale.unscale_parameters
         lr = float(next(group["lr"] for group in self.optimizer.param_groups if group["params"]))

@@ -19,13 +19,14 @@ from bagpipe.errors import StoreError
 from bagpipe.store.interface import StoreStatistics
 from bagpipe.util.documents import parse_json
 
-__all__ = ["Kind", "Reply", "Request", "decode_error", "encode_error", "receive", "socket_pair"]
+__all__ = ["COUNTS", "Kind", "Reply", "Request", "decode_error", "encode_error", "receive", "socket_pair"]
 
 #: Longer texts are cut: one message crosses as one packet.
 _MAX_TEXT_BYTES = 64 << 10
 _REQUEST = struct.Struct("<BxHIQ")
-_COUNTS = tuple(field.name for field in fields(StoreStatistics))
-_REPLY = struct.Struct(f"<BI{len(_COUNTS)}q")
+#: Names of the numbers of `StoreStatistics`, in the order of a reply.
+COUNTS = tuple(field.name for field in fields(StoreStatistics))
+_REPLY = struct.Struct(f"<BI{len(COUNTS)}q")
 _DONE, _FAILED = 0, 1
 #: Errors that cross by name, a subclass as its base. Any other becomes a `StoreError` that names its class.
 _ERRORS: dict[str, type[Exception]] = {
@@ -93,7 +94,7 @@ class Reply:
     @classmethod
     def decode(cls, packet: bytes) -> Reply:
         status, number, *counts = _REPLY.unpack_from(packet)
-        statistics = StoreStatistics(**dict(zip(_COUNTS, counts, strict=True)))
+        statistics = StoreStatistics(**dict(zip(COUNTS, counts, strict=True)))
         error = decode_error(packet[_REPLY.size :]) if status == _FAILED else None
         return cls(number=number, statistics=statistics, error=error)
 

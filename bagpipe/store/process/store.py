@@ -13,10 +13,9 @@ process itself, over connections of their own.
 from __future__ import annotations
 
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,7 +26,7 @@ from bagpipe.errors import StoreError
 from bagpipe.store.fencing.fence import Fence, Ledger
 from bagpipe.store.interface import DeleteRequest, ReadResult, Rows, StoreStatistics, WriteRequest
 from bagpipe.store.process.child import HEADER_BYTES
-from bagpipe.store.process.messages import Kind, Reply
+from bagpipe.store.process.messages import COUNTS, Kind
 from bagpipe.store.process.parent import Child, StartProcess, start_process
 from bagpipe.store.process.region import Layout, Region
 from bagpipe.store.redis.store import RedisStore
@@ -92,9 +91,8 @@ class ProcessStore:
         self._start = start
         self._child: Child | None = None
         self._fence: Fence | None = None
-        self._statistics = StoreStatistics()
+        self._latest = {"read": StoreStatistics(), "write": StoreStatistics()}  # of the latest reply to each thread
         self._num_buckets = num_buckets
-        self._lock = threading.Lock()
         #: By region, its memory while an array of its results is in use.
         self._held: list[Callable[[], NDArray[np.uint8] | None]] = [_nobody] * _READ_REGIONS
 
@@ -111,7 +109,7 @@ class ProcessStore:
         )
         try:
             size = child.put_json(HEADER_BYTES, self._given)
-            self._take(child.ask(child.reading, Kind.OPEN, size=size))
+            self._ask(child, child.reading, Kind.OPEN, size=size)
             if self._fence is not None:
                 self._send_fence(child, self._fence)
         except BaseException:
@@ -187,7 +185,7 @@ class ProcessStore:
             part = [_rows_of(requests[piece.request], piece.rows) for piece in pieces]
             entries = [(request.table, request.ids, request.replaced is not None) for request in part]
             self._region(child, child.writing, _WRITTEN, entries).put_writes(part)
-            self._take(child.ask(child.writing, Kind.WRITE, _WRITTEN, len(part)))
+            self._ask(child, child.writing, Kind.WRITE, _WRITTEN, len(part))
         hit("after-write-back")
 
     def delete_many(self, requests: Sequence[DeleteRequest]) -> None:
@@ -197,7 +195,7 @@ class ProcessStore:
         for pieces in self._layout.exchanges([table for table, _ in deletions], [len(ids) for _, ids in deletions]):
             part = [(deletions[piece.request][0], deletions[piece.request][1][piece.rows], False) for piece in pieces]
             self._region(child, child.writing, _WRITTEN, part)
-            self._take(child.ask(child.writing, Kind.DELETE, _WRITTEN, len(part)))
+            self._ask(child, child.writing, Kind.DELETE, _WRITTEN, len(part))
 
     def fence(self, fence: Fence) -> None:
         """See `Store.fence`."""
@@ -218,7 +216,8 @@ class ProcessStore:
 
     def statistics(self) -> StoreStatistics:
         """See `Store.statistics`. As of the latest reply."""
-        return self._statistics
+        either = zip(*map(astuple, self._latest.values()), strict=True)  # the later counts are the larger ones
+        return StoreStatistics(**dict(zip(COUNTS, map(max, either), strict=True)))
 
     def _opened(self) -> Child:
         if self._child is None:
@@ -241,27 +240,27 @@ class ProcessStore:
 
     def _read(self, child: Child, number: int, entries: Sequence[tuple[int, NDArray[np.int64], bool]]) -> Region:
         region = self._region(child, child.reading, number, entries)
-        reply = child.ask(child.reading, Kind.READ, number, len(entries))
-        if reply.error is not None:
+        try:
+            self._ask(child, child.reading, Kind.READ, number, len(entries))
+        except BaseException:
             del region  # the traceback would keep the memory
-        self._take(reply)
+            raise
         return region
 
     def _send_fence(self, child: Child, fence: Fence) -> None:
         child.settle(child.writing)
         size = child.put_json(self._start_of(_WRITTEN), asdict(fence))
-        self._take(child.ask(child.writing, Kind.FENCE, _WRITTEN, size))
+        self._ask(child, child.writing, Kind.FENCE, _WRITTEN, size)
 
     def _by_bucket(self, child: Child, kind: Kind, dtype: type[_Word]) -> NDArray[_Word]:
         """A number for each bucket."""
-        self._take(child.ask(child.writing, kind, _WRITTEN))
+        self._ask(child, child.writing, kind, _WRITTEN)
         return child.memory(self._start_of(_WRITTEN), 8 * self._num_buckets).view(dtype).copy()
 
-    def _take(self, reply: Reply) -> None:
-        """Take note of a reply. Raises its error."""
-        with self._lock:  # the replies of two threads: the later counts are the larger ones
-            counts, later = asdict(self._statistics), asdict(reply.statistics)
-            self._statistics = StoreStatistics(**{name: max(count, later[name]) for name, count in counts.items()})
+    def _ask(self, child: Child, end: socket.socket, kind: Kind, region: int = 0, size: int = 0) -> None:
+        """Make a request. Raises its error, or that of `Child.ask`."""
+        reply = child.ask(end, kind, region, size)
+        self._latest["read" if end is child.reading else "write"] = reply.statistics
         if reply.error is not None:
             raise reply.error
 

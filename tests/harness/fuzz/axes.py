@@ -119,7 +119,7 @@ _WEIGHTS: Mapping[tuple[str, str], float] = {("compiler", "compiled"): 0.2, (RAN
 #: The axes as `tests.harness.fuzz.covering.cover` takes them.
 WEIGHTED: Axes = {axis: {name: _WEIGHTS.get((axis, name), 1.0) for name in AXES[axis]} for axis in AXES}
 
-#: What a value is judged beside, where a row has none of that axis: what most values need.
+#: Keys of the axes that a row has no value of yet: those that most values need.
 _BESIDE: Keys = {"data.format": "synthetic", "pipeline.schedule": "1f1b", **_STAGES}
 
 

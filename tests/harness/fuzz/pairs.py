@@ -50,7 +50,7 @@ class PairArray:
             yield draw_of(self.covering.rows[number], self.seed, number, place, stores)
 
     def lines(self) -> list[str]:
-        """What the array has and what it lacks."""
+        """The refused pairs with their reasons, and the numbers of jobs and pairs."""
         why = self.covering.refused
         refused = [f"refused: {pair[0][1]} + {pair[1][1]}: {why[pair]}" for pair in all_pairs(WEIGHTED) if pair in why]
         count = len(all_pairs(WEIGHTED))

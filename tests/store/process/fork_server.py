@@ -68,7 +68,6 @@ class ForkServer:
 
 def serve(fd: int) -> None:
     """Fork children until the other end is closed."""
-    import bagpipe.store.redis.store  # noqa: F401 - most of what a child imports
     from bagpipe.store.process import child
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
